@@ -1,0 +1,1 @@
+"""Accountants: from events to privacy curves with a lower and an upper bound."""

@@ -1,0 +1,69 @@
+"""A number that is known to lie between two others.
+
+Every guarantee that Affidavit publishes is a ``Bracket``: ``upper`` is a proved upper
+bound, ``lower`` a proved lower bound on the tight value (0 where a method has none).
+Printing never weakens a bound: ``upper`` is rounded up and ``lower`` down.
+
+>>> Bracket(lower=1.0, upper=1.25).width
+0.25
+>>> decimal_up(7.98505, digits=4), decimal_down(7.98505, digits=4)
+('7.986', '7.985')
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bracket:
+    """``lower <= value <= upper``; ``upper`` may be infinite, neither is ever NaN."""
+
+    lower: float
+    upper: float
+
+    def __post_init__(self) -> None:
+        if not self.lower <= self.upper:
+            raise ValueError(f"a bracket needs lower <= upper, got {self.lower}, {self.upper}")
+
+    @property
+    def width(self) -> float:
+        """``upper - lower``."""
+        return self.upper - self.lower
+
+    def meets(self, other: Bracket, relative: float = 0.0) -> bool:
+        """Whether the two brackets overlap once each is widened by ``relative``."""
+        slack = 1.0 + relative
+        return self.lower <= other.upper * slack and other.lower <= self.upper * slack
+
+
+def outward(lower: float, upper: float, ulps: int = 4) -> Bracket:
+    """A bracket moved ``ulps`` units in the last place outward, never below zero."""
+    for _ in range(ulps):
+        lower = math.nextafter(lower, -math.inf)
+        upper = math.nextafter(upper, math.inf)
+    return Bracket(lower=max(0.0, lower), upper=max(0.0, upper))
+
+
+def decimal_up(value: float, digits: int = 12) -> str:
+    """``value`` as the shortest decimal of at most ``digits`` digits that is not below it."""
+    return _decimal(value, digits, ROUND_CEILING)
+
+
+def decimal_down(value: float, digits: int = 12) -> str:
+    """``value`` as the shortest decimal of at most ``digits`` digits that is not above it."""
+    return _decimal(value, digits, ROUND_FLOOR)
+
+
+def _decimal(value: float, digits: int, rounding: str) -> str:
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if math.isnan(value):
+        raise ValueError("a bound is never NaN")
+    exact = Decimal(value)
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(exact)
+    # A float's own shortest form is exact enough for its reader, and prettier than 17 digits.
+    text = format(rounded.normalize(), "f" if 1e-4 <= abs(value) < 1e16 or value == 0 else "e")
+    return text

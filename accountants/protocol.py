@@ -1,0 +1,87 @@
+"""What an accountant is.
+
+An accountant takes an ``Event`` and returns a ``PrivacyCurve``. The curve covers both
+directions of the adjacency, of the composition as a whole. An accountant that cannot
+bound an event raises ``Unsupported``; unknown never means zero loss.
+
+Contract of a curve:
+
+* ``epsilon(delta)`` for 0 < delta < 1 and ``delta(epsilon)`` for epsilon >= 0 return a
+  ``Bracket`` of the tight value; ``upper`` is always a proved bound.
+* The empty composition costs nothing: ε = 0 for every δ, and δ = 0 for every ε.
+* ``epsilon`` does not increase in δ, ``delta`` does not increase in ε.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.plan.events import Event
+
+
+class AccountantError(Exception):
+    """Base of everything that an accountant raises on purpose.
+
+    ::
+
+        AccountantError
+        ├── Unsupported      the method has no theorem for this event
+        ├── OutOfReach       it has one, but not at these parameters or this cost
+        └── NoSolution       a calibration target that no parameter in range meets
+    """
+
+    code = "accountant_error"
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+
+class Unsupported(AccountantError):
+    """The accountant has no theorem that bounds this event."""
+
+    code = "unsupported"
+
+
+class OutOfReach(AccountantError):
+    """The event's parameters are outside the range in which the method's bounds hold."""
+
+    code = "out_of_reach"
+
+
+class NoSolution(AccountantError):
+    """No parameter in the searched range meets the target."""
+
+    code = "no_solution"
+
+
+class PrivacyCurve(Protocol):
+    """ε against δ for one event, as brackets."""
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of the smallest ε (nats) for which the event is (ε, δ)-DP."""
+        ...
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of the smallest δ for which the event is (ε, δ)-DP; ε in nats."""
+        ...
+
+
+class Accountant(Protocol):
+    """One method of accounting, by name and version."""
+
+    @property
+    def name(self) -> str:
+        """Stable name, as it stands in certificates and after ``--engine``."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of the library that computes, so that a certificate can be repeated."""
+        ...
+
+    def curve(self, event: Event) -> PrivacyCurve:
+        """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        ...

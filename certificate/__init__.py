@@ -1,0 +1,1 @@
+"""The signed statement: certify, sign, verify."""

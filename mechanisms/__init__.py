@@ -1,0 +1,1 @@
+"""What each mechanism releases: from a plan to events, or a refusal with its reason."""

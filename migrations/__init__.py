@@ -1,0 +1,1 @@
+"""Alembic migrations: the only way a schema comes to be."""
