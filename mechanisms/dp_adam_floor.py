@@ -1,0 +1,15 @@
+"""DP-Adam with a floor: clip each record's gradient, sum, add noise, and update from the noisy mean."""
+
+from affidavit.mechanisms.mechanism import Mechanism
+
+MECHANISM = Mechanism(
+    name="dp_adam_floor",
+    title="DP-Adam with a floor",
+    releases="the sum of clipped per-record gradients plus Gaussian noise, flat or per block",
+    sensitivity="C for flat clipping, C_g for block g; blocks of one step are joint",
+    post_processing=(
+        "both Adam moments computed from the noisy mean",
+        "a public lower bound on the second moment",
+    ),
+    sources=("arXiv:2312.14334",),
+)

@@ -1,0 +1,22 @@
+"""DP-Muon: per-matrix clipping and noise, momentum, Newton-Schulz orthogonalisation.
+
+Each hidden matrix is a block of its own and the remaining tensors are one auxiliary
+block; all blocks of a step come from one lot and are accounted jointly (Theorem 2.1 of
+the paper). Momentum and the orthogonalisation act on the noisy releases only.
+"""
+
+from affidavit.mechanisms.mechanism import Mechanism
+
+MECHANISM = Mechanism(
+    name="dp_muon",
+    title="DP-Muon",
+    releases="one clipped and noised sum per matrix, and one for the auxiliary tensors",
+    sensitivity="C_g for block g; blocks of one step are joint",
+    post_processing=(
+        "heavy-ball momentum of the noisy means",
+        "Newton-Schulz iterations, from either start",
+        "the auxiliary update (Adam) of the noisy auxiliary block",
+    ),
+    needs_auxiliary_block=True,
+    sources=("arXiv:2605.12994v1, Algorithm 1 and Theorem 2.1",),
+)

@@ -1,0 +1,124 @@
+"""Lowering: from a plan to the events that an accountant counts, or to a refusal.
+
+``lower`` decides everything that does not depend on the numbers still open (the noise of
+a plan that is solved for, or its steps); ``Lowered.event`` fills those in.
+
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "replace_one", "steps": 10,
+...     "sampling": {"scheme": "full_batch"}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4}]})
+>>> lower(plan).event().events
+(Repeated(event=Gaussian(noise_multiplier=2.0), count=10),)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from affidavit.mechanisms.joint import joint_noise_multiplier
+from affidavit.mechanisms.mechanism import Mechanism
+from affidavit.mechanisms.registry import mechanism
+from affidavit.mechanisms.samplers import Sampled, sample
+from affidavit.plan import schedule
+from affidavit.plan.events import Composed, Event, Gaussian, Repeated
+from affidavit.plan.model import Plan
+from affidavit.plan.reasons import Reason, RefusedPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoweredPhase:
+    """One phase: its sampler, and the steps and joint noise multiplier if they are given."""
+
+    sampled: Sampled
+    steps: int | None
+    joint: float | None
+
+    def event(self, joint: float | None, steps: int | None) -> Event:
+        """The phase's event with what was open filled in."""
+        sigma = self.joint if self.joint is not None else joint
+        length = self.steps if self.steps is not None else steps
+        if sigma is None or length is None:
+            raise ValueError("the plan leaves its noise or its steps open; give them")
+        return Repeated(event=self.sampled.event(sigma), count=self.sampled.times(length))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lowered:
+    """A plan that can be accounted."""
+
+    plan: Plan
+    mechanism: Mechanism
+    phases: tuple[LoweredPhase, ...]
+    extra: tuple[Event, ...]
+
+    def event(self, *, joint: float | None = None, steps: int | None = None) -> Composed:
+        """The whole run; ``joint`` and ``steps`` stand in where the plan leaves them open."""
+        phases = tuple(phase.event(joint, steps) for phase in self.phases)
+        return Composed(events=(*phases, *self.extra))
+
+
+def lower(plan: Plan) -> Lowered:
+    """Lower ``plan``; raises ``RefusedPlan`` with every reason that applies."""
+    optimiser = mechanism(plan.optimizer.name)
+    reasons: list[Reason] = []
+    phases: list[LoweredPhase] = []
+    for index, phase in enumerate(plan.phases):
+        reasons += _unsupported(plan, index)
+        try:
+            phases.append(
+                LoweredPhase(
+                    sampled=sample(plan, index),
+                    steps=schedule.steps(plan, phase),
+                    joint=joint_noise_multiplier(phase),
+                )
+            )
+        except RefusedPlan as refusal:
+            reasons += refusal.reasons
+    extra = _extra(plan, reasons)
+    if reasons:
+        raise RefusedPlan(*reasons)
+    return Lowered(plan=plan, mechanism=optimiser, phases=tuple(phases), extra=extra)
+
+
+def _unsupported(plan: Plan, index: int) -> list[Reason]:
+    phase = plan.phases[index]
+    found = []
+    if phase.noise.kind != "independent":
+        found.append(
+            _reason(
+                plan.pointer(index, "noise", "kind"),
+                f"{phase.noise.kind} noise, correlated across steps, is not supported yet.",
+                "Use independent noise.",
+            )
+        )
+    if phase.participation is not None:
+        found.append(
+            _reason(
+                plan.pointer(index, "participation"),
+                "participation is derived from the sampling scheme for independent noise.",
+                "Remove participation.",
+            )
+        )
+    return found
+
+
+def _extra(plan: Plan, reasons: list[Reason]) -> tuple[Event, ...]:
+    events: list[Event] = []
+    for index, extra in enumerate(plan.extra):
+        if extra.kind == "gaussian" and extra.noise_multiplier is not None:
+            records = plan.dataset.contributions_per_user or 1
+            leaf = Gaussian(noise_multiplier=extra.noise_multiplier / records)
+            events.append(Repeated(event=leaf, count=extra.count))
+        else:
+            reasons.append(
+                _reason(
+                    f"/extra/{index}/kind",
+                    f"{extra.kind} is not supported yet.",
+                    "Supported: gaussian.",
+                )
+            )
+    return tuple(events)
+
+
+def _reason(pointer: str, message: str, remedy: str) -> Reason:
+    return Reason(code="unsupported", pointer=pointer, message=message, remedy=remedy)

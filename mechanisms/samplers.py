@@ -1,0 +1,195 @@
+"""Samplers: what a scheme and an adjacency together allow to be claimed.
+
+Each scheme is one function from a phase to what one *participation or step* costs and
+how often it happens; a pair without a theorem is refused with the reason. Distances are
+in clip norms: replacing a record moves the sum by up to 2C, adding, removing or zeroing
+one by up to C.
+
+================  ================  ==================================================
+scheme            adjacency         certified as
+================  ================  ==================================================
+poisson           add_remove,       subsampled Gaussian at q, once a step
+                  zero_out
+poisson           replace_one       the replace-one pair at q, once a step
+full_batch        any               Gaussian, once a step
+shuffled, cyclic  zero_out,         Gaussian, once a participation (k = epochs);
+                  replace_one       no amplification is claimed
+fixed_size        replace_one       sampled without replacement, once a step
+================  ================  ==================================================
+
+That shuffling claims nothing more: given the permutation, a record takes part in k known
+steps, so that the run is one Gaussian mechanism with μ = √k / σ_joint; δ(ε) is convex in
+the pair, hence mixing over permutations cannot raise it.
+
+References: arXiv:2210.00597 and arXiv:2403.17673 on shuffled batches and their accounting;
+dp_accounting's ``PoissonSampledDpEvent`` and ``SampledWithoutReplacementDpEvent``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from affidavit.plan import schedule
+from affidavit.plan.events import (
+    Gaussian,
+    Leaf,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
+from affidavit.plan.model import Phase, Plan
+from affidavit.plan.reasons import Reason, RefusedPlan
+
+StepEvent = Callable[[float], Leaf]
+"""From σ_joint (noise std over clip norm, all blocks) to one release's event."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """One phase's sampler, certified: what one release costs and how many there are.
+
+    ``times`` maps steps to releases that touch one record. ``distance`` is how far one
+    record moves the sum, in clip norms, where the event is a plain Gaussian.
+    """
+
+    event: StepEvent
+    times: Callable[[int], int]
+    probability: float | None
+    distance: float
+    assumption: str
+
+
+def sample(plan: Plan, index: int) -> Sampled:
+    """How phase ``index`` of ``plan`` is sampled; raises ``RefusedPlan``."""
+    phase = plan.phases[index]
+    match phase.sampling.scheme:
+        case "poisson":
+            return _poisson(plan, index, phase)
+        case "full_batch":
+            return _full_batch(plan)
+        case "shuffled" | "cyclic":
+            return _fixed_order(plan, index, phase)
+        case "fixed_size":
+            return _fixed_size(plan, index, phase)
+        case "truncated_poisson" | "balls_in_bins" | "cyclic_poisson" as scheme:
+            raise _refused(
+                plan,
+                index,
+                "unsupported",
+                f"the sampling scheme {scheme} is not supported yet.",
+                "Supported: poisson, full_batch, shuffled, cyclic, fixed_size.",
+            )
+
+
+def _distance(plan: Plan) -> float:
+    """How far one unit moves the sum, in clip norms, when nothing is sampled.
+
+    A user's records move it by at most the sum of what each moves (triangle inequality).
+    """
+    records = plan.dataset.contributions_per_user or 1
+    return records * (2.0 if plan.adjacency == "replace_one" else 1.0)
+
+
+def _require_one_record(plan: Plan, index: int) -> None:
+    if (plan.dataset.contributions_per_user or 1) > 1:
+        raise _refused(
+            plan,
+            index,
+            "user_level_sampling",
+            "records are sampled one by one, so that the lots of one user's records are "
+            "correlated and no per-record amplification holds for the user.",
+            "Use full_batch, shuffled or cyclic, or keep one record a user.",
+        )
+
+
+def _poisson(plan: Plan, index: int, phase: Phase) -> Sampled:
+    exact = schedule.sampling_probability(plan, phase)
+    probability = schedule.double_up(exact)
+    if probability >= 1:
+        return _full_batch(plan)
+    _require_one_record(plan, index)
+    replace = plan.adjacency == "replace_one"
+    return Sampled(
+        event=lambda joint: PoissonSubsampledGaussian(
+            sampling_probability=probability,
+            noise_multiplier=joint,
+            pair="replace_one" if replace else "add_remove",
+        ),
+        times=lambda steps: steps,
+        probability=probability,
+        distance=2.0 if replace else 1.0,
+        assumption="each record enters each lot independently with probability q, and the sum "
+        "is divided by the fixed expected lot size, never by the realised one",
+    )
+
+
+def _full_batch(plan: Plan) -> Sampled:
+    distance = _distance(plan)
+    return Sampled(
+        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        times=lambda steps: steps,
+        probability=1.0,
+        distance=distance,
+        assumption="every record is in every lot",
+    )
+
+
+def _fixed_order(plan: Plan, index: int, phase: Phase) -> Sampled:
+    scheme = phase.sampling.scheme
+    if plan.adjacency == "add_remove":
+        raise _refused(
+            plan,
+            index,
+            "removal_moves_records",
+            f"under add_remove a removed record moves the other records of a {scheme} run "
+            "to other lots, so that its effect is not bounded by its own clip norm.",
+            "Write adjacency: zero_out or replace_one, or sample by poisson.",
+        )
+    distance = _distance(plan)
+    return Sampled(
+        event=lambda joint: Gaussian(noise_multiplier=joint / distance),
+        times=lambda steps: schedule.participations(plan, phase, steps),
+        probability=None,
+        distance=distance,
+        assumption="each record is in exactly one lot of each epoch; no amplification by "
+        "shuffling is claimed",
+    )
+
+
+def _fixed_size(plan: Plan, index: int, phase: Phase) -> Sampled:
+    if plan.adjacency != "replace_one":
+        raise _refused(
+            plan,
+            index,
+            "fixed_size_needs_replace_one",
+            f"lots of fixed size without replacement are not certified under {plan.adjacency}: "
+            "removing a record changes every other record's chance of being drawn.",
+            "Write adjacency: replace_one, or sample by poisson.",
+        )
+    size, lot = plan.dataset.size, phase.sampling.lot_size
+    if size is None or lot is None:
+        raise ValueError("a valid plan with fixed_size has a data set size and a lot size")
+    if lot == size:
+        return _full_batch(plan)
+    _require_one_record(plan, index)
+    return Sampled(
+        event=lambda joint: WithoutReplacementGaussian(
+            dataset_size=size, sample_size=lot, noise_multiplier=joint
+        ),
+        times=lambda steps: steps,
+        probability=lot / size,
+        distance=2.0,
+        assumption="each lot is a fresh uniform sample of exactly the lot size, without "
+        "replacement",
+    )
+
+
+def _refused(plan: Plan, index: int, code: str, message: str, remedy: str) -> RefusedPlan:
+    return RefusedPlan(
+        Reason(
+            code=code,
+            pointer=plan.pointer(index, "sampling", "scheme"),
+            message=message,
+            remedy=remedy,
+        )
+    )

@@ -1,0 +1,204 @@
+"""The plan document, schema version 1.
+
+A plan says everything that can change the privacy guarantee of a training run. Its
+classes are frozen and valid at construction: structure and ranges are checked field by
+field, contradictions between fields by ``affidavit.plan.contradictions``. Unknown
+fields are refused, booleans are not numbers, and strings are not numbers; an integer may
+be written ``1``, ``1.0`` or ``1e0``, because these are one number.
+
+Units: ε in nats, δ a probability, clip norms in l2, ``noise_std`` absolute and on the sum.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from affidavit.plan.contradictions import contradictions
+from affidavit.plan.reasons import MalformedPlan, pointer_to
+from affidavit.plan.strategies import Independent, Noise, Participation, Workload
+from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Real, Text
+
+Adjacency = Literal["add_remove", "replace_one", "zero_out"]
+PrivacyUnit = Literal["example", "user"]
+Allocation = Literal["uniform", "proportional", "optimal"]
+Scheme = Literal[
+    "poisson",
+    "truncated_poisson",
+    "fixed_size",
+    "balls_in_bins",
+    "shuffled",
+    "cyclic",
+    "cyclic_poisson",
+    "full_batch",
+]
+OptimizerName = Literal[
+    "dp_sgd",
+    "dp_adam",
+    "dp_adamw",
+    "dp_adambc",
+    "dp_adam_floor",
+    "dp_sgd_lowpass",
+    "dp_muon",
+    "dp_muonbc",
+    "dp_corrmom",
+    "dp_corrsgd",
+    "dp_disk",
+    "dp_dice",
+    "dp_matrix_se",
+    "dp_matrix_se_lambda",
+    "dp_matrix_me",
+    "dp_matrix_me_lambda",
+]
+
+
+class Dataset(Part):
+    """The data set by name and size; ``unit`` is what one record protects."""
+
+    name: Name | None = None
+    size: Annotated[Integer, Field(ge=1)] | None = None
+    unit: PrivacyUnit = "example"
+    contributions_per_user: Annotated[Integer, Field(ge=1)] | None = None
+
+
+class Sampling(Part):
+    """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme."""
+
+    scheme: Scheme
+    lot_size: Annotated[Integer, Field(ge=1)] | None = None
+    probability: Annotated[Real, Field(gt=0, le=1)] | None = None
+    max_lot_size: Annotated[Integer, Field(ge=1)] | None = None
+    groups: Annotated[Integer, Field(ge=1)] | None = None
+
+
+class Release(Part):
+    """``count`` blocks of one step, each clipped to ``clip_norm`` and noised.
+
+    ``noise_multiplier`` is the noise standard deviation over the clip norm, on the sum;
+    ``noise_std`` is that standard deviation itself. ``dimension`` is the number of
+    entries of one block and ``weight`` its share, for the allocations that ask for them.
+    """
+
+    name: Name
+    count: Annotated[Integer, Field(ge=1, le=1_000_000)] = 1
+    clip_norm: Positive
+    noise_multiplier: Positive | None = None
+    noise_std: Positive | None = None
+    dimension: Annotated[Integer, Field(ge=1)] | None = None
+    weight: Positive | None = None
+
+    @property
+    def has_noise(self) -> bool:
+        """Whether the plan gives this release's noise."""
+        return self.noise_multiplier is not None or self.noise_std is not None
+
+
+class Optimizer(Part):
+    """What is done with the noisy releases; public parameters only."""
+
+    name: OptimizerName = "dp_sgd"
+    momentum: Annotated[Real, Field(ge=0, lt=1)] | None = None
+    beta1: Annotated[Real, Field(ge=0, lt=1)] | None = None
+    beta2: Annotated[Real, Field(ge=0, lt=1)] | None = None
+    learning_rate: Positive | None = None
+    weight_decay: Annotated[Real, Field(ge=0)] | None = None
+    floor: Annotated[Real, Field(ge=0)] | None = None
+    newton_schulz_steps: Annotated[Integer, Field(ge=1, le=64)] | None = None
+    newton_schulz_degree: Annotated[Integer, Field(ge=1, le=16)] | None = None
+    newton_schulz_start: Literal["paper", "frobenius"] | None = None
+    probes: Annotated[Integer, Field(ge=1)] | None = None
+    denoise: Annotated[bool, Field(strict=True)] | None = None
+
+
+class Target(Part):
+    """What the run must reach: ε in nats at probability δ; either may be asked for."""
+
+    epsilon: Positive | None = None
+    delta: Probability | None = None
+
+
+class LargeDelta(Part):
+    """Why this plan may claim a δ of 1/N or more."""
+
+    reason: Annotated[Text, Field(min_length=1)]
+
+
+def _reason_in_words(value: Any) -> Any:
+    return {"reason": value} if isinstance(value, str) else value
+
+
+class ExtraEvent(Part):
+    """A further accounted event that is not a step of training.
+
+    ``gaussian``: a Gaussian mechanism on the whole data set, ``noise_multiplier`` its
+    standard deviation over its sensitivity under the plan's adjacency.
+    """
+
+    kind: Literal["gaussian", "adaptive_clipping_quantile", "repeat_and_select"]
+    name: Name
+    noise_multiplier: Positive | None = None
+    count: Annotated[Integer, Field(ge=1)] = 1
+
+
+class Phase(Part):
+    """A stretch of training with one sampler, one set of releases and one kind of noise."""
+
+    sampling: Sampling
+    steps: Annotated[Integer, Field(ge=1)] | None = None
+    epochs: Positive | None = None
+    releases: Annotated[tuple[Release, ...], Field(min_length=1, max_length=10_000)]
+    clipping: Literal["per_block", "flat"] = "per_block"
+    noise: Noise = Independent()
+    participation: Participation | None = None
+
+
+PHASE_FIELDS = frozenset(Phase.model_fields)
+
+
+class Plan(Part):
+    """A training plan; a document with its phase's fields at the top has one phase."""
+
+    version: Integer
+    name: Name | None = None
+    notes: Text | None = None
+    dataset: Dataset = Dataset()
+    adjacency: Adjacency
+    phases: Annotated[tuple[Phase, ...], Field(min_length=1, max_length=1000)]
+    allocation: Allocation = "uniform"
+    optimizer: Optimizer = Optimizer()
+    workload: Workload | None = None
+    extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000)] = ()
+    trajectory: Literal["all_iterates"] = "all_iterates"
+    target: Target
+    allow_large_delta: Annotated[LargeDelta, BeforeValidator(_reason_in_words)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_phase_at_the_top(cls, document: Any) -> Any:
+        if not isinstance(document, dict) or "phases" in document:
+            return document
+        phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
+        rest = {key: value for key, value in document.items() if key not in PHASE_FIELDS}
+        return {**rest, "phases": [phase]}
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Plan:
+        if found := contradictions(self):
+            raise MalformedPlan(*found)
+        return self
+
+    def pointer(self, phase: int, *tokens: str | int) -> str:
+        """JSON pointer to a field of a phase, which stands at the top when it is alone."""
+        prefix = ("phases", phase) if len(self.phases) > 1 else ()
+        return pointer_to(*prefix, *tokens)
+
+    @property
+    def asks_for_noise(self) -> bool:
+        """Whether any release leaves its noise to be solved for."""
+        return any(not release.has_noise for phase in self.phases for release in phase.releases)
+
+    @property
+    def asks_for_steps(self) -> bool:
+        """Whether the plan says ``steps: null``: the most steps that fit the target."""
+        return any(phase.steps is None and phase.epochs is None for phase in self.phases)

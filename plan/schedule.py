@@ -1,0 +1,72 @@
+"""Steps, sampling probability and participations, each by its scheme's own rule.
+
+Arithmetic is exact (``Fraction`` of the decimals that the plan wrote), because rounding a
+step away under-reports: ``int(epochs / q)`` of doubles gives 1959 where 1960 is meant.
+
+>>> from fractions import Fraction
+>>> lots_per_epoch(42043, 1024)
+41
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+from affidavit.plan.model import Phase, Plan
+
+FIXED_ORDER = frozenset({"shuffled", "cyclic"})
+"""Schemes in which every record takes part once an epoch, at its place in the order."""
+
+
+def exactly(value: float) -> Fraction:
+    """The decimal that a plan wrote, not the double next to it."""
+    return Fraction(Decimal(repr(value)))
+
+
+def lots_per_epoch(dataset_size: int, lot_size: int) -> int:
+    """Full lots of one pass over the data; the last, partial lot is left out.
+
+    Leaving it out is the safe reading: with fewer lots an epoch, a given number of steps
+    holds more epochs, and so more participations of one record.
+    """
+    return dataset_size // lot_size
+
+
+def sampling_probability(plan: Plan, phase: Phase) -> Fraction:
+    """q: the given probability, or lot size over data set size; 1 for full_batch."""
+    if phase.sampling.probability is not None:
+        return exactly(phase.sampling.probability)
+    if phase.sampling.lot_size is None or plan.dataset.size is None:
+        return Fraction(1)
+    return Fraction(phase.sampling.lot_size, plan.dataset.size)
+
+
+def steps(plan: Plan, phase: Phase) -> int | None:
+    """Optimiser steps of the phase; None when the plan asks for them.
+
+    Fixed order: the full lots of an epoch, times the epochs. Otherwise epochs / q. Both
+    are rounded up to a whole step.
+    """
+    if phase.epochs is None:
+        return phase.steps
+    epochs = exactly(phase.epochs)
+    if phase.sampling.scheme in FIXED_ORDER:
+        assert plan.dataset.size is not None
+        assert phase.sampling.lot_size is not None
+        return math.ceil(epochs * lots_per_epoch(plan.dataset.size, phase.sampling.lot_size))
+    return math.ceil(epochs / sampling_probability(plan, phase))
+
+
+def participations(plan: Plan, phase: Phase, steps: int) -> int:
+    """k: the most steps in which one record takes part, in fixed order."""
+    assert plan.dataset.size is not None
+    assert phase.sampling.lot_size is not None
+    return math.ceil(steps / lots_per_epoch(plan.dataset.size, phase.sampling.lot_size))
+
+
+def double_up(value: Fraction) -> float:
+    """The smallest double that is not below ``value``."""
+    nearest = float(value)
+    return math.nextafter(nearest, math.inf) if Fraction(nearest) < value else nearest

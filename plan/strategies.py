@@ -1,0 +1,122 @@
+"""Noise that is correlated across steps, as a plan writes it.
+
+Each class is one form of ``noise:``; what it means (which matrix N is injected, and how
+sensitive its inverse is) belongs to ``affidavit.mechanisms``. ``participation`` says in
+which steps one record may take part, and ``workload`` what the noise is optimised for.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from affidavit.plan.types import Integer, Part, Positive, Probability, Real
+
+Coefficients = Annotated[tuple[Real, ...], Field(min_length=1, max_length=100_000)]
+Bands = Annotated[Integer, Field(ge=1)]
+Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
+
+
+class Independent(Part):
+    """Fresh noise at every step."""
+
+    kind: Literal["independent"] = "independent"
+
+
+class Bidiagonal(Part):
+    """w_t = z_t - λ z_{t-1}, z_0 = 0."""
+
+    kind: Literal["bidiagonal"]
+    lambda_: Annotated[Real, Field(ge=-1, le=1, alias="lambda")]
+    normalized: Annotated[bool, Field(strict=True)] = False
+
+
+class Toeplitz(Part):
+    """First column of the strategy C, zero afterwards."""
+
+    kind: Literal["toeplitz"]
+    coefficients: Coefficients
+
+
+class ToeplitzInverse(Part):
+    """First column of the injected noise matrix N = C⁻¹."""
+
+    kind: Literal["toeplitz_inverse"]
+    coefficients: Coefficients
+
+
+class SquareRoot(Part):
+    """The square root of the prefix-sum workload and its banded relatives."""
+
+    kind: Literal["sqrt", "bsr", "bisr", "banded_inverse", "banded"]
+    bands: Bands | None = None
+
+
+class BufferedLinearToeplitz(Part):
+    """BLT: decays θ and scales ω given, or a number of buffers to have them optimised."""
+
+    kind: Literal["blt"]
+    decays: Annotated[tuple[Probability, ...], Field(min_length=1)] | None = None
+    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    buffers: Annotated[Integer, Field(ge=1, le=64)] | None = None
+
+
+class ConvergenceAware(Part):
+    """The weighting Λ_τ of the objective; it never changes the injected noise."""
+
+    tau: Annotated[Integer, Field(ge=1)]
+
+
+class Dense(Part):
+    """The optimal lower-triangular strategy for the workload."""
+
+    kind: Literal["dense"]
+    objective: Literal["rms", "max"] = "rms"
+    convergence_aware: ConvergenceAware | None = None
+
+
+class Tree(Part):
+    """Binary-tree aggregation."""
+
+    kind: Literal["tree"]
+    restart: Annotated[bool, Field(strict=True)] = False
+
+
+class Matrix(Part):
+    """The injected noise matrix N itself, in rows or as a file with its digest."""
+
+    kind: Literal["matrix"]
+    rows: tuple[tuple[Real, ...], ...] | None = None
+    file: Annotated[str, StringConstraints(strict=True, max_length=1000)] | None = None
+    sha256: Sha256 | None = None
+
+
+Noise = Annotated[
+    Independent
+    | Bidiagonal
+    | Toeplitz
+    | ToeplitzInverse
+    | SquareRoot
+    | BufferedLinearToeplitz
+    | Dense
+    | Tree
+    | Matrix,
+    Field(discriminator="kind"),
+]
+
+
+class Participation(Part):
+    """At most ``participations`` (k) steps of one record, ``separation`` (b) apart."""
+
+    schema_: Annotated[Literal["single", "fixed_epoch", "min_separation"], Field(alias="schema")]
+    participations: Annotated[Integer, Field(ge=1)] | None = None
+    separation: Annotated[Integer, Field(ge=1)] | None = None
+
+
+class Workload(Part):
+    """What the released stream is summed into; it shapes the noise, not the guarantee."""
+
+    kind: Literal["prefix_sum", "momentum"] = "prefix_sum"
+    momentum: Annotated[Real, Field(ge=0, lt=1)] | None = None
+    learning_rates: tuple[Positive, ...] | None = None

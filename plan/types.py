@@ -1,0 +1,30 @@
+"""The scalar types of a plan, and the base of its parts.
+
+Coercion is what makes two readers disagree, so there is none: a boolean is not a number
+and a string is not a number. The one liberty is that an integral float is an integer,
+because JSON has one kind of number and ``1``, ``1.0`` and ``1e0`` are equal in it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+
+def _integral(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, Field(strict=True), BeforeValidator(_integral)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Positive = Annotated[Real, Field(gt=0)]
+Probability = Annotated[Real, Field(gt=0, lt=1)]
+Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]
+
+
+class Part(BaseModel):
+    """A piece of a plan: frozen, closed, addressed by its field names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
