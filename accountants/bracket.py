@@ -65,5 +65,4 @@ def _decimal(value: float, digits: int, rounding: str) -> str:
     exact = Decimal(value)
     rounded = Context(prec=digits, rounding=rounding).create_decimal(exact)
     # A float's own shortest form is exact enough for its reader, and prettier than 17 digits.
-    text = format(rounded.normalize(), "f" if 1e-4 <= abs(value) < 1e16 or value == 0 else "e")
-    return text
+    return format(rounded.normalize(), "f" if 1e-4 <= abs(value) < 1e16 or value == 0 else "e")

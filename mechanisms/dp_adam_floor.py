@@ -1,4 +1,4 @@
-"""DP-Adam with a floor: clip each record's gradient, sum, add noise, and update from the noisy mean."""
+"""DP-Adam with a floor: clip, sum, add noise, and update above a public second moment."""
 
 from affidavit.mechanisms.mechanism import Mechanism
 

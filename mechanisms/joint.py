@@ -63,7 +63,9 @@ def joint_noise_multiplier(phase: Phase) -> float | None:
     if phase.clipping == "flat":
         return _double_down(min(multipliers))
     counts = [release.count for release in phase.releases]
-    precision = sum(count / sigma**2 for count, sigma in zip(counts, multipliers, strict=True))
+    precision = sum(
+        (count / sigma**2 for count, sigma in zip(counts, multipliers, strict=True)), Fraction(0)
+    )
     return _root_down(1 / precision)
 
 
@@ -75,7 +77,7 @@ def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float,
     condition d_g σ_g C_g² ∝ σ_g^(-3).
     """
     if phase.clipping == "flat":
-        return tuple(_required(joint) for _ in phase.releases)
+        return tuple(rounded_up(joint) for _ in phase.releases)
     shapes = [_shape(release, allocation) for release in phase.releases]
     scale = joint * math.sqrt(
         math.fsum(
@@ -83,7 +85,7 @@ def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float,
         )
     )
     # A few ulp of the roots above are rounded away upward with the last digit.
-    return tuple(_required(scale * shape * (1 + 1e-14)) for shape in shapes)
+    return tuple(rounded_up(scale * shape * (1 + 1e-14)) for shape in shapes)
 
 
 def noise_energy(phase: Phase, sigmas: Sequence[float], joint: float) -> NoiseEnergy | None:
@@ -116,19 +118,19 @@ def _shape(release: Release, allocation: Allocation) -> float:
             return (math.sqrt(release.dimension) * release.clip_norm) ** -0.5
 
 
-def _required(sigma: float) -> float:
+def rounded_up(sigma: float) -> float:
+    """``sigma`` as the least decimal of ``REQUIRED_DIGITS`` digits that is not below it."""
     rounded = Context(prec=REQUIRED_DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(sigma))
-    return float(rounded)
+    return float(str(rounded))
 
 
 def _double_down(value: Fraction) -> float:
     nearest = float(value)
-    return math.nextafter(nearest, 0.0) if Fraction(nearest) > value else nearest
+    return nearest if Fraction(nearest) <= value else math.nextafter(nearest, 0.0)
 
 
 def _root_down(value: Fraction) -> float:
     """The largest double that is not above the square root of ``value``."""
-    nearest = math.sqrt(value.numerator / value.denominator)
-    while Fraction(nearest) ** 2 > value:
-        nearest = math.nextafter(nearest, 0.0)
-    return nearest
+    shift = 64 + value.denominator.bit_length()
+    root = math.isqrt((value.numerator << 2 * shift) // value.denominator)
+    return _double_down(Fraction(root, 1 << shift))

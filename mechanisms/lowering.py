@@ -33,13 +33,12 @@ class LoweredPhase:
     steps: int | None
     joint: float | None
 
-    def event(self, joint: float | None, steps: int | None) -> Event:
-        """The phase's event with what was open filled in."""
-        sigma = self.joint if self.joint is not None else joint
+    def event(self, joint: float, steps: int | None) -> Event:
+        """The phase's event at a joint noise multiplier, and at ``steps`` where left open."""
         length = self.steps if self.steps is not None else steps
-        if sigma is None or length is None:
-            raise ValueError("the plan leaves its noise or its steps open; give them")
-        return Repeated(event=self.sampled.event(sigma), count=self.sampled.times(length))
+        if length is None:
+            raise ValueError("the plan leaves its steps open; give them")
+        return Repeated(event=self.sampled.event(joint), count=self.sampled.times(length))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +50,19 @@ class Lowered:
     phases: tuple[LoweredPhase, ...]
     extra: tuple[Event, ...]
 
-    def event(self, *, joint: float | None = None, steps: int | None = None) -> Composed:
-        """The whole run; ``joint`` and ``steps`` stand in where the plan leaves them open."""
-        phases = tuple(phase.event(joint, steps) for phase in self.phases)
+    def event(self, *, scale: float = 1.0, steps: int | None = None) -> Composed:
+        """The whole run, with ``scale`` and ``steps`` standing in for what is open.
+
+        Where the plan leaves noise open, ``scale`` is the open phases' σ_joint and the
+        given ones stay; where it gives all noise, ``scale`` multiplies it.
+        """
+        if self.plan.asks_for_noise:
+            joints = [scale if p.joint is None else p.joint for p in self.phases]
+        else:
+            joints = [scale * (p.joint or 0.0) for p in self.phases]
+        phases = tuple(
+            phase.event(joint, steps) for phase, joint in zip(self.phases, joints, strict=True)
+        )
         return Composed(events=(*phases, *self.extra))
 
 

@@ -17,6 +17,7 @@ affidavit.plan.reasons.MalformedPlan: duplicate_key at /steps: ...
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -387,8 +388,6 @@ def _positions_in_json(text: str) -> Document:
     if len(text) > MAX_YAML_BYTES:
         return Document(None)
     reader = _YamlReader(text)
-    try:
+    with contextlib.suppress(MalformedPlan, _At):  # what was read so far has its positions
         reader.read()
-    except (MalformedPlan, _At):
-        pass  # what was read so far still has its positions
     return Document(None, reader.positions)

@@ -18,7 +18,7 @@ def _integral(value: Any) -> Any:
 
 Integer = Annotated[int, Field(strict=True), BeforeValidator(_integral)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Real, Field(gt=0)]
+Positive = Annotated[Real, Field(ge=1e-100, le=1e100)]
 Probability = Annotated[Real, Field(gt=0, lt=1)]
 Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]

@@ -1,0 +1,61 @@
+"""Events in dp_accounting's words, for the two engines that it provides.
+
+Only events built here are ever given to it: its ``from_named_tuple`` imports whatever
+module the data names, so that nothing from a request may reach it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import assert_never
+
+import dp_accounting
+
+from affidavit.accountants.composition import leaves
+from affidavit.plan.events import (
+    Event,
+    Gaussian,
+    Leaf,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
+
+LIBRARY_VERSION = "dp-accounting 0.6.0"
+
+
+def as_dp_event(leaf: Leaf) -> dp_accounting.DpEvent:
+    """One release as a ``DpEvent``.
+
+    Without replacement, dp_accounting's RDP takes the noise over the *replacement*
+    distance, which is twice the clip norm.
+    """
+    match leaf:
+        case Gaussian(noise_multiplier=sigma):
+            return dp_accounting.GaussianDpEvent(sigma)
+        case PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma):
+            return dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
+        case WithoutReplacementGaussian(dataset_size=size, sample_size=lot, noise_multiplier=sigma):
+            half = dp_accounting.GaussianDpEvent(sigma / 2)
+            return dp_accounting.SampledWithoutReplacementDpEvent(size, lot, half)
+        case _:
+            assert_never(leaf)
+
+
+def compose_into(accountant: dp_accounting.PrivacyAccountant, event: Event) -> None:
+    """Compose every leaf of ``event``, with its count, into ``accountant``."""
+    for leaf, count in leaves(event):
+        accountant.compose(as_dp_event(leaf), count)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's warnings off the terminal: orders that it drops only loosen a bound."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,160 @@
+"""The exact Gaussian accountant: any run that is one Gaussian mechanism.
+
+A composition of Gaussian releases, adaptively chosen, is exactly as private as one
+Gaussian mechanism with μ² = Σ n_i / σ_i², whose privacy profile is closed:
+
+    δ(ε) = Φ(μ/2 - ε/μ) - e^ε Φ(-μ/2 - ε/μ).
+
+The two terms agree in most of their digits when μ is small, so they are compared as
+logarithms: with a = log Φ(μ/2 - ε/μ) and b = ε + log Φ(-μ/2 - ε/μ), δ = e^a (1 - e^(b-a)).
+
+Guarantees
+    * ``upper`` is at least and ``lower`` at most the tight value: a and b are moved by a
+      bound on the rounding of their arguments and of ``log_ndtr`` before they are used.
+    * ``epsilon`` is inverted one-sidedly: δ at its upper end, itself rounded up, does not
+      exceed the δ asked for.
+
+Both orders of the pair have the same profile. The empty composition has μ = 0, ε = 0 and
+δ = 0.
+
+>>> from affidavit.plan.events import Gaussian
+>>> round(GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).delta(1.0).upper, 6)
+0.126937
+
+References: Balle and Wang, arXiv:1805.06530, Theorem 8; Dong, Roth and Su,
+arXiv:1905.02383, Corollary 3.3 (composition).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import assert_never
+
+from scipy.special import log_ndtr
+
+from affidavit import __version__
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import leaves
+from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.plan.events import (
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
+
+SMALLEST_MU, LARGEST_MU = 1e-7, 1e6
+SMALLEST_LOWER = 1e-300
+"""Below this a double has lost digits; no lower bound is claimed."""
+ROUNDING = 16 * sys.float_info.epsilon
+"""Relative error allowed for ``log_ndtr``, its argument and the sums around it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianCurve:
+    """The profile of one Gaussian mechanism; ``mu`` is its Gaussian-DP parameter."""
+
+    mu: float
+
+    @property
+    def rho(self) -> float:
+        """Its zero-concentrated DP parameter, μ²/2."""
+        return self.mu**2 / 2
+
+    def delta(self, epsilon: float) -> Bracket:
+        """Bracket of δ at ``epsilon`` (nats)."""
+        if epsilon < 0:
+            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        if self.mu == 0:
+            return Bracket(lower=0.0, upper=0.0)
+        log_p, log_q, error = _log_terms(self.mu, epsilon)
+        widest, narrowest = log_q - log_p - 2 * error, log_q - log_p + 2 * error
+        lower = math.exp(log_p - error) * -math.expm1(min(0.0, narrowest))
+        return Bracket(
+            lower=lower if lower > SMALLEST_LOWER else 0.0,
+            # The next double up, so that a δ that underflows is still bounded above zero.
+            upper=min(
+                1.0,
+                math.nextafter(math.exp(min(0.0, log_p + error)) * -math.expm1(widest), math.inf),
+            ),
+        )
+
+    def epsilon(self, delta: float) -> Bracket:
+        """Bracket of the smallest ε at ``delta``."""
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        if self.mu == 0:
+            return Bracket(lower=0.0, upper=0.0)
+        return Bracket(lower=self._crossing(delta, upper=False), upper=self._crossing(delta))
+
+    def _crossing(self, delta: float, *, upper: bool = True) -> float:
+        """The end of the bracket of ε: the upper bound (or lower bound) of δ crosses there."""
+
+        def enough(epsilon: float) -> bool:
+            bracket = self.delta(epsilon)
+            return bracket.upper <= delta if upper else bracket.lower <= delta
+
+        if enough(0.0):
+            return 0.0
+        low, high = 0.0, max(self.mu**2, self.mu)
+        while not enough(high):
+            low, high = high, 2 * high
+        while high - low > 4 * math.ulp(high):
+            middle = low + (high - low) / 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high if upper else low
+
+
+def _log_terms(mu: float, epsilon: float) -> tuple[float, float, float]:
+    """log Φ(μ/2 - ε/μ), ε + log Φ(-μ/2 - ε/μ), and a bound on the error of either.
+
+    An argument x off by a relative u moves log Φ(x) by at most u |x| (|x| + 1), because
+    Φ'/Φ <= |x| + 1; the arguments here carry the rounding of both of their terms.
+    """
+    ratio = epsilon / mu
+    log_p = float(log_ndtr(mu / 2 - ratio))
+    log_q = float(log_ndtr(-mu / 2 - ratio))
+    reach = mu / 2 + ratio
+    steepest = abs(mu / 2 - ratio) + 1 if ratio > mu / 2 else 1.0
+    slips = reach * (steepest + reach + 1) + abs(log_p) + abs(log_q) + epsilon + 1
+    return log_p, epsilon + log_q, ROUNDING * slips
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GaussianAccountant:
+    """Exact for compositions of plain Gaussian releases; refuses everything else."""
+
+    name: str = "gaussian"
+    version: str = __version__
+
+    def curve(self, event: Event) -> GaussianCurve:
+        """The curve of ``event``; raises ``Unsupported`` for anything subsampled."""
+        return GaussianCurve(mu=joint_mu(event))
+
+
+def joint_mu(event: Event) -> float:
+    """μ of an all-Gaussian composition, rounded up; 0 for the empty one."""
+    precisions = []
+    for leaf, count in leaves(event):
+        match leaf:
+            case Gaussian(noise_multiplier=sigma):
+                precisions.append(count / sigma / sigma)
+            case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
+                raise Unsupported(
+                    "the exact Gaussian accountant takes unsampled releases only.",
+                    "Use an accountant for subsampled releases.",
+                )
+            case _:
+                assert_never(leaf)
+    if not precisions:
+        return 0.0
+    mu = math.sqrt(math.fsum(precisions)) * (1 + ROUNDING)
+    if not SMALLEST_MU <= mu <= LARGEST_MU:
+        raise OutOfReach(
+            f"μ = {mu:.3g} is outside [{SMALLEST_MU:g}, {LARGEST_MU:g}], where double "
+            "precision bounds the profile.",
+            "Choose a noise multiplier nearer to what training uses.",
+        )
+    return mu

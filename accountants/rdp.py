@@ -1,0 +1,113 @@
+"""Rényi accounting by dp_accounting: an upper bound for whatever it knows.
+
+Rényi divergences add under composition and convert to (ε, δ) at every order, so the
+least over any set of orders is a proved bound, and usually a loose one: the lower end of
+its brackets is 0. It is the second opinion where the others do not reach (δ below 1e-9)
+and the only engine for sampling without replacement.
+
+References: Mironov, arXiv:1702.07476; Mironov, Talwar and Zhang, arXiv:1908.10530;
+Wang, Balle and Kasiviswanathan, arXiv:1808.00087 (without replacement); Canonne, Kamath
+and Steinke, arXiv:2004.00010 (conversion).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dp_accounting import NeighboringRelation
+from dp_accounting.rdp import RdpAccountant as LibraryAccountant
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import leaves
+from affidavit.accountants.dp_events import LIBRARY_VERSION, compose_into, quiet
+from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.plan.events import (
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
+
+ROUNDING = 1e-9
+"""Relative allowance for the library's floating point, far above what it loses."""
+SMALLEST_NOISE = 0.05
+"""Below this the fractional orders of the library fail one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RdpCurve:
+    """Upper bounds only; ``lower`` is always 0."""
+
+    ledger: LibraryAccountant
+    empty: bool
+
+    def epsilon(self, delta: float) -> Bracket:
+        """``[0, least ε over the orders]`` at ``delta``."""
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        with quiet():
+            found = self.ledger.get_epsilon(delta)
+        return Bracket(lower=0.0, upper=_up(found))
+
+    def delta(self, epsilon: float) -> Bracket:
+        """``[0, least δ over the orders]`` at ``epsilon``."""
+        if epsilon < 0:
+            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        if self.empty:
+            return Bracket(lower=0.0, upper=0.0)
+        with quiet():
+            found = self.ledger.get_delta(epsilon)
+        # The next double up: a bound that underflowed is still not zero.
+        return Bracket(lower=0.0, upper=min(1.0, math.nextafter(_up(found), math.inf)))
+
+
+def _up(value: float) -> float:
+    if math.isnan(value):
+        raise OutOfReach("the Rényi orders failed numerically.", "Use another accountant.")
+    return float(value) * (1 + ROUNDING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RdpAccountant:
+    """dp_accounting's Rényi accountant at its default orders."""
+
+    name: str = "rdp"
+    version: str = LIBRARY_VERSION
+
+    def curve(self, event: Event) -> RdpCurve:
+        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        kinds = {_relation(leaf) for leaf, _ in leaves(event)} - {None}
+        if len(kinds) > 1:
+            raise Unsupported(
+                "the run mixes sampling with and without replacement, which are bounded "
+                "under different adjacencies.",
+                "Use one scheme throughout.",
+            )
+        relation = kinds.pop() if kinds else NeighboringRelation.ADD_OR_REMOVE_ONE
+        ledger = LibraryAccountant(neighboring_relation=relation)
+        with quiet():
+            compose_into(ledger, event)
+        return RdpCurve(ledger=ledger, empty=not leaves(event))
+
+
+def _relation(leaf: object) -> NeighboringRelation | None:
+    """The adjacency under which the library knows the leaf; None where either will do."""
+    match leaf:
+        case PoissonSubsampledGaussian(pair="replace_one"):
+            raise Unsupported(
+                "Rényi accounting has no bound here for Poisson sampling under replace_one.",
+                "Use add_remove, or an accountant that has the pair.",
+            )
+        case PoissonSubsampledGaussian(noise_multiplier=sigma) if sigma < SMALLEST_NOISE:
+            raise OutOfReach(
+                f"noise multiplier {sigma:.3g} is below {SMALLEST_NOISE}.", "Add more noise."
+            )
+        case PoissonSubsampledGaussian():
+            return NeighboringRelation.ADD_OR_REMOVE_ONE
+        case WithoutReplacementGaussian():
+            return NeighboringRelation.REPLACE_ONE
+        case Gaussian():
+            return None
+        case _:
+            raise Unsupported("this event is not known to the Rényi accountant.")

@@ -1,0 +1,136 @@
+"""An assessment: what is true of a plan, and what may be said about it.
+
+It is a value: built once by ``affidavit.certificate.certify``, then printed, signed and
+stored as it is. ``as_result`` is the result document that the command line prints and
+the HTTP service returns. All numbers in it are finite; an unbounded upper end is null.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.plan.reasons import Reason
+
+Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opinion:
+    """One engine's answer: its bracket of ε at the plan's δ."""
+
+    name: str
+    version: str
+    epsilon: Bracket
+
+    def as_dict(self) -> dict[str, Any]:
+        """The opinion as it stands in a result document."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "epsilon": interval(self.epsilon),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseNoise:
+    """One release's noise multiplier: as the plan gives it, and as its target requires it."""
+
+    name: str
+    count: int
+    required: float | None
+    given: float | None
+    phase: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The release as it stands in a result document."""
+        found: dict[str, Any] = {
+            "name": self.name,
+            "count": self.count,
+            "required": self.required,
+            "given": self.given,
+        }
+        return found if self.phase is None else {**found, "phase": self.phase}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Caveat:
+    """Something true that its reader should know, and that changes no number."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assessment:
+    """Everything that was found out about one plan."""
+
+    verdict: Verdict
+    plan_digest: str
+    plan: dict[str, Any]
+    adjacency: str
+    unit: str
+    epsilon: Bracket | None = None
+    delta: Bracket | None = None
+    target_epsilon: float | None = None
+    target_delta: float | None = None
+    joint: float | None = None
+    releases: tuple[ReleaseNoise, ...] = ()
+    allocation: dict[str, Any] | None = None
+    sensitivity: float | None = None
+    mu: float | None = None
+    sampling: tuple[dict[str, Any], ...] = ()
+    accountants: tuple[Opinion, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[Caveat, ...] = ()
+    obligations: tuple[dict[str, str], ...] = ()
+    assumptions: tuple[str, ...] = field(default=())
+
+    def as_result(self) -> dict[str, Any]:
+        """The result document, without its certificate."""
+        return {
+            "verdict": self.verdict,
+            "plan_digest": self.plan_digest,
+            "epsilon": interval(self.epsilon),
+            "delta": interval(self.delta),
+            "target": {"epsilon": self.target_epsilon, "delta": self.target_delta},
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+            "noise_multiplier": {
+                "joint": self.joint,
+                "releases": [release.as_dict() for release in self.releases],
+            },
+            "allocation": self.allocation,
+            "sensitivity": self.sensitivity,
+            "mu": self.mu,
+            "sampling": self.sampling[0] if len(self.sampling) == 1 else list(self.sampling),
+            "accountants": [opinion.as_dict() for opinion in self.accountants],
+            "reasons": [reason.as_dict() for reason in self.reasons],
+            "warnings": [{"code": w.code, "message": w.message} for w in self.warnings],
+            "obligations": list(self.obligations),
+            "assumptions": list(self.assumptions),
+        }
+
+
+def malformed_result(reasons: tuple[Reason, ...]) -> dict[str, Any]:
+    """The result document of a line that is not a plan: refused, and never a certificate."""
+    return {
+        "verdict": "refused",
+        "plan_digest": None,
+        "epsilon": None,
+        "delta": None,
+        "accountants": [],
+        "reasons": [reason.as_dict() for reason in reasons],
+        "warnings": [],
+        "obligations": [],
+    }
+
+
+def interval(bracket: Bracket | None) -> dict[str, float | None] | None:
+    """A bracket as JSON."""
+    if bracket is None:
+        return None
+    upper = bracket.upper if math.isfinite(bracket.upper) else None
+    return {"lower": bracket.lower, "upper": upper}

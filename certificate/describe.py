@@ -1,0 +1,136 @@
+"""What a closed plan is, in the words of a result document; no accounting here."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from affidavit.certificate.assessment import Caveat, ReleaseNoise
+from affidavit.mechanisms.closing import scaled_noise
+from affidavit.mechanisms.joint import noise_energy, noise_multiplier
+from affidavit.mechanisms.lowering import Lowered
+from affidavit.plan.model import Plan
+from affidavit.plan.schedule import FIXED_ORDER
+
+
+def joint_of(lowered: Lowered) -> float | None:
+    """σ_joint of a step, where all phases share one."""
+    joints = {phase.joint for phase in lowered.phases}
+    return joints.pop() if len(joints) == 1 else None
+
+
+def releases_of(
+    asked: Plan, closed: Plan, required_scale: float | None
+) -> tuple[ReleaseNoise, ...]:
+    """Every release with its noise as given in ``asked`` and as its target requires."""
+    found = []
+    for index, (given, phase) in enumerate(zip(asked.phases, closed.phases, strict=True)):
+        required = None if required_scale is None else scaled_noise(phase, required_scale)
+        for place, release in enumerate(phase.releases):
+            has_noise = given.releases[place].has_noise
+            found.append(
+                ReleaseNoise(
+                    name=release.name,
+                    count=release.count,
+                    given=float(noise_multiplier(release)) if has_noise else None,
+                    required=None if required is None else required[place],
+                    phase=index if len(closed.phases) > 1 else None,
+                )
+            )
+    return tuple(found)
+
+
+def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
+    """One entry a phase: scheme, probability, steps and, in fixed order, participations."""
+    found = []
+    for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
+        entry: dict[str, Any] = {
+            "scheme": phase.sampling.scheme,
+            "probability": part.sampled.probability,
+            "steps": part.steps,
+        }
+        if phase.sampling.scheme in FIXED_ORDER and part.steps is not None:
+            entry["participations"] = part.sampled.times(part.steps)
+        found.append(entry)
+    return tuple(found)
+
+
+def sensitivity_of(lowered: Lowered) -> float | None:
+    """How far one record moves the run, in clip norms; None where phases differ.
+
+    In fixed order the run is one Gaussian mechanism and its k participations add up to
+    √k; under sampling it is the distance of one step.
+    """
+    if len(lowered.phases) > 1:
+        return None
+    (part,) = lowered.phases
+    if lowered.plan.phases[0].sampling.scheme in FIXED_ORDER and part.steps is not None:
+        return part.sampled.distance * math.sqrt(part.sampled.times(part.steps))
+    return part.sampled.distance
+
+
+def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
+    """How the noise is shared between blocks, and the noise energy that this saves."""
+    if len(lowered.phases) > 1 or lowered.phases[0].joint is None:
+        return None
+    phase, joint = lowered.plan.phases[0], lowered.phases[0].joint
+    sigmas = [float(noise_multiplier(release)) for release in phase.releases]
+    energy = noise_energy(phase, sigmas, joint)
+    found: dict[str, Any] = {"kind": lowered.plan.allocation}
+    if energy is not None:
+        found |= {
+            "noise_energy": energy.allocated,
+            "uniform_noise_energy": energy.uniform,
+            "saving": energy.saving,
+        }
+    return found
+
+
+def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
+    """What the guarantee rests on beside the trainer's obligations."""
+    return (
+        "every intermediate model may be released (trajectory: all_iterates)",
+        f"neighbouring data sets differ in one {lowered.plan.dataset.unit} "
+        f"({lowered.plan.adjacency})",
+        "noise is exactly Gaussian; floating-point noise is not modelled",
+        *dict.fromkeys(phase.sampled.assumption for phase in lowered.phases),
+    )
+
+
+def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
+    """Warnings that change no number."""
+    plan = lowered.plan
+    found = []
+    if plan.dataset.size is None:
+        found.append(
+            Caveat(
+                code="delta_unchecked",
+                message="dataset.size is not given, so that δ < 1/N was not checked.",
+            )
+        )
+    if plan.allow_large_delta is not None:
+        found.append(
+            Caveat(
+                code="large_delta_allowed",
+                message=f"δ of 1/N or more is allowed by the plan: {plan.allow_large_delta.reason}",
+            )
+        )
+    if lowered.mechanism.needs_auxiliary_block and all(
+        len(phase.releases) == 1 for phase in plan.phases
+    ):
+        found.append(
+            Caveat(
+                code="no_auxiliary_block",
+                message=f"{plan.optimizer.name} has a release for its matrices only; embeddings, "
+                "norms and biases must be frozen or be a release of the plan.",
+            )
+        )
+    if any(phase.sampling.scheme == "shuffled" for phase in plan.phases):
+        found.append(
+            Caveat(
+                code="no_amplification",
+                message="shuffled lots are not Poisson lots: each record takes part once an "
+                "epoch and no amplification by sampling is claimed.",
+            )
+        )
+    return tuple(found)
