@@ -1,1 +1,11 @@
-"""The HTTP service."""
+"""The HTTP service: plans come in, signed certificates go out and stay.
+
+::
+
+    route  ->  use case  ->  accounting pool   (a killable process that runs ``certify``)
+                         ->  signer            (the organisation's key, or a development key)
+                         ->  store             (one transaction: certificate, request, audit)
+
+A route parses, calls one use case and maps errors to problem documents. What an ε means
+is decided below this room; here it is only kept, and never changed once it is kept.
+"""

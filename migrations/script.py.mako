@@ -1,0 +1,25 @@
+"""${message}.
+
+Revision ${up_revision}, after ${down_revision | comma,n}; made ${create_date}.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+${imports if imports else ""}
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = ${repr(branch_labels)}
+depends_on = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    """Bring the schema to ${up_revision}."""
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    """Take it back to ${down_revision | comma,n}."""
+    ${downgrades if downgrades else "pass"}

@@ -1,0 +1,1 @@
+"""The revisions, oldest first; a published one is never edited."""

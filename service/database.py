@@ -1,0 +1,73 @@
+"""One engine, set up so that what was answered is what was kept.
+
+SQLite is given the settings that its defaults lack:
+
+- ``journal_mode=WAL``: readers never wait for the writer, and a killed process leaves a
+  file that opens at the last commit.
+- ``synchronous=FULL``: a certificate that was answered with 201 survives a power cut.
+  ``NORMAL`` would save one flush a commit and could lose the last answers.
+- ``busy_timeout``: a second process waits for its turn instead of failing.
+- ``foreign_keys``: off by default in SQLite.
+- ``recursive_triggers``: without it ``INSERT OR REPLACE`` deletes a row without asking
+  the trigger that refuses deletions.
+
+Transactions are begun by us, not by the driver, which would begin one only at the first
+write: a transaction that reads and then writes could then fail instead of waiting. A
+writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDIATE``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import make_url
+
+BUSY_MILLISECONDS = 10_000
+CONNECT_SECONDS = 5
+PRAGMAS = (
+    f"busy_timeout={BUSY_MILLISECONDS}",
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    "recursive_triggers=ON",
+)
+
+
+def open_engine(url: str) -> Engine:
+    """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet."""
+    if make_url(url).get_backend_name() == "sqlite":
+        engine = create_engine(url)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    # A connection that the server closed while idle is noticed before it is used.
+    return create_engine(
+        url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_SECONDS}
+    )
+
+
+def writer(engine: Engine) -> Engine:
+    """``engine`` for transactions that write; shares its connections."""
+    return engine.execution_options(affidavit_writes=True)
+
+
+def make_room(url: str) -> None:
+    """Make the directory of an SQLite file, for its owner alone: it will hold plans."""
+    found = make_url(url)
+    if found.get_backend_name() == "sqlite" and found.database:
+        Path(found.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _prepare_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in PRAGMAS:
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    writes = connection.get_execution_options().get("affidavit_writes", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -1,0 +1,90 @@
+"""The schema: where it is, where it should be, and bringing it there.
+
+The service never makes a table. ``affidavit migrate`` does, once, before the service is
+started; ``require_head`` is what start-up and ``/readyz`` ask. The scripts are found
+inside the installed package, so a wheel migrates as a checkout does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
+
+from affidavit.service.database import make_room, open_engine, writer
+
+
+class SchemaNotAtHead(Exception):
+    """The database's schema is not the one that this release works with."""
+
+    def __init__(self, found: str | None, wanted: str) -> None:
+        self.found = found
+        self.wanted = wanted
+        where = f"at revision {found}" if found else "empty"
+        super().__init__(
+            f"the database's schema is {where}, and this release needs revision {wanted}; "
+            "run: affidavit migrate"
+        )
+
+
+def head() -> str:
+    """The revision that this release works with."""
+    found = ScriptDirectory.from_config(_config()).get_current_head()
+    if found is None:
+        raise RuntimeError("affidavit.migrations has no revision; the installation is incomplete")
+    return found
+
+
+def current(url: str) -> str | None:
+    """The revision of the database at ``url``, or None when it has no schema."""
+    engine = open_engine(url)
+    try:
+        return revision_of(engine)
+    finally:
+        engine.dispose()
+
+
+def revision_of(engine: Engine) -> str | None:
+    """The revision of the database behind ``engine``."""
+    with engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def require_head(engine: Engine) -> str:
+    """The revision, which is the head's; raises ``SchemaNotAtHead`` when it is not."""
+    found, wanted = revision_of(engine), head()
+    if found != wanted:
+        raise SchemaNotAtHead(found, wanted)
+    return wanted
+
+
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database at ``url`` to ``revision``, in one transaction."""
+    make_room(url)
+    _run(url, lambda config: command.upgrade(config, revision))
+
+
+def downgrade(url: str, revision: str) -> None:
+    """Take the database at ``url`` back to ``revision``; drops what came after it."""
+    _run(url, lambda config: command.downgrade(config, revision))
+
+
+def _run(url: str, work: Callable[[Config], None]) -> None:
+    engine = open_engine(url)
+    try:
+        with writer(engine).connect() as connection:
+            config = _config()
+            config.attributes["connection"] = connection
+            work(config)
+    finally:
+        engine.dispose()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", "affidavit:migrations")
+    return config

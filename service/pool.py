@@ -1,0 +1,90 @@
+"""Accounting in processes that can be killed.
+
+``certify`` refuses a plan whose estimated cost is too high, but an estimate can be wrong
+and a foreign library can hang. So it runs in a process of its own under a wall-clock
+limit, and a process that passes it is killed and replaced; the event loop and the other
+requests never wait for it.
+
+Processes come from a fork server that has imported the accountants once: forking the
+service itself would copy its threads' locks in whatever state they are in. A pool that
+broke (a worker that was killed while idle, say by the kernel for want of memory) is
+thrown away and made anew by the next plan.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+from concurrent.futures.process import BrokenProcessPool
+from threading import Lock
+
+from pebble import ProcessExpired, ProcessPool
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certify import certify
+from affidavit.plan.model import Plan
+
+log = logging.getLogger("affidavit.service")
+
+
+class AccountingTimeout(Exception):
+    """The accounting passed its time limit and was killed."""
+
+
+class AccountingFailed(Exception):
+    """The accounting's process died."""
+
+
+class AccountingPool:
+    """``workers`` processes, each accounting one plan for at most ``time_limit`` seconds."""
+
+    def __init__(self, workers: int, time_limit: float) -> None:
+        self.time_limit = time_limit
+        self._workers = workers
+        self._lock = Lock()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([certify.__module__])
+        self._pool = self._new()
+
+    async def assess(self, plan: Plan) -> Assessment:
+        """What ``certify`` finds; raises ``AccountingTimeout`` or ``AccountingFailed``.
+
+        Time spent waiting for a free process does not count against the limit.
+        """
+        pool = await asyncio.to_thread(self._usable)
+        future = pool.schedule(certify, args=(plan,), timeout=self.time_limit)
+        try:
+            found: Assessment = await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
+        except (ProcessExpired, BrokenProcessPool) as error:
+            raise AccountingFailed(f"the process that accounted it died: {error}") from error
+        return found
+
+    def warm_up(self) -> None:
+        """Start the processes now, so that the first plan need not wait for imports."""
+        for _ in range(self._workers):
+            self._usable().schedule(_ready)
+
+    def close(self) -> None:
+        """Stop the processes; what they are computing is lost."""
+        with self._lock:
+            self._pool.stop()
+            self._pool.join()
+
+    def _usable(self) -> ProcessPool:
+        with self._lock:
+            if not self._pool.active:
+                log.warning("the accounting pool broke; starting another")
+                self._pool.stop()
+                self._pool.join()
+                self._pool = self._new()
+            return self._pool
+
+    def _new(self) -> ProcessPool:
+        return ProcessPool(max_workers=self._workers, context=self._context)
+
+
+def _ready() -> None:
+    """Nothing; that a worker can run it shows that it is up."""

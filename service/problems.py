@@ -1,0 +1,152 @@
+"""Errors as problem documents (RFC 9457), with the codes that the command line uses.
+
+::
+
+    {"type": "about:blank", "title": "Bad Request", "status": 400,
+     "code": "malformed_plan", "detail": "unknown_field at /stepz: ...",
+     "reasons": [{"code": "unknown_field", "pointer": "/stepz", "message": ...,
+                  "remedy": "Did you mean steps?", "line": 3, "column": 1}]}
+
+``code`` and the reasons' codes never change their meaning once published; ``detail`` and
+``message`` are for people. A reason's ``pointer`` leads into the plan, except for a
+parameter of the URL, where it reads ``/query/NAME`` or ``/path/NAME``. Every error that
+the service answers has this shape, 404, 405 and 500 included, and none shows a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+
+MEDIA_TYPE = "application/problem+json"
+SHOWN = 80
+"""Characters of a wrong value that are repeated in an answer."""
+
+log = logging.getLogger("affidavit.service")
+
+
+class Problem(Exception):
+    """An answer that is an error; what is raised is what the client reads."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        detail: str,
+        *reasons: Reason,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{status} {code}: {detail}")
+        self.status = status
+        self.code = code
+        self.detail = detail
+        self.reasons = reasons
+        self.headers = dict(headers or {})
+
+    def as_response(self) -> Response:
+        """The problem as an HTTP response."""
+        document = {
+            "type": "about:blank",
+            "title": HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "code": self.code,
+            "detail": self.detail,
+            "reasons": [reason.as_dict() for reason in self.reasons],
+        }
+        # Escaped to ASCII: a message may repeat text that has no valid UTF-8.
+        content = json.dumps(document, ensure_ascii=True).encode("ascii")
+        return Response(content, self.status, self.headers, media_type=MEDIA_TYPE)
+
+
+def malformed(error: MalformedPlan) -> Problem:
+    """The problem of a body that is not a plan."""
+    too_large = any(reason.code == "too_large" for reason in error.reasons)
+    more = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
+    return Problem(
+        413 if too_large else 400,
+        "malformed_plan",
+        f"{error.reasons[0]}{more}",
+        *error.reasons,
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of ``app`` with a problem document."""
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(MalformedPlan, _malformed)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _parameters)
+    app.add_exception_handler(OperationalError, _database)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _problem(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.as_response()
+
+
+def _malformed(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, MalformedPlan)
+    return malformed(error).as_response()
+
+
+def _http(request: Request, error: Exception) -> Response:
+    """What the router itself answers: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    code, detail = {
+        404: ("not_found", "there is nothing at this path; /openapi.json lists the paths."),
+        405: ("method_not_allowed", f"{request.method[:SHOWN]} is not possible at this path."),
+    }.get(error.status_code, ("http_error", str(error.detail)))
+    return Problem(error.status_code, code, detail, headers=error.headers).as_response()
+
+
+def _parameters(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    reasons = [_parameter(details) for details in error.errors()]
+    return Problem(
+        422, "invalid_parameter", "a parameter of the URL is not valid.", *reasons
+    ).as_response()
+
+
+def _parameter(details: Mapping[str, Any]) -> Reason:
+    where, name = [*details["loc"], "parameters"][:2]
+    unknown = details["type"] == "extra_forbidden"
+    shown = repr(details.get("input"))[:SHOWN]
+    return Reason(
+        code="unknown_parameter" if unknown else "invalid_parameter",
+        pointer=pointer_to(where, str(name)[:SHOWN]),
+        message=f"{str(name)[:SHOWN]}: {details['msg'][0].lower()}{details['msg'][1:]}, not {shown}."
+        if not unknown
+        else f"{str(name)[:SHOWN]} is not a parameter of this path.",
+        remedy="Remove it." if unknown else "Correct it; /openapi.json says what it takes.",
+    )
+
+
+def _database(_request: Request, error: Exception) -> Response:
+    log.error("the database does not answer: %s", error)
+    return Problem(
+        503,
+        "database_unavailable",
+        "the database does not answer; nothing was stored. Try again later.",
+        headers={"Retry-After": "5"},
+    ).as_response()
+
+
+def _unexpected(_request: Request, _error: Exception) -> Response:
+    """A fault of ours. The server logs the traceback; the client gets none of it."""
+    return Problem(
+        500,
+        "internal_error",
+        "the service met a fault of its own; it is in its log.",
+    ).as_response()

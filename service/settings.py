@@ -1,0 +1,92 @@
+"""What an operator may set, read from the environment once.
+
+None of it can change a guarantee: whatever can is in the plan. A value that cannot be
+read is refused at start-up with the variable's name, not replaced by the default.
+
+=============================  =====================================================
+``DATABASE_URL``               ``sqlite:///<home>/affidavit.db`` when it is not set
+``AFFIDAVIT_HOME``             database and keys; ``~/.affidavit`` when it is not set
+``AFFIDAVIT_WORKERS``          processes that account, 2 when it is not set
+``AFFIDAVIT_TIME_LIMIT``       seconds after which an accounting is killed, 120
+``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, 1048576
+=============================  =====================================================
+
+>>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
+'sqlite:////srv/affidavit/affidavit.db'
+>>> Settings.from_environment({"AFFIDAVIT_WORKERS": "many"})
+Traceback (most recent call last):
+affidavit.service.settings.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a whole number from 1 to 256.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from affidavit.certificate.keys import home
+
+MIB = 1024 * 1024
+
+
+class SettingsError(Exception):
+    """A setting that cannot be used; the text names it and says what to give."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The settings of one service process; times in seconds, sizes in bytes."""
+
+    database_url: str
+    key_directory: Path
+    workers: int = 2
+    time_limit: float = 120.0
+    body_limit: int = MIB
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """The settings of ``environment``; raises ``SettingsError``."""
+        given = os.environ if environment is None else environment
+        place = Path(given["AFFIDAVIT_HOME"]) if given.get("AFFIDAVIT_HOME") else home()
+        return cls(
+            database_url=database_url(
+                given.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
+            ),
+            key_directory=place / "keys",
+            workers=_whole(given, "AFFIDAVIT_WORKERS", cls.workers, 256),
+            time_limit=float(_whole(given, "AFFIDAVIT_TIME_LIMIT", int(cls.time_limit), 86_400)),
+            body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", cls.body_limit, 64 * MIB),
+        )
+
+
+def database_url(given: str) -> str:
+    """``given`` with the driver that this service uses; raises ``SettingsError``.
+
+    >>> database_url("postgres://db/affidavit")
+    'postgresql+psycopg://db/affidavit'
+    """
+    remedy = "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        raise SettingsError(f"DATABASE_URL is not the URL of a database; {remedy}.") from None
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.drivername not in ("sqlite", "postgresql+psycopg"):
+        raise SettingsError(f"DATABASE_URL names {url.drivername!r}; {remedy}.")
+    if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
+        raise SettingsError(f"DATABASE_URL names no file, so nothing would be kept; {remedy}.")
+    return url.render_as_string(hide_password=False)
+
+
+def _whole(given: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = given.get(name)
+    if not text:
+        return default
+    if text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most:
+        return int(text)
+    raise SettingsError(f"{name} is {text[:40]!r}; give a whole number from 1 to {most}.")

@@ -1,0 +1,132 @@
+"""The tables, as the store reads and writes them.
+
+Alembic makes them (``affidavit.migrations``); nothing here ever creates a schema, and a
+test compares the two. Rows of ``certificates``, ``requests`` and ``audit`` are written
+once: triggers in the database refuse to change or remove them, so that not even a fault
+in this service can rewrite what it has signed.
+
+``certificates``
+    One row per certificate id and trust: ``untrusted`` rows were signed by a development
+    key. A plan certified while trying the service out can thus be certified again, under
+    the same id, once there is a key that someone trusts. ``bundle`` is the signed bundle
+    byte for byte and ``result`` the answer that was given, byte for byte.
+``signing_keys``
+    The public half of every key that signed a row, so that a bundle can still be
+    verified after its key was retired or, for a development key, forgotten.
+``requests``
+    Who asked, when, and the very bytes that were asked.
+``audit``
+    What happened, in order.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant: aware in Python, UTC in the database (SQLite keeps no time zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """To UTC; a naive time is a mistake of the caller."""
+        if value is not None and value.tzinfo is None:
+            raise ValueError("a time without a zone is not an instant")
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """As an aware time in UTC."""
+        if value is None:
+            return None
+        found: datetime = value
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+
+
+Sequence = BigInteger().with_variant(Integer(), "sqlite")
+"""SQLite numbers rows by itself only in a column that is INTEGER PRIMARY KEY."""
+
+metadata = MetaData()
+
+signing_keys = Table(
+    "signing_keys",
+    metadata,
+    Column("key_id", String(64), primary_key=True),
+    Column("record", Text, nullable=False),
+    Column("first_used_at", UtcDateTime, nullable=False),
+)
+
+certificates = Table(
+    "certificates",
+    metadata,
+    Column("id", String(71), primary_key=True),
+    Column("untrusted", Boolean, primary_key=True),
+    Column("plan_digest", String(71), nullable=False),
+    Column("name", String(64)),
+    Column("dataset", String(64)),
+    Column("adjacency", String(32), nullable=False),
+    Column("verdict", String(32), nullable=False),
+    Column("epsilon_upper", Double),
+    Column("delta", Double),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
+    Column("bundle", LargeBinary, nullable=False),
+    Column("result", Text, nullable=False),
+    Index("certificates_by_time", "created_at", "id", "untrusted"),
+    Index("certificates_by_plan", "plan_digest"),
+    Index("certificates_by_name", "name"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("certificate_id", String(71), nullable=False),
+    Column("untrusted", Boolean, nullable=False),
+    Column("requester", String(255), nullable=False),
+    Column("received_at", UtcDateTime, nullable=False),
+    Column("content_type", String(255), nullable=False),
+    Column("body", LargeBinary, nullable=False),
+    ForeignKeyConstraint(
+        ["certificate_id", "untrusted"],
+        ["certificates.id", "certificates.untrusted"],
+        name="requests_certificate",
+    ),
+    CheckConstraint("id > 0", name="requests_id_positive"),
+    Index("requests_by_certificate", "certificate_id"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("seq", Sequence, primary_key=True),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String(255), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("details", Text, nullable=False),
+    CheckConstraint("seq > 0", name="audit_seq_positive"),
+    Index("audit_by_subject", "subject"),
+)
