@@ -1,0 +1,123 @@
+"""One release's loss law on a uniform grid, bounded from above and from below.
+
+A finite measure p on losses has the hockey-stick curve h_p(α) = Σ p_i (1 - α e^{-l_i})_+.
+If h_p <= h_r for every α > 0 then h_{p*s} <= h_{r*s} for every measure s on losses, since
+h_{p*s}(α) = ∫ h_p(α e^{-l}) ds(l). So bounds of one release's curve, measure by measure,
+compose (docs/theorems/fourier-lattice.md). With H the true curve, nodes l_i = l_0 + i h,
+α_i = e^{l_i}, tails S_i = Σ_{j>=i} p_j, and P_i, Q_i the masses of an interval:
+
+* upper: h_p interpolates H at the nodes (chords of a convex curve lie above it),
+      S_i = P(L >= l_i) + (P_{i-1} - α_{i-1} Q_{i-1}) / (1 - e^{-h}),
+  with interval i from l_i to l_{i+1}; losses below l_0 move up to l_0, and those above
+  the last node are ``infinite``, to be counted in δ as they are.
+* lower: h_p runs below the tangents of H at e_i = l_i - h/2,
+      S_i = P(L >= e_i) + (e^{-h} g_i^+ - g_{i-1}^-) / (1 - e^{-h}),
+  g_i = P_i - α_i Q_i, with interval i from e_i to e_{i+1}. Where S would increase its
+  running minimum is taken; losses below e_0 are dropped, and so is the value v of the
+  curve at the last node kept, which is one where v >= 0 and S >= v.
+
+Raising (lowering) every S_i keeps an upper (lower) bound, which is how rounding enters:
+each S_i is moved by a bound of its own error. Errors bounded here: discretisation,
+truncation at both ends, the elementary functions, the cancellation in the brackets over
+1 - e^{-h}, and for upper bounds the placing of the nodes (``loss_error``, to be added to
+the loss of every release).
+
+References: Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, "Connect the Dots",
+PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the tangents and the
+rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from affidavit.accountants.fourier.losses import UNIT_ROUNDOFF, Array, LossLaw
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """The losses ``origin + i * step`` for 0 <= i < ``size``."""
+
+    origin: float
+    step: float
+    size: int
+
+    def losses(self, offset: float = 0.0, extra: int = 0) -> Array:
+        """The nodes, moved by ``offset`` steps, with ``extra`` more at the end."""
+        return self.origin + self.step * (np.arange(self.size + extra) + offset)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatticeMeasure:
+    """P-masses on a grid whose hockey-stick curve bounds that of one release.
+
+    ``infinite`` is the mass at infinite loss (upper bounds only) and ``loss_error`` the
+    amount by which every node must be raised for the bound to hold (upper bounds only).
+    """
+
+    grid: Grid
+    masses: Array
+    infinite: float
+    loss_error: float
+
+
+def upper_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
+    """A measure on ``grid`` whose curve is nowhere below that of ``law``."""
+    nodes = grid.losses()
+    tail = law.survival(nodes)
+    interval_p = tail.p[:-1] - tail.p[1:]
+    interval_q = tail.q[:-1] - tail.q[1:]
+    width = -math.expm1(-grid.step)
+    # |e^l Q(L >= l)| <= P(L >= l): one relative error of p covers both survival functions.
+    rounding = _widest(tail.relative + UNIT_ROUNDOFF * (4.0 + np.abs(nodes)))
+    slack = 5.0 * rounding * tail.p
+    slack[1:] += slack[:-1] / width + 4.0 * tail.loss_error / width * np.abs(interval_p)
+    tails = tail.p + slack
+    tails[1:] += (interval_p - np.exp(nodes[:-1]) * interval_q) / width
+    tails[0] = 1.0
+    infinite = float(tail.p[-1] * (1.0 + rounding[-1]))
+    tails = np.maximum.accumulate(tails[::-1])[::-1]
+    tails = np.minimum(tails, 1.0)
+    masses = -np.diff(tails, append=tail.p[-1] * (1.0 - rounding[-1]))
+    return LatticeMeasure(
+        grid=grid,
+        masses=np.maximum(masses, 0.0),
+        infinite=infinite,
+        loss_error=tail.loss_error + 4.0 * UNIT_ROUNDOFF * float(np.abs(nodes).max()),
+    )
+
+
+def lower_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
+    """A measure on ``grid`` whose curve is nowhere above that of ``law``."""
+    nodes = grid.losses()
+    tail = law.survival(grid.losses(-0.5, extra=1))
+    interval_p = tail.p[:-1] - tail.p[1:]
+    interval_q = tail.q[:-1] - tail.q[1:]
+    alpha = np.exp(nodes)
+    width = -math.expm1(-grid.step)
+    gap = interval_p - alpha * interval_q
+    rounding = _widest(tail.relative)[:-1] + UNIT_ROUNDOFF * (4.0 + np.abs(nodes))
+    slack = 5.0 * rounding * tail.p[:-1]
+    tails = tail.p[:-1] + math.exp(-grid.step) / width * np.maximum(gap, 0.0)
+    tails[1:] += np.minimum(gap[:-1], 0.0) / width
+    tails[0] = tail.p[0] - max(gap[0], 0.0)
+    values = tail.p[:-1] - alpha * tail.q[:-1] - np.maximum(gap, 0.0)
+    error = slack.copy()
+    error[1:] += slack[:-1]
+    tails = np.minimum.accumulate(tails - error / width)
+    sound = np.flatnonzero((values >= slack) & (tails >= values + slack))
+    masses = np.zeros_like(tails)
+    if sound.size:
+        # The nodes up to the last one at which both v >= 0 and every tail exceeds v; the
+        # constant v beyond it is dropped.
+        last = int(sound[-1])
+        masses[: last + 1] = -np.diff(tails[: last + 1], append=values[last] + slack[last])
+    return LatticeMeasure(grid=grid, masses=masses, infinite=0.0, loss_error=0.0)
+
+
+def _widest(rounding: Array) -> Array:
+    """The larger of each entry and the next: a bound for an interval's two ends."""
+    return np.maximum(rounding, np.append(rounding[1:], rounding[-1]))
