@@ -1,0 +1,243 @@
+"""Signing keys: Ed25519 pairs, the windows in which they sign, and where they are kept.
+
+A key is two files in the key directory: ``<key id>.pem``, the private half, readable by
+its owner alone, and ``<key id>.json``, the public record that verifiers are given. The key
+id is the sha256 of the public key's SubjectPublicKeyInfo, so that it cannot name another
+key. ``development_key`` is for trying things out: it lives in memory, is marked in every
+record and trusted by nobody.
+
+The directory is ``keys`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+WINDOW = timedelta(days=730)
+"""How long a new key may sign."""
+
+
+class KeyFailure(Exception):
+    """A key that cannot be used; the message says which file and what to do."""
+
+
+def home() -> Path:
+    """Where keys and the embedded database are kept."""
+    return Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicKey:
+    """The public half of a key, and the window in which its signatures count."""
+
+    key: Ed25519PublicKey = field(repr=False)
+    not_before: datetime
+    not_after: datetime
+    label: str = ""
+    development: bool = False
+
+    @property
+    def key_id(self) -> str:
+        """sha256 of the SubjectPublicKeyInfo, in hexadecimal."""
+        der = self.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        return hashlib.sha256(der).hexdigest()
+
+    def covers(self, moment: datetime) -> bool:
+        """Whether ``moment`` lies in the key's window."""
+        return self.not_before <= moment <= self.not_after
+
+    def accepts(self, signature: bytes, message: bytes) -> bool:
+        """Whether ``signature`` is this key's over ``message``."""
+        try:
+            self.key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    def as_record(self) -> dict[str, Any]:
+        """The record that ``GET /v1/keys`` and the key directory hold."""
+        pem = self.key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return {
+            "key_id": self.key_id,
+            "algorithm": "ed25519",
+            "public_key": pem.decode("ascii"),
+            "not_before": _written(self.not_before),
+            "not_after": _written(self.not_after),
+            "label": self.label,
+            "development": self.development,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> PublicKey:
+        """The key of a record; raises ``KeyFailure`` when the record does not hold one."""
+        try:
+            key = load_pem_public_key(record["public_key"].encode("ascii"))
+            if not isinstance(key, Ed25519PublicKey):
+                raise KeyFailure("the record holds a key that is not Ed25519.")
+            found = cls(
+                key=key,
+                not_before=_read(record["not_before"]),
+                not_after=_read(record["not_after"]),
+                label=str(record.get("label", "")),
+                development=bool(record.get("development", False)),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise KeyFailure(f"this is not a public key record: {error}.") from None
+        if found.key_id != record.get("key_id"):
+            raise KeyFailure("the record's key id is not that of its key.")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigningKey:
+    """A key pair; the private half never leaves this object but to its own file."""
+
+    private: Ed25519PrivateKey = field(repr=False)
+    public: PublicKey
+
+    @property
+    def key_id(self) -> str:
+        """The public half's key id."""
+        return self.public.key_id
+
+    @classmethod
+    def generate(cls, label: str = "", *, development: bool = False) -> SigningKey:
+        """A fresh pair whose window opens now."""
+        private = Ed25519PrivateKey.generate()
+        now = datetime.now(UTC).replace(microsecond=0)
+        public = PublicKey(
+            key=private.public_key(),
+            not_before=now,
+            not_after=now + WINDOW,
+            label=label,
+            development=development,
+        )
+        return cls(private=private, public=public)
+
+    def sign(self, message: bytes) -> bytes:
+        """The 64-byte Ed25519 signature of ``message``."""
+        return self.private.sign(message)
+
+
+def development_key() -> SigningKey:
+    """A key for this process alone; certificates that it signs say ``untrusted``."""
+    return SigningKey.generate("development", development=True)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    """The key directory."""
+
+    directory: Path
+
+    def new(self, label: str = "") -> SigningKey:
+        """Create a key pair and keep it; the private file is readable by its owner alone."""
+        key = SigningKey.generate(label)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pem = key.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        # The private half first: a public record without it would never sign.
+        _write_once(self.directory / f"{key.key_id}.pem", pem, mode=0o600)
+        record = json.dumps(key.public.as_record(), indent=2) + "\n"
+        _write_once(self.directory / f"{key.key_id}.json", record.encode(), mode=0o644)
+        return key
+
+    def public_keys(self) -> tuple[PublicKey, ...]:
+        """Every public record of the directory, oldest first."""
+        found = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
+        return tuple(sorted(found, key=lambda key: (key.not_before, key.key_id)))
+
+    def signing_key(self) -> SigningKey | None:
+        """The newest key that is inside its window and whose private half is here."""
+        now = datetime.now(UTC)
+        for public in reversed(self.public_keys()):
+            path = self.directory / f"{public.key_id}.pem"
+            if public.covers(now) and path.exists():
+                return SigningKey(private=_private_file(path, public), public=public)
+        return None
+
+
+def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
+    """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers."""
+    document = _json_file(path)
+    records = document.get("keys", [document]) if isinstance(document, dict) else document
+    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+        raise KeyFailure(f"{path} does not hold public key records.")
+    return tuple(PublicKey.from_record(record) for record in records)
+
+
+def by_id(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
+    """Keys by their key id."""
+    return {key.key_id: key for key in keys}
+
+
+def _json_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+    except ValueError:
+        raise KeyFailure(f"{path} is not a JSON file of public key records.") from None
+
+
+def _record_file(path: Path) -> PublicKey:
+    record = _json_file(path)
+    if not isinstance(record, dict):
+        raise KeyFailure(f"{path} is not a public key record.")
+    try:
+        return PublicKey.from_record(record)
+    except KeyFailure as failure:
+        raise KeyFailure(f"{path}: {failure}") from None
+
+
+def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
+    if path.stat().st_mode & 0o077:
+        raise KeyFailure(f"{path} is readable by others; run chmod 600 on it, or make a new key.")
+    try:
+        private = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        raise KeyFailure(f"{path} is not a private key; restore it or make a new key.") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise KeyFailure(f"{path} is not an Ed25519 private key.")
+    if private.public_key() != public.key:
+        raise KeyFailure(f"{path} does not belong to the public record beside it.")
+    return private
+
+
+def _write_once(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that is either whole or absent, with its mode from the first byte on."""
+    partial = path.with_suffix(path.suffix + ".part")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.rename(path)
+
+
+def _written(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _read(text: str) -> datetime:
+    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

@@ -1,0 +1,125 @@
+"""The statement that is signed: an in-toto Statement v1 about one plan.
+
+Its subject is the plan, by digest. Its predicate is everything that a verifier, an
+auditor or a trainer needs: the verdict with its reasons, the guarantee, the noise that is
+required, the engines and how they agree, what the trainer must do, and the plan itself.
+Numbers of the guarantee are decimal strings rounded outward, so that no JSON reader can
+make an upper bound smaller.
+
+References: in-toto Attestation Framework v1, spec/v1/statement.md.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
+from affidavit.accountants.registry import versions
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.policy import VALID_DAYS, policy_reference
+from affidavit.plan.canonical import digest_of
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
+CRITICAL = ("verdict", "guarantee", "validity", "obligations")
+"""Predicate fields that a verifier must understand to accept a certificate."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+
+def address(plan_digest: str) -> str:
+    """The content address of what is asked: plan, policy and engines.
+
+    It is known before any accounting, so that the same question finds its first answer.
+    """
+    return digest_of({"plan": plan_digest, "policy": policy_reference(), "accountants": versions()})
+
+
+def statement(
+    assessment: Assessment, *, requester: str, issued_at: datetime, untrusted: bool
+) -> dict[str, Any]:
+    """The statement about ``assessment``, as JSON data."""
+    algorithm, _, value = assessment.plan_digest.partition(":")
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": "plan", "digest": {algorithm: value}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "certificate_id": address(assessment.plan_digest),
+            "verdict": assessment.verdict,
+            "reasons": [reason.as_dict() for reason in assessment.reasons],
+            "guarantee": _guarantee(assessment),
+            "noise_multiplier": _noise(assessment),
+            "sensitivity": _up(assessment.sensitivity),
+            "sampling": [_sampling(entry) for entry in assessment.sampling],
+            "accountants": [
+                {
+                    "name": opinion.name,
+                    "version": opinion.version,
+                    "epsilon": _interval(opinion.epsilon),
+                }
+                for opinion in assessment.accountants
+            ],
+            "engines": versions(),
+            "obligations": list(assessment.obligations),
+            "assumptions": list(assessment.assumptions),
+            "warnings": [
+                {"code": each.code, "message": each.message} for each in assessment.warnings
+            ],
+            "plan": assessment.plan,
+            "policy": policy_reference(),
+            "requester": requester,
+            "approvals": [],
+            "validity": {
+                "not_before": issued_at.strftime(TIME_FORMAT),
+                "not_after": (issued_at + timedelta(days=VALID_DAYS)).strftime(TIME_FORMAT),
+            },
+            "untrusted": untrusted,
+            "critical": list(CRITICAL),
+        },
+    }
+
+
+def _guarantee(assessment: Assessment) -> dict[str, Any] | None:
+    if assessment.epsilon is None or assessment.delta is None:
+        return None
+    return {
+        "epsilon": _interval(assessment.epsilon),
+        "delta": _interval(assessment.delta),
+        "target": {
+            "epsilon": _up(assessment.target_epsilon),
+            "delta": _up(assessment.target_delta),
+        },
+        "adjacency": assessment.adjacency,
+        "unit": assessment.unit,
+        "mu": _up(assessment.mu),
+        "trajectory": "all_iterates",
+    }
+
+
+def _noise(assessment: Assessment) -> dict[str, Any]:
+    return {
+        "joint": None if assessment.joint is None else decimal_down(assessment.joint),
+        "releases": [
+            {
+                **({} if each.phase is None else {"phase": each.phase}),
+                "name": each.name,
+                "count": each.count,
+                "required": _up(each.required),
+                "given": None if each.given is None else decimal_down(each.given),
+            }
+            for each in assessment.releases
+        ],
+    }
+
+
+def _sampling(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry, "probability": _up(entry["probability"])}
+
+
+def _interval(bracket: Bracket) -> dict[str, str]:
+    return {"lower": decimal_down(bracket.lower), "upper": decimal_up(bracket.upper)}
+
+
+def _up(value: float | None) -> str | None:
+    return None if value is None else decimal_up(value)
