@@ -10,11 +10,11 @@ compose (docs/theorems/fourier-lattice.md). With H the true curve, nodes l_i = l
       S_i = P(L >= l_i) + (P_{i-1} - α_{i-1} Q_{i-1}) / (1 - e^{-h}),
   with interval i from l_i to l_{i+1}; losses below l_0 move up to l_0, and those above
   the last node are ``infinite``, to be counted in δ as they are.
-* lower: h_p runs below the tangents of H at e_i = l_i - h/2,
-      S_i = P(L >= e_i) + (e^{-h} g_i^+ - g_{i-1}^-) / (1 - e^{-h}),
-  g_i = P_i - α_i Q_i, with interval i from e_i to e_{i+1}. Where S would increase its
-  running minimum is taken; losses below e_0 are dropped, and so is the value v of the
-  curve at the last node kept, which is one where v >= 0 and S >= v.
+* lower: h_p runs through nodes (α_i, v_i) below the tangents t_e of H at e_i = l_i - h/2,
+      v_i = min(t_{e_i}(α_i), t_{e_{i+1}}(α_i)),    S_i = v_i + α_i (v_j - v_i) / (α_i - α_j)
+  with j the node before. Concave kinks are replaced by chords, which drops nodes, and S
+  by its running minimum; losses outside the edges are dropped, and so is the value of v at the
+  last node kept, which is one where v >= 0 and S >= v.
 
 Raising (lowering) every S_i keeps an upper (lower) bound, which is how rounding enters:
 each S_i is moved by a bound of its own error. Errors bounded here: discretisation,
@@ -33,6 +33,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from affidavit.accountants.fourier.losses import UNIT_ROUNDOFF, Array, LossLaw
 
@@ -94,28 +95,46 @@ def lower_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
     """A measure on ``grid`` whose curve is nowhere above that of ``law``."""
     nodes = grid.losses()
     tail = law.survival(grid.losses(-0.5, extra=1))
-    interval_p = tail.p[:-1] - tail.p[1:]
-    interval_q = tail.q[:-1] - tail.q[1:]
+    # The law without the losses above the last edge: kept, they would pile up on the last
+    # node and could draw the tilt there.
+    restricted_p, restricted_q = tail.p - tail.p[-1], tail.q - tail.q[-1]
+    p, q = restricted_p[:-1], restricted_q[:-1]
     alpha = np.exp(nodes)
-    width = -math.expm1(-grid.step)
-    gap = interval_p - alpha * interval_q
-    rounding = _widest(tail.relative)[:-1] + UNIT_ROUNDOFF * (4.0 + np.abs(nodes))
-    slack = 5.0 * rounding * tail.p[:-1]
-    tails = tail.p[:-1] + math.exp(-grid.step) / width * np.maximum(gap, 0.0)
-    tails[1:] += np.minimum(gap[:-1], 0.0) / width
-    tails[0] = tail.p[0] - max(gap[0], 0.0)
-    values = tail.p[:-1] - alpha * tail.q[:-1] - np.maximum(gap, 0.0)
-    error = slack.copy()
-    error[1:] += slack[:-1]
-    tails = np.minimum.accumulate(tails - error / width)
+    gap = (p - restricted_p[1:]) - alpha * (q - restricted_q[1:])
+    values = p - alpha * q - np.maximum(gap, 0.0)
+    slack = 12.0 * (_widest(tail.relative)[:-1] + UNIT_ROUNDOFF * (4.0 + np.abs(nodes)))
+    slack *= tail.p[:-1]
+    kept = _convex_nodes(alpha, values)
+    tails = np.empty(kept.size)
+    tails[0] = p[0] - max(gap[0], 0.0) - slack[0]
+    here, before = kept[1:], kept[:-1]
+    shares = -1.0 / np.expm1(nodes[before] - nodes[here])
+    tails[1:] = values[here] + (values[before] - values[here]) * shares
+    tails[1:] -= (slack[here] + slack[before]) * (shares + 1.0)
+    tails = np.minimum.accumulate(tails)
+    values, slack = values[kept], slack[kept]
     sound = np.flatnonzero((values >= slack) & (tails >= values + slack))
-    masses = np.zeros_like(tails)
+    masses = np.zeros(grid.size)
     if sound.size:
-        # The nodes up to the last one at which both v >= 0 and every tail exceeds v; the
-        # constant v beyond it is dropped.
         last = int(sound[-1])
-        masses[: last + 1] = -np.diff(tails[: last + 1], append=values[last] + slack[last])
+        masses[kept[: last + 1]] = -np.diff(tails[: last + 1], append=values[last] + slack[last])
     return LatticeMeasure(grid=grid, masses=masses, infinite=0.0, loss_error=0.0)
+
+
+def _convex_nodes(alpha: Array, values: Array) -> NDArray[np.intp]:
+    """The nodes left when chords replace concave kinks, round by round.
+
+    A few rounds suffice where the law is smooth; kinks still concave after the last are
+    met by the running minimum of the tails.
+    """
+    kept = np.arange(alpha.size)
+    for _ in range(40):
+        slopes = np.diff(values[kept]) / np.diff(alpha[kept])
+        concave = np.flatnonzero(slopes[1:] < slopes[:-1]) + 1
+        if concave.size == 0:
+            break
+        kept = np.delete(kept, concave)
+    return kept
 
 
 def _widest(rounding: Array) -> Array:

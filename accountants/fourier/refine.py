@@ -28,7 +28,7 @@ from affidavit.accountants.fourier.lattice import (
     lower_measure,
     upper_measure,
 )
-from affidavit.accountants.fourier.losses import Atoms
+from affidavit.accountants.fourier.losses import Atoms, LossLaw
 from affidavit.accountants.fourier.saddle import (
     Saddle,
     at_delta,
@@ -119,14 +119,29 @@ def steer(laws: Laws, saddle: Saddle, tolerance: float, step: float | None = Non
         above=reach.above,
     )
     grids = []
-    for (law, count), top in zip(atoms, tops, strict=True):
+    for (release, _), (law, _), top in zip(laws.direction.laws, atoms, tops, strict=True):
         floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / laws.steps / 2)
-        center = _median(law, order)
+        center = _center(release, _median(law, order), step, tolerance / order / laws.steps)
         below = math.ceil((center - floor) / step) + 1
         above = math.ceil((top - center) / step) + 1
         grids.append(Grid(origin=center - below * step, step=step, size=below + above + 1))
-        del count
     return Steering(saddle=saddle, window=window, grids=tuple(grids))
+
+
+def _center(law: LossLaw, guess: float, step: float, tolerance: float) -> float:
+    """A node a hair below the barycentre of the losses within half a step of it.
+
+    At small sampling probabilities nearly all the mass sits in that one cell, and a node
+    above the barycentre would cost the lower bound that mass times the distance.
+    """
+    center = guess
+    for _ in range(3):
+        tail = law.survival(np.array([center - step / 2, center + step / 2]))
+        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
+        if not (p > 0 and q > 0):
+            return guess
+        center = math.log(p / q)
+    return center - 1e-3 * tolerance - 1e-15
 
 
 def _median(atoms: Atoms, order: float) -> float:
