@@ -66,9 +66,7 @@ class BodyLimit:
             message=f"the body has more than {self._limit} bytes.",
             remedy="Give large matrices by file and sha256.",
         )
-        return Problem(
-            413, "too_large", f"{reason}", reason, headers={"Connection": "close"}
-        )
+        return Problem(413, "too_large", f"{reason}", reason, headers={"Connection": "close"})
 
 
 async def read_body(request: Request) -> bytes:

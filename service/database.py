@@ -21,7 +21,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 
 BUSY_MILLISECONDS = 10_000
@@ -43,14 +43,19 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     # A connection that the server closed while idle is noticed before it is used.
-    return create_engine(
-        url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_SECONDS}
-    )
+    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_SECONDS})
 
 
 def writer(engine: Engine) -> Engine:
     """``engine`` for transactions that write; shares its connections."""
     return engine.execution_options(affidavit_writes=True)
+
+
+def is_missing_file(url: URL) -> bool:
+    """Whether ``url`` is an SQLite file that is not there; opening it would make it."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return False
+    return not Path(url.database).exists()
 
 
 def make_room(url: str) -> None:

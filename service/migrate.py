@@ -15,7 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
-from affidavit.service.database import make_room, open_engine, writer
+from affidavit.service.database import is_missing_file, make_room, open_engine, writer
 
 
 class SchemaNotAtHead(Exception):
@@ -50,6 +50,8 @@ def current(url: str) -> str | None:
 
 def revision_of(engine: Engine) -> str | None:
     """The revision of the database behind ``engine``."""
+    if is_missing_file(engine.url):
+        return None
     with engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 

@@ -20,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from threading import Lock
 
 from pebble import ProcessExpired, ProcessPool
+from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify
@@ -52,7 +53,7 @@ class AccountingPool:
 
         Time spent waiting for a free process does not count against the limit.
         """
-        pool = await asyncio.to_thread(self._usable)
+        pool = await run_in_threadpool(self._usable)
         future = pool.schedule(certify, args=(plan,), timeout=self.time_limit)
         try:
             found: Assessment = await asyncio.wrap_future(future)
@@ -70,14 +71,14 @@ class AccountingPool:
     def close(self) -> None:
         """Stop the processes; what they are computing is lost."""
         with self._lock:
-            self._pool.stop()
+            self._pool.stop()  # type: ignore[no-untyped-call]
             self._pool.join()
 
     def _usable(self) -> ProcessPool:
         with self._lock:
             if not self._pool.active:
                 log.warning("the accounting pool broke; starting another")
-                self._pool.stop()
+                self._pool.stop()  # type: ignore[no-untyped-call]
                 self._pool.join()
                 self._pool = self._new()
             return self._pool

@@ -27,6 +27,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from affidavit.certificate.keys import KeyFailure
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 
 MEDIA_TYPE = "application/problem+json"
@@ -88,6 +89,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(OperationalError, _database)
+    app.add_exception_handler(KeyFailure, _signer)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -120,16 +122,21 @@ def _parameters(_request: Request, error: Exception) -> Response:
 
 
 def _parameter(details: Mapping[str, Any]) -> Reason:
-    where, name = [*details["loc"], "parameters"][:2]
-    unknown = details["type"] == "extra_forbidden"
-    shown = repr(details.get("input"))[:SHOWN]
+    where, name = ([*details["loc"], "parameters"])[:2]
+    field = str(name)[:SHOWN]
+    if details["type"] == "extra_forbidden":
+        return Reason(
+            code="unknown_parameter",
+            pointer=pointer_to(where, field),
+            message=f"{field} is not a parameter of this path.",
+            remedy="Remove it; /openapi.json lists the parameters.",
+        )
+    wrong = details["msg"][0].lower() + details["msg"][1:]
     return Reason(
-        code="unknown_parameter" if unknown else "invalid_parameter",
-        pointer=pointer_to(where, str(name)[:SHOWN]),
-        message=f"{str(name)[:SHOWN]}: {details['msg'][0].lower()}{details['msg'][1:]}, not {shown}."
-        if not unknown
-        else f"{str(name)[:SHOWN]} is not a parameter of this path.",
-        remedy="Remove it." if unknown else "Correct it; /openapi.json says what it takes.",
+        code="invalid_parameter",
+        pointer=pointer_to(where, field),
+        message=f"{field}: {wrong}, not {repr(details.get('input'))[:SHOWN]}.",
+        remedy="Correct it; /openapi.json says what it takes.",
     )
 
 
@@ -140,6 +147,15 @@ def _database(_request: Request, error: Exception) -> Response:
         "database_unavailable",
         "the database does not answer; nothing was stored. Try again later.",
         headers={"Retry-After": "5"},
+    ).as_response()
+
+
+def _signer(_request: Request, error: Exception) -> Response:
+    log.error("nothing can be signed: %s", error)
+    return Problem(
+        503,
+        "signer_unavailable",
+        "the service's signing key cannot be used; nothing was stored. Its log says why.",
     ).as_response()
 
 

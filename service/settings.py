@@ -15,7 +15,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 'sqlite:////srv/affidavit/affidavit.db'
 >>> Settings.from_environment({"AFFIDAVIT_WORKERS": "many"})
 Traceback (most recent call last):
-affidavit.service.settings.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a whole number from 1 to 256.
+affidavit.service.settings.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a number from 1 to 256.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from sqlalchemy.exc import ArgumentError
 from affidavit.certificate.keys import home
 
 MIB = 1024 * 1024
+WORKERS = 2
+TIME_LIMIT = 120
 
 
 class SettingsError(Exception):
@@ -43,8 +45,8 @@ class Settings:
 
     database_url: str
     key_directory: Path
-    workers: int = 2
-    time_limit: float = 120.0
+    workers: int = WORKERS
+    time_limit: float = float(TIME_LIMIT)
     body_limit: int = MIB
 
     @classmethod
@@ -57,9 +59,9 @@ class Settings:
                 given.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
             ),
             key_directory=place / "keys",
-            workers=_whole(given, "AFFIDAVIT_WORKERS", cls.workers, 256),
-            time_limit=float(_whole(given, "AFFIDAVIT_TIME_LIMIT", int(cls.time_limit), 86_400)),
-            body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", cls.body_limit, 64 * MIB),
+            workers=_whole(given, "AFFIDAVIT_WORKERS", WORKERS, 256),
+            time_limit=float(_whole(given, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
+            body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
         )
 
 
@@ -89,4 +91,4 @@ def _whole(given: Mapping[str, str], name: str, default: int, most: int) -> int:
         return default
     if text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most:
         return int(text)
-    raise SettingsError(f"{name} is {text[:40]!r}; give a whole number from 1 to {most}.")
+    raise SettingsError(f"{name} is {text[:40]!r}; give a number from 1 to {most}.")

@@ -202,7 +202,8 @@ def _page(filters: Filters, after: Place | None) -> Select[Any]:
     if filters.created_before is not None:
         query = query.where(certificates.c.created_at < filters.created_before)
     if after is not None:
-        query = query.where(
-            tuple_(*_PLACE) < tuple_(after.created_at, after.id, after.untrusted)
+        place = tuple_(
+            after.created_at, after.id, after.untrusted, types=[column.type for column in _PLACE]
         )
+        query = query.where(tuple_(*_PLACE) < place)
     return query.order_by(*(column.desc() for column in _PLACE))

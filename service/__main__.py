@@ -1,0 +1,75 @@
+"""``python -m affidavit.service serve|migrate``: what the command line runs for a server.
+
+The command line itself must work without a server, so it does not import this room; it
+starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 2
+something that the operator must mend (a setting, the schema, an address in use), 3 the
+database cannot be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from affidavit.certificate.keys import KeyFailure
+from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
+from affidavit.service.serve import serve
+from affidavit.service.settings import Settings, SettingsError
+
+OPERATOR, UNREACHABLE = 2, 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    given = _parser().parse_args(arguments)
+    try:
+        settings = Settings.from_environment()
+        if given.command == "migrate":
+            upgrade(settings.database_url)
+            print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
+        else:
+            serve(given.host, given.port, settings)
+    except KeyboardInterrupt:
+        return 0
+    except (SettingsError, SchemaNotAtHead, KeyFailure) as error:
+        return _fail(str(error), OPERATOR)
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        return _fail(
+            "PostgreSQL needs its driver; run: pip install 'affidavit[postgresql]'", OPERATOR
+        )
+    except SQLAlchemyError as error:
+        cause = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+        return _fail(f"the database cannot be used: {cause}; see DATABASE_URL", UNREACHABLE)
+    except OSError as error:
+        return _fail(str(error), OPERATOR)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"affidavit: {message}", file=sys.stderr)  # noqa: T201  # a command's own words
+    return code
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < 65_536):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m affidavit.service")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("migrate", help="bring the database's schema to this release")
+    serving = commands.add_parser("serve", help="answer over HTTP until told to stop")
+    serving.add_argument("--host", default="127.0.0.1", help="127.0.0.1: this machine alone")
+    serving.add_argument("--port", type=_port, default=8000, help="0: any free one")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

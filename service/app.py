@@ -1,0 +1,55 @@
+"""The application: routes, limits and error documents, put together from settings.
+
+>>> from affidavit.service.settings import Settings
+>>> app = create_app(Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}))
+>>> sorted(app.openapi()["paths"])[:2]
+['/livez', '/readyz']
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.service import openapi, problems
+from affidavit.service.bodies import BodyLimit
+from affidavit.service.routes import ROUTERS
+from affidavit.service.services import Services
+from affidavit.service.settings import Settings
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service behind ``settings``; opens the database and starts processes when run."""
+    services = Services.of(settings)
+    app = FastAPI(
+        title="Affidavit",
+        version=version("affidavit"),
+        description="Certifies differentially private training plans.",
+        lifespan=_lifespan,
+        redirect_slashes=False,
+        # The browsable pages load scripts from another host; /openapi.json stays.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.services = services
+    app.add_middleware(BodyLimit, limit=settings.body_limit)
+    problems.install(app)
+    openapi.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    services: Services = app.state.services
+    services.signers.announce()
+    await run_in_threadpool(services.pool.warm_up)
+    try:
+        yield
+    finally:
+        await run_in_threadpool(services.close)

@@ -1,0 +1,205 @@
+"""The OpenAPI document: every body, every status, every error's shape.
+
+Plans are read by our own strict loader and results are stored text, so FastAPI cannot
+derive their schemas from a signature; they are written here. A test compares what the
+service answers with what it documents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from affidavit.plan.model import PHASE_FIELDS, Plan
+
+JSON = "application/json"
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+PROBLEM = "application/problem+json"
+ID_PATTERN = r"^sha256:[0-9a-f]{64}$"
+
+Schema = dict[str, Any]
+Responses = dict[int | str, dict[str, Any]]
+
+_MEANINGS = {
+    400: "The body is not a plan of schema version 1; the reasons say where and why.",
+    404: "No such certificate.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is neither JSON nor YAML by its content type.",
+    422: "A parameter of the URL is not valid.",
+    500: "A fault of the service; nothing was stored.",
+    503: "Not now: accounting cut off, too many waiting, or the database does not answer.",
+}
+
+
+def problems(*statuses: int) -> Responses:
+    """Documentation of these error statuses, with those that any request may meet."""
+    content = {PROBLEM: {"schema": _ref("Problem")}}
+    return {
+        status: {"description": _MEANINGS[status], "content": content}
+        for status in sorted({*statuses, 413, 500})
+    }
+
+
+def answers(description: str, schema: str) -> dict[str, Any]:
+    """Documentation of a JSON answer."""
+    return {"description": description, "content": {JSON: {"schema": _ref(schema)}}}
+
+
+def plan_body() -> dict[str, Any]:
+    """Documentation of a plan as request body."""
+    schema = {"schema": _ref("Plan")}
+    return {
+        "requestBody": {
+            "required": True,
+            "description": "A training plan; JSON of at most 1 MiB or YAML 1.2 of at most 64 KiB.",
+            "content": {JSON: schema} | dict.fromkeys(YAML, schema),
+        }
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Give ``app`` the document with our schemas in it."""
+
+    def openapi() -> Schema:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+            )
+            schemas = document.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(_plan_schemas() | _SCHEMAS)
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _plan_schemas() -> dict[str, Schema]:
+    """The plan with phases, and the plan whose only phase's fields stand at the top."""
+    phased = Plan.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts: dict[str, Schema] = phased.pop("$defs")
+    phase = parts["Phase"]
+    single = {
+        **phased,
+        "title": "PlanOfOnePhase",
+        "properties": {
+            **{name: part for name, part in phased["properties"].items() if name != "phases"},
+            **{name: phase["properties"][name] for name in sorted(PHASE_FIELDS)},
+        },
+        "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
+    }
+    return {
+        **parts,
+        "PlanOfPhases": phased,
+        "PlanOfOnePhase": single,
+        "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
+    }
+
+
+def _object(properties: dict[str, Schema], *optional: str) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _list_of(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+_TEXT: Schema = {"type": "string"}
+_FLAG: Schema = {"type": "boolean"}
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+_ANY: Schema = {"type": "object"}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
+_INTERVAL: Schema = {
+    "type": ["object", "null"],
+    "properties": {"lower": {"type": "number"}, "upper": _NUMBER_OR_NULL},
+    "required": ["lower", "upper"],
+}
+_VERDICT: Schema = {"enum": ["certified", "under_noised", "refused", "undecided"]}
+_ID: Schema = {"type": "string", "pattern": ID_PATTERN}
+_SUMMARY = _object(
+    {
+        "id": _ID,
+        "untrusted": {**_FLAG, "description": "Signed by a development key."},
+        "plan_digest": _ID,
+        "name": _TEXT_OR_NULL,
+        "dataset": _TEXT_OR_NULL,
+        "adjacency": _TEXT,
+        "verdict": _VERDICT,
+        "epsilon_upper": _NUMBER_OR_NULL,
+        "delta": _NUMBER_OR_NULL,
+        "created_at": {"type": "string", "format": "date-time"},
+    }
+)
+
+_SCHEMAS: dict[str, Schema] = {
+    "Reason": _object(
+        {
+            "code": _TEXT,
+            "pointer": {**_TEXT, "description": "RFC 6901 pointer into the plan."},
+            "message": _TEXT,
+            "remedy": _TEXT,
+            "line": _COUNT,
+            "column": _COUNT,
+        },
+        "line",
+        "column",
+    ),
+    "Problem": {
+        **_object(
+            {
+                "type": {"type": "string", "format": "uri-reference"},
+                "title": _TEXT,
+                "status": {"type": "integer", "minimum": 400, "maximum": 599},
+                "code": {**_TEXT, "description": "Stable; never changes its meaning."},
+                "detail": _TEXT,
+                "reasons": _list_of(_ref("Reason")),
+            }
+        ),
+        "description": "RFC 9457 problem details.",
+    },
+    "Result": _object(
+        {
+            "verdict": _VERDICT,
+            "plan_digest": _ID,
+            "epsilon": {**_INTERVAL, "description": "In nats; lower and upper bound."},
+            "delta": _INTERVAL,
+            "adjacency": _TEXT,
+            "noise_multiplier": _ANY,
+            "sensitivity": _NUMBER_OR_NULL,
+            "mu": _NUMBER_OR_NULL,
+            "accountants": _list_of(_ANY),
+            "reasons": _list_of(_ref("Reason")),
+            "warnings": _list_of(_ANY),
+            "obligations": _list_of(_ANY),
+            "certificate": _object({"id": _ID, "bundle": _ANY}),
+        }
+    ),
+    "Summary": _SUMMARY,
+    "Page": _object(
+        {
+            "items": _list_of(_ref("Summary")),
+            "next": {**_TEXT_OR_NULL, "description": "Path of the next page."},
+        }
+    ),
+    "Bundle": {**_ANY, "description": "The signed bundle, byte for byte as it was stored."},
+    "Keys": _object({"keys": _list_of(_ANY)}),
+    "Alive": _object({"status": {"const": "alive"}}),
+    "Ready": _object(
+        {
+            "status": {"const": "ready"},
+            "schema": _TEXT,
+            "signer": _object({"key_id": _TEXT, "development": _FLAG}),
+        }
+    ),
+}

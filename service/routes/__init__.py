@@ -1,0 +1,23 @@
+"""The routes, one file each; a new one is a file and a line here."""
+
+from __future__ import annotations
+
+from affidavit.service.routes import (
+    bundle,
+    certificate,
+    certificates,
+    keys,
+    livez,
+    readyz,
+    submit,
+)
+
+ROUTERS = (
+    submit.router,
+    certificates.router,
+    certificate.router,
+    bundle.router,
+    keys.router,
+    livez.router,
+    readyz.router,
+)

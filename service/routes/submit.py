@@ -1,0 +1,100 @@
+"""``POST /v1/certificates``: a plan in, its certificate out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Response
+
+from affidavit.plan.parse import Syntax
+from affidavit.service.bodies import read_body
+from affidavit.service.openapi import JSON, YAML, answers, plan_body, problems
+from affidavit.service.pool import AccountingFailed, AccountingTimeout
+from affidavit.service.problems import Problem
+from affidavit.service.services import Requester, TheServices
+from affidavit.service.store import Request
+from affidavit.service.use_cases.submit_plan import TooBusy
+
+router = APIRouter()
+
+_LOCATION = {"Location": {"schema": {"type": "string"}, "description": "The certificate's path."}}
+CREATED = {**answers("Certified now; the verdict is in the body.", "Result"), "headers": _LOCATION}
+KNOWN = {**answers("Known already: what was answered then.", "Result"), "headers": _LOCATION}
+
+
+def syntax_of_body(
+    content_type: Annotated[str | None, Header(include_in_schema=False)] = None,
+    content_encoding: Annotated[str | None, Header(include_in_schema=False)] = None,
+) -> Syntax:
+    """The syntax that the headers declare; there is no guessing."""
+    media, *parameters = [part.strip().lower() for part in (content_type or "").split(";")]
+    charsets = [each.partition("=")[2].strip('"') for each in parameters if "charset=" in each]
+    if (content_encoding or "identity").lower() == "identity" and set(charsets) <= {"utf-8"}:
+        if media == JSON:
+            return "json"
+        if media in YAML:
+            return "yaml"
+    raise Problem(
+        415,
+        "unsupported_media_type",
+        f"a plan comes as {JSON} or {YAML[0]}, in UTF-8 and not compressed; "
+        "set Content-Type accordingly.",
+        headers={"Accept": ", ".join((JSON, *YAML))},
+    )
+
+
+@router.post(
+    "/v1/certificates",
+    summary="Certify a plan",
+    response_class=Response,
+    status_code=201,
+    responses={201: CREATED, 200: KNOWN, **problems(400, 408, 415, 503)},
+    openapi_extra=plan_body(),
+)
+async def submit(
+    services: TheServices,
+    requester: Requester,
+    syntax: Annotated[Syntax, Depends(syntax_of_body)],
+    body: Annotated[bytes, Depends(read_body)],
+    content_type: Annotated[str, Header(include_in_schema=False)] = "",
+) -> Response:
+    """Whatever the verdict, a well-formed plan gets a signed certificate that is stored."""
+    request = Request(
+        requester=requester,
+        received_at=datetime.now(UTC),
+        content_type=content_type[:255],
+        body=body,
+    )
+    try:
+        answer = await services.submit_plan(request, syntax)
+    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
+        raise _not_now(error) from error
+    return Response(
+        answer.certificate.result,
+        201 if answer.created else 200,
+        {"Location": f"/v1/certificates/{answer.certificate.id}"},
+        media_type=JSON,
+    )
+
+
+def _not_now(error: AccountingTimeout | AccountingFailed | TooBusy) -> Problem:
+    match error:
+        case AccountingTimeout():
+            return Problem(
+                503,
+                "accounting_timeout",
+                f"the accounting was {error}; nothing was stored. Certify a smaller plan, or "
+                "ask the operator to raise AFFIDAVIT_TIME_LIMIT.",
+            )
+        case AccountingFailed():
+            return Problem(
+                503, "accounting_failed", f"{error}; nothing was stored. Send the plan again."
+            )
+        case TooBusy():
+            return Problem(
+                503,
+                "too_busy",
+                "too many plans are waiting; nothing was stored. Try again later.",
+                headers={"Retry-After": "10"},
+            )

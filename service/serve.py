@@ -1,0 +1,81 @@
+"""Run the service: check first, then listen.
+
+What would make every request fail is found before the port is opened and said in one
+sentence: a database that does not answer, a schema that is not at head, a port that is
+taken. The address is printed once it is known, so that ``--port 0`` can be used.
+
+On SIGTERM or Ctrl-C no new request is taken, those in progress are finished, and the
+accounting processes are stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+import uvicorn
+
+from affidavit.service.app import create_app
+from affidavit.service.database import open_engine
+from affidavit.service.migrate import require_head
+from affidavit.service.settings import Settings
+from affidavit.service.signer import Signers
+
+GRACE_SECONDS = 20
+
+log = logging.getLogger("affidavit.service")
+
+
+def serve(host: str, port: int, settings: Settings) -> None:
+    """Serve until told to stop.
+
+    Raises ``SchemaNotAtHead``, ``KeyFailure`` when the signing key cannot be used,
+    SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
+    address cannot be listened on.
+    """
+    engine = open_engine(settings.database_url)
+    try:
+        require_head(engine)
+    finally:
+        engine.dispose()
+    Signers(settings.key_directory).current()
+    with _listen(host, port) as listening:
+        _run(listening, settings)
+
+
+def _run(listening: socket.socket, settings: Settings) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    # Alembic tells of its every look at the revision.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    config = uvicorn.Config(
+        create_app(settings),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+    _Server(config).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says where it listens once it really does."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listening in sockets or []:
+            host, port = listening.getsockname()[:2]
+            log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+    except OSError:
+        listening.close()
+        raise
+    return listening

@@ -1,0 +1,70 @@
+"""Everything that a request may need, made once for an application."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy import Engine
+
+from affidavit.service.database import open_engine
+from affidavit.service.migrate import head
+from affidavit.service.pool import AccountingPool
+from affidavit.service.settings import Settings
+from affidavit.service.signer import Signers
+from affidavit.service.store import CertificateStore
+from affidavit.service.use_cases.submit_plan import SubmitPlan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Services:
+    """The parts of one application; ``head`` is the schema revision that it needs."""
+
+    engine: Engine
+    store: CertificateStore
+    pool: AccountingPool
+    signers: Signers
+    submit_plan: SubmitPlan
+    head: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Services:
+        """The services that ``settings`` describe; opens and starts nothing yet."""
+        engine = open_engine(settings.database_url)
+        store = CertificateStore(engine)
+        pool = AccountingPool(settings.workers, settings.time_limit)
+        signers = Signers(settings.key_directory)
+        return cls(
+            engine=engine,
+            store=store,
+            pool=pool,
+            signers=signers,
+            submit_plan=SubmitPlan(store, pool, signers),
+            head=head(),
+        )
+
+    def close(self) -> None:
+        """Stop the accounting and let go of the database."""
+        self.pool.close()
+        self.engine.dispose()
+
+
+def _services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+def _requester(request: Request) -> str:
+    """Who asks. There are no identities yet, so all that is known is from where."""
+    host = request.client.host if request.client is not None else "loopback"
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    return f"anonymous@{'loopback' if local else host}"
+
+
+TheServices = Annotated[Services, Depends(_services)]
+Requester = Annotated[str, Depends(_requester)]

@@ -1,0 +1,46 @@
+"""Whether the service can do its work: database reachable, schema at head, signer present."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from affidavit.certificate.keys import KeyFailure, PublicKey
+from affidavit.plan.reasons import Reason
+from affidavit.service.migrate import revision_of
+from affidavit.service.signer import Signers
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What was found; the service is ready when there is no reason against it."""
+
+    revision: str | None
+    key: PublicKey | None
+    reasons: tuple[Reason, ...]
+
+
+def check_readiness(engine: Engine, head: str, signers: Signers) -> Readiness:
+    """Look at the database and at the signer."""
+    reasons: list[Reason] = []
+    key: PublicKey | None = None
+    revision = None
+    try:
+        revision = revision_of(engine)
+        if revision != head:
+            message = f"the schema is at revision {revision}, not {head}."
+            reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
+    except SQLAlchemyError:
+        message = "the database does not answer."
+        reasons.append(_reason("database_unavailable", message, "Start it; see DATABASE_URL."))
+    try:
+        key = signers.current().public
+    except KeyFailure as failure:
+        reasons.append(_reason("signer_unavailable", str(failure), "Mend the key directory."))
+    return Readiness(revision, key, tuple(reasons))
+
+
+def _reason(code: str, message: str, remedy: str) -> Reason:
+    return Reason(code=code, pointer="", message=message, remedy=remedy)
