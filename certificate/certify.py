@@ -20,9 +20,9 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 from affidavit.accountants.protocol import Accountant, AccountantError, NoSolution
-from affidavit.accountants.registry import ACCOUNTANTS
+from affidavit.accountants.registry import ACCOUNTANTS, SECOND_OPINIONS
 from affidavit.certificate import describe
 from affidavit.certificate.assessment import Assessment, Opinion
 from affidavit.certificate.solving import Solved, solve
@@ -114,6 +114,9 @@ def _first_answer(lowered: Lowered, engines: list[Accountant]) -> _Answer:
             raise RefusedPlan(_as_reason(failure, "/target")) from None
         except AccountantError as failure:
             failures.setdefault(failure.message, _as_reason(failure, ""))
+        except (ArithmeticError, ValueError) as fault:
+            # A fault of an engine must not decide anything, nor take the others with it.
+            failures[accountant.name] = _fault(accountant, fault)
     reached = [reason for reason in failures.values() if reason.code != "unsupported"]
     raise RefusedPlan(*(reached or failures.values()))
 
@@ -156,11 +159,12 @@ def _opinion(accountant: Accountant, event: Event, delta: float) -> Opinion:
 
 
 def _second_opinion(answer: _Answer, engines: list[Accountant], event: Event) -> list[Opinion]:
-    """The opinion of the next engine in order that reaches the run, if there is one."""
+    """The opinion of the first independent engine that reaches the run, if there is one."""
     if not 0 < answer.delta.upper < 1:
         return []
-    start = engines.index(answer.accountant) + 1
-    for accountant in engines[start:]:
+    for accountant in engines:
+        if accountant.name not in SECOND_OPINIONS or accountant is answer.accountant:
+            continue
         try:
             return [_opinion(accountant, event, answer.delta.upper)]
         except AccountantError:
@@ -205,8 +209,8 @@ def _judge(found: Assessment, answer: _Answer) -> Assessment:
 
 
 def _under_noised(found: Assessment, answer: _Answer) -> Reason:
-    epsilon = answer.epsilon
-    known = f" (and is at least {epsilon.lower:.6g})" if epsilon.lower > 0 else ""
+    low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
+    known = f" (and is at least {low})" if answer.epsilon.lower > 0 else ""
     sigma = (
         "this noise" if found.joint is None else f"a joint noise multiplier of {found.joint:.6g}"
     )
@@ -218,7 +222,7 @@ def _under_noised(found: Assessment, answer: _Answer) -> Reason:
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
-        message=f"{sigma} gives ε ≤ {epsilon.upper:.6g}{known} at δ = {found.target_delta:g}; "
+        message=f"{sigma} gives ε ≤ {high}{known} at δ = {found.target_delta:g}; "
         f"the target is {found.target_epsilon:g}.",
         remedy=(
             f"Raise the noise multiplier of {', '.join(wanted)}."
@@ -240,6 +244,15 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
             "one record at random would meet it.",
             remedy="Choose a smaller δ, or say why in allow_large_delta.",
         )
+    )
+
+
+def _fault(accountant: Accountant, fault: Exception) -> Reason:
+    return Reason(
+        code="engine_failed",
+        pointer="",
+        message=f"the {accountant.name} accountant failed on this plan ({fault!r}).",
+        remedy="Please report the plan.",
     )
 
 

@@ -43,7 +43,12 @@ def parse_plan(raw: bytes, syntax: Syntax) -> Plan:
         return plan_from(document.data)
     except MalformedPlan as error:
         places = document if syntax == "yaml" else locate_in_json(raw)
-        raise MalformedPlan(*(located(reason, places) for reason in error.reasons)) from None
+        raise MalformedPlan(*located(error.reasons, places)) from None
+
+
+def locate(reasons: tuple[Reason, ...], raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
+    """``reasons`` about an accepted plan, with line and column in the text it came from."""
+    return located(reasons, load_yaml(raw) if syntax == "yaml" else locate_in_json(raw))
 
 
 def plan_from(data: Any) -> Plan:
@@ -74,17 +79,17 @@ def plan_from(data: Any) -> Plan:
         raise MalformedPlan(*reasons[:MAX_REASONS]) from None
 
 
-def located(reason: Reason, document: Document) -> Reason:
-    """``reason`` with the line and column of its pointer in ``document``."""
-    if reason.line is not None or not document.positions:
-        return reason
-    path: Path = tuple(
-        int(token) if token.isdecimal() else token
-        for token in (
-            part.replace("~1", "/").replace("~0", "~") for part in reason.pointer.split("/")[1:]
-        )
+def located(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]:
+    """``reasons`` with the line and column of their pointers in ``places``."""
+    return tuple(
+        reason if reason.line is not None else places.locate(reason, _path_of(reason.pointer))
+        for reason in reasons
     )
-    return document.locate(reason, path)
+
+
+def _path_of(pointer: str) -> Path:
+    tokens = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+    return tuple(int(token) if token.isdecimal() else token for token in tokens)
 
 
 def _echoes(details: ErrorDetails, found: list[ErrorDetails]) -> bool:

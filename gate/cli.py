@@ -1,0 +1,327 @@
+"""The command line: certify, check, batch, verify, keys, and the service's own commands.
+
+It works offline. Exit codes: 0 certified, 1 blocked (under-noised, refused, or a bundle
+that does not verify), 2 usage or malformed input, 3 could not decide.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, BinaryIO, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from affidavit import __version__
+from affidavit.accountants.registry import ACCOUNTANTS
+from affidavit.certificate.assessment import Assessment, malformed_result
+from affidavit.certificate.certify import certify as assess
+from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, home
+from affidavit.gate import batch as batching
+from affidavit.gate.exits import OF_VERDICT, Exit, worst
+from affidavit.gate.files import print_json, write_whole
+from affidavit.gate.reading import PlanFile, read_plan
+from affidavit.gate.report import finding, headline, print_assessment
+from affidavit.gate.verifying import verify_bundle
+from affidavit.plan.reasons import MalformedPlan, Reason
+
+app = typer.Typer(
+    name="affidavit",
+    help="Certify differentially private training plans, and check what was certified.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+keys_app = typer.Typer(help="Signing keys.", no_args_is_help=True)
+app.add_typer(keys_app, name="keys")
+
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
+
+PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", help="Use one accountant only: " + ", ".join(ACCOUNTANTS) + "."),
+]
+
+
+@app.command()
+def certify(
+    plan: PlanArgument,
+    as_json: JsonOption = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--out", help="Write the signed bundle to this file.")
+    ] = None,
+    engine: EngineOption = None,
+) -> None:
+    """The noise a plan needs, or the ε it really has, as a bracket with the reasons."""
+    _require_engine(engine)
+    file = _read(plan, as_json=as_json)
+    key = _signing_key(required=bundle is not None)
+    assessment = assess(file.plan, engine=engine)
+    certificate: Certificate | None = None
+    if key is not None:
+        certificate = issue(
+            assessment, key, requester=_user(), issued_at=datetime.now(UTC).replace(microsecond=0)
+        )
+    if bundle is not None and certificate is not None:
+        _write(bundle, certificate.bundle)
+    if as_json:
+        print_json(
+            assessment.as_result() if certificate is None else certificate.as_result(assessment)
+        )
+    else:
+        _print_for_people(file, assessment, certificate, bundle)
+    raise typer.Exit(OF_VERDICT[assessment.verdict])
+
+
+@app.command()
+def check(
+    plans: Annotated[list[str], typer.Argument(help="Plans to check.")],
+) -> None:
+    """The gate: fail when a plan is under-noised, refused or malformed."""
+    exits = []
+    for name in plans:
+        try:
+            file = read_plan(name)
+        except MalformedPlan as error:
+            _print_findings(name, error.reasons)
+            exits.append(Exit.USAGE)
+            continue
+        assessment = assess(file.plan, second_opinion=False)
+        _print_findings(name, file.locate(assessment.reasons))
+        if assessment.verdict == "certified":
+            out.print(f"[green]{escape(name)}: {escape(headline(assessment))}[/]", highlight=False)
+        exits.append(OF_VERDICT[assessment.verdict])
+    raise typer.Exit(worst(exits))
+
+
+@app.command()
+def batch(
+    plans: Annotated[str, typer.Argument(help="One JSON plan a line; - reads stdin.")],
+    engine: EngineOption = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to use.")] = os.cpu_count()
+    or 1,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
+    ] = False,
+) -> None:
+    """One result a line, in the order of the plans; a bad line stops nothing."""
+    _require_engine(engine)
+    exits: set[Exit] = set()
+    with _open(plans) as lines, _progress() as progress:
+        total = None if plans == "-" else _count_lines(plans)
+        task = progress.add_task("plans", total=total)
+        found = batching.answers(lines, jobs=jobs, engine=engine, second_opinion=second_opinion)
+        for result, code in found:
+            print_json(result)
+            exits.add(code)
+            progress.advance(task)
+    if not exits:
+        err.print(f"{escape(plans)}: no plan in it, so nothing was checked.")
+    raise typer.Exit(worst(exits))
+
+
+@app.command()
+def verify(
+    bundle: Annotated[str, typer.Argument(help="A certificate bundle; - reads stdin.")],
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="The plan that it must be about.")
+    ] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--keys",
+            help="Public keys to trust, as GET /v1/keys answers them, instead of your own.",
+        ),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Run the accountants again and compare.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
+    file = None if plan is None else _read(plan, as_json=False)
+    try:
+        code = verify_bundle(out, bundle, file, keys or [], recompute=recompute, as_json=as_json)
+    except (KeyFailure, MalformedPlan) as failure:
+        _stop(str(failure))
+    raise typer.Exit(code)
+
+
+@app.command(context_settings={"allow_extra_args": False})
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
+) -> None:
+    """Run the HTTP service."""
+    raise typer.Exit(_service("serve", "--host", host, "--port", str(port)))
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the service's database (DATABASE_URL) to this release's schema."""
+    raise typer.Exit(_service("migrate"))
+
+
+@keys_app.command("new")
+def keys_new(
+    label: Annotated[str, typer.Option(help="A name for people to know the key by.")] = "",
+) -> None:
+    """Create a signing key; its private half stays in the key directory."""
+    try:
+        key = _store().new(label)
+    except OSError as error:
+        _stop(f"{error.filename} cannot be written: {error.strerror}.")
+    out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}", highlight=False)
+    out.print(f"kept in {_store().directory}", highlight=False)
+
+
+@keys_app.command("list")
+def keys_list(as_json: JsonOption = False) -> None:
+    """The keys in the key directory, oldest first."""
+    try:
+        found = _store().public_keys()
+    except KeyFailure as failure:
+        _stop(str(failure))
+    if as_json:
+        print_json({"keys": [key.as_record() for key in found]})
+        return
+    for key in found:
+        out.print(
+            f"{key.key_id}  {key.not_before:%Y-%m-%d} to {key.not_after:%Y-%m-%d}  "
+            f"{escape(key.label)}",
+            highlight=False,
+        )
+    if not found:
+        err.print("No keys yet; run `affidavit keys new`.", highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Certify differentially private training plans, and check what was certified."""
+    if version:
+        out.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point; a closed pipe ends quietly, everything else has its own exit code."""
+    try:
+        app()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(Exit.UNDECIDED) from None
+
+
+# ---- shared by the commands --------------------------------------------------------
+
+
+def _read(name: str, *, as_json: bool) -> PlanFile:
+    try:
+        return read_plan(name)
+    except MalformedPlan as error:
+        if as_json:
+            print_json(malformed_result(error.reasons))
+        else:
+            _print_findings(name, error.reasons)
+        raise typer.Exit(Exit.USAGE) from None
+
+
+def _print_findings(name: str, reasons: tuple[Reason, ...]) -> None:
+    for reason in reasons:
+        err.print(escape(finding(name, reason)), highlight=False)
+
+
+def _print_for_people(
+    file: PlanFile,
+    assessment: Assessment,
+    certificate: Certificate | None,
+    bundle: Path | None,
+) -> None:
+    print_assessment(out, file.name, file.locate(assessment.reasons), assessment)
+    if certificate is None:
+        out.print("not signed: run `affidavit keys new` to sign certificates.", highlight=False)
+    else:
+        out.print(f"certificate {certificate.id}", highlight=False)
+    if bundle is not None:
+        out.print(f"bundle written to {escape(str(bundle))}", highlight=False)
+
+
+def _require_engine(name: str | None) -> None:
+    if name is not None and name not in ACCOUNTANTS:
+        _stop(f"--engine {name} is not known; choose one of {', '.join(ACCOUNTANTS)}.")
+
+
+def _store() -> KeyStore:
+    return KeyStore(home() / "keys")
+
+
+def _signing_key(*, required: bool) -> SigningKey | None:
+    try:
+        key = _store().signing_key()
+    except KeyFailure as failure:
+        _stop(str(failure))
+    if key is None and required:
+        _stop("--out needs a signing key and there is none; run `affidavit keys new`.")
+    return key
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        _stop(f"{path} cannot be written: {error.strerror}.")
+
+
+def _user() -> str:
+    return f"{os.environ.get('USER') or os.environ.get('LOGNAME') or 'unknown'}@local"
+
+
+def _open(name: str) -> BinaryIO:
+    try:
+        return sys.stdin.buffer if name == "-" else Path(name).open("rb")
+    except OSError as error:
+        _stop(f"{name} cannot be read: {error.strerror}.")
+
+
+def _count_lines(name: str) -> int:
+    with Path(name).open("rb") as lines:
+        return sum(1 for _ in lines)
+
+
+def _progress() -> Progress:
+    """A bar on the terminal; silent where stderr is not one."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _service(*arguments: str) -> int:
+    """Run the service's own program: the gate must not depend on it to work offline."""
+    command = [sys.executable, "-m", "affidavit.service", *arguments]
+    try:
+        return subprocess.run(command, check=False).returncode
+    except KeyboardInterrupt:
+        return Exit.CERTIFIED
+
+
+def _stop(message: str) -> NoReturn:
+    err.print(f"[red]error[/] {escape(message)}", highlight=False)
+    raise typer.Exit(Exit.USAGE)

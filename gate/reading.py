@@ -1,0 +1,48 @@
+"""Plans and bundles as a user names them: a file, or ``-`` for standard input."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import Syntax, locate, parse_plan, syntax_of
+from affidavit.plan.reasons import MalformedPlan, Reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFile:
+    """A plan with the text it came from, so that a finding can point into it."""
+
+    name: str
+    raw: bytes
+    syntax: Syntax
+    plan: Plan
+
+    def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """``reasons`` with line and column in this file."""
+        return locate(reasons, self.raw, self.syntax)
+
+
+def read_bytes(name: str) -> bytes:
+    """The bytes of a file or of standard input; raises ``MalformedPlan`` if it cannot be read."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise MalformedPlan(
+            Reason(
+                code="unreadable",
+                pointer="",
+                message=f"{name} cannot be read: {why}.",
+                remedy="Give the path of a plan.",
+            )
+        ) from None
+
+
+def read_plan(name: str) -> PlanFile:
+    """The plan in ``name``; raises ``MalformedPlan`` with positions."""
+    raw = read_bytes(name)
+    syntax = syntax_of(name, raw)
+    return PlanFile(name=name, raw=raw, syntax=syntax, plan=parse_plan(raw, syntax))

@@ -1,0 +1,107 @@
+"""What the gate prints for a person.
+
+One finding is one line that an editor can jump to (``file:line:col``), with the code, the
+numbers and the remedy. Upper bounds are printed rounded up and lower bounds down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from affidavit.accountants.bracket import decimal_down, decimal_up
+from affidavit.certificate.assessment import Assessment
+from affidavit.plan.reasons import Reason
+
+STYLE = {"certified": "green", "under_noised": "red", "refused": "red", "undecided": "yellow"}
+DIGITS = 6
+
+
+def finding(name: str, reason: Reason) -> str:
+    """One reason on one line."""
+    place = f":{reason.line}:{reason.column}" if reason.line is not None else ""
+    field = f" {reason.pointer}" if reason.pointer else ""
+    return f"{name}{place}: {reason.code}{field}: {reason.message} {reason.remedy}".rstrip()
+
+
+def headline(assessment: Assessment) -> str:
+    """The verdict in one sentence."""
+    if assessment.verdict == "refused" or assessment.epsilon is None or assessment.delta is None:
+        return "refused: nothing may be claimed about this plan."
+    epsilon = decimal_up(assessment.epsilon.upper, DIGITS)
+    delta = decimal_up(assessment.delta.upper, DIGITS)
+    scope = f"under {assessment.adjacency}, for one {assessment.unit}"
+    match assessment.verdict:
+        case "certified":
+            return f"certified: ε ≤ {epsilon} at δ = {delta}, {scope}."
+        case "under_noised":
+            target = assessment.target_epsilon
+            return f"under-noised: ε ≤ {epsilon} at δ = {delta} is proved, {target:g} is asked."
+        case _:
+            return "undecided: independent engines contradict each other; nothing is claimed."
+
+
+def print_assessment(
+    console: Console, name: str, reasons: tuple[Reason, ...], assessment: Assessment
+) -> None:
+    """The whole of an assessment, for ``certify``; ``reasons`` are its own, with positions."""
+    style = STYLE[assessment.verdict]
+    console.print(f"[bold {style}]{escape(headline(assessment))}[/]", highlight=False)
+    for reason in reasons:
+        console.print(escape(finding(name, reason)), highlight=False, soft_wrap=True)
+    if assessment.releases:
+        console.print(_noise_table(assessment))
+    for line in _facts(assessment):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    for warning in assessment.warnings:
+        console.print(
+            f"[yellow]warning[/] {warning.code}: {escape(warning.message)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _noise_table(assessment: Assessment) -> Table:
+    table = Table(title="noise multipliers", title_justify="left", box=None, pad_edge=False)
+    for heading in ("release", "blocks", "given", "required"):
+        table.add_column(heading, justify="left" if heading == "release" else "right")
+    for release in assessment.releases:
+        table.add_row(
+            release.name if release.phase is None else f"{release.phase}/{release.name}",
+            str(release.count),
+            "" if release.given is None else f"{release.given:.7g}",
+            "" if release.required is None else f"{release.required:.7g}",
+        )
+    return table
+
+
+def _facts(assessment: Assessment) -> list[str]:
+    found = []
+    if assessment.joint is not None:
+        found.append(f"joint noise multiplier of a step: {decimal_down(assessment.joint, DIGITS)}")
+    if assessment.mu is not None:
+        found.append(f"exactly Gaussian, μ = {decimal_up(assessment.mu, DIGITS)}")
+    saving = (assessment.allocation or {}).get("saving")
+    if saving:
+        kind = (assessment.allocation or {})["kind"]
+        found.append(f"the {kind} allocation needs {saving:.1%} less noise energy than uniform")
+    found += [_sampling(entry) for entry in assessment.sampling]
+    for opinion in assessment.accountants:
+        low = decimal_down(opinion.epsilon.lower, 8)
+        high = decimal_up(opinion.epsilon.upper, 8)
+        found.append(f"{opinion.name} ({opinion.version}): ε in [{low}, {high}]")
+    return found
+
+
+def _sampling(entry: dict[str, Any]) -> str:
+    parts = [f"sampling: {entry['scheme']}"]
+    if entry["probability"] is not None:
+        parts.append(f"q = {entry['probability']:.6g}")
+    if entry["steps"] is not None:
+        parts.append(f"{entry['steps']} steps")
+    if "participations" in entry:
+        parts.append(f"{entry['participations']} participations of a record")
+    return ", ".join(parts)

@@ -1,0 +1,117 @@
+"""``affidavit verify``: the numbered steps, printed as they pass, and what they end in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.keys import KeyStore, PublicKey, home, read_public_keys
+from affidavit.certificate.verify import VerificationError, Verified, verify
+from affidavit.gate.exits import OF_VERDICT, Exit
+from affidavit.gate.files import print_json
+from affidavit.gate.reading import PlanFile, read_bytes
+from affidavit.plan.parse import plan_from
+
+RECOMPUTED_WITHIN = 1e-3
+"""Relative room for another release of an engine to answer differently."""
+
+
+def verify_bundle(
+    console: Console,
+    name: str,
+    plan: PlanFile | None,
+    key_files: Sequence[Path],
+    *,
+    recompute: bool,
+    as_json: bool,
+) -> Exit:
+    """Verify one bundle and print it; the exit code is that of what it certifies."""
+    raw = read_bytes(name)
+    trusted = _trusted(key_files)
+    try:
+        verified = verify(raw, trusted, plan=None if plan is None else plan.plan)
+    except VerificationError as error:
+        _print_failure(console, name, error, as_json=as_json)
+        return Exit.BLOCKED
+    problem = _recomputed_otherwise(verified) if recompute else None
+    code = OF_VERDICT[verified.predicate["verdict"]] if problem is None else Exit.UNDECIDED
+    if as_json:
+        print_json(_as_document(verified, problem, recompute=recompute))
+        return code
+    for number, step, detail in verified.steps:
+        console.print(f"[green]✓[/] {number}. {step}: {escape(detail)}", highlight=False)
+    if problem is not None:
+        console.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
+    elif recompute:
+        console.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
+    console.print(escape(_conclusion(verified)), highlight=False)
+    return code
+
+
+def _trusted(files: Sequence[Path]) -> tuple[PublicKey, ...]:
+    if not files:
+        return KeyStore(home() / "keys").public_keys()
+    return tuple(key for file in files for key in read_public_keys(file))
+
+
+def _conclusion(verified: Verified) -> str:
+    predicate = verified.predicate
+    guarantee = predicate["guarantee"]
+    said = f"the certificate verifies; its verdict is {predicate['verdict']}"
+    if guarantee is None:
+        return said + "."
+    epsilon, delta = guarantee["epsilon"]["upper"], guarantee["delta"]["upper"]
+    return f"{said}: ε ≤ {epsilon} at δ = {delta} under {guarantee['adjacency']}."
+
+
+def _recomputed_otherwise(verified: Verified) -> str | None:
+    """How a fresh run of the accountants contradicts the certificate; None if it does not."""
+    predicate = verified.predicate
+    fresh = certify(plan_from(predicate["plan"]))
+    if fresh.verdict != predicate["verdict"]:
+        return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}."
+    if predicate["guarantee"] is None or fresh.epsilon is None:
+        return None
+    stated = float(predicate["guarantee"]["epsilon"]["upper"])
+    if fresh.epsilon.lower > stated * (1 + RECOMPUTED_WITHIN):
+        return f"ε is at least {fresh.epsilon.lower:.6g}, above the {stated:.6g} certified."
+    return None
+
+
+def _as_document(verified: Verified, problem: str | None, *, recompute: bool) -> dict[str, Any]:
+    return {
+        "verified": True,
+        "verdict": verified.predicate["verdict"],
+        "steps": [
+            {"step": number, "name": step, "detail": detail}
+            for number, step, detail in verified.steps
+        ],
+        "recomputed": None if not recompute else problem is None,
+        "reasons": [] if problem is None else [{"code": "recomputed", "message": problem}],
+        "statement": verified.statement,
+    }
+
+
+def _print_failure(console: Console, name: str, error: VerificationError, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "verified": False,
+                "step": error.step,
+                "step_name": error.step_name,
+                "code": error.code,
+                "message": error.message,
+                "remedy": error.remedy,
+            }
+        )
+        return
+    console.print(
+        f"[red]✗ {escape(name)}: rejected at step {error.step} ({error.step_name}), "
+        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}",
+        highlight=False,
+    )
