@@ -120,26 +120,33 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
     """Whether a coarse bound proves this direction's δ at ``epsilon`` to be below ``delta``."""
     if not math.isfinite(epsilon):
         return True
-    saddle = saddle_at_epsilon(laws, epsilon)
+    saddle, guess = saddle_at_epsilon(laws, epsilon)
     gap = math.log(delta) - saddle.log_delta
     if gap < 1e-3:
         return False
-    above, _ = transforms(laws, steer(laws, saddle, min(0.5, 0.3 * gap)), lower=False)
+    try:
+        steering = steer(laws, saddle, max(guess, delta * 1e-6), min(0.5, 0.3 * gap))
+        above, _ = transforms(laws, steering, lower=False)
+    except OutOfReach:
+        return False
     return above.upper(epsilon) <= delta
 
 
 def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket:
-    saddle = saddle_at_epsilon(laws, epsilon)
+    saddle, guess = saddle_at_epsilon(laws, epsilon)
     step = None
     best = Bracket(lower=0.0, upper=1.0)
     for _ in range(4):
-        steering = steer(laws, saddle, relative_width, step)
+        steering = steer(laws, saddle, guess, relative_width, step)
         above, below = transforms(laws, steering)
-        assert below is not None
         upper, lower = above.upper(epsilon), below.lower(epsilon)
         best = Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))
         if best.width <= relative_width * best.upper:
             break
+        if upper < 0.3 * guess:
+            # The saddle promised more δ than there is: cut rarer losses, and start over.
+            guess = max(upper, 1e-280)
+            continue
         ratio = relative_width * best.upper / best.width
         step = steering.grids[0].step * max(0.3, 0.9 * math.sqrt(ratio))
     return best

@@ -48,7 +48,8 @@ class Grid:
 
     def losses(self, offset: float = 0.0, extra: int = 0) -> Array:
         """The nodes, moved by ``offset`` steps, with ``extra`` more at the end."""
-        return self.origin + self.step * (np.arange(self.size + extra) + offset)
+        index = np.arange(self.size + extra, dtype=np.float64)
+        return self.origin + self.step * (index + offset)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +92,16 @@ def upper_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
     )
 
 
-def lower_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
-    """A measure on ``grid`` whose curve is nowhere above that of ``law``."""
+def lower_measure(law: LossLaw, grid: Grid, *, open_left: bool = False) -> LatticeMeasure:
+    """A measure on ``grid`` whose curve is nowhere above that of ``law``.
+
+    ``open_left`` lets the first cell reach down to minus infinity (the first tangent is
+    then 1 - α), for laws that end steeply on that side.
+    """
     nodes = grid.losses()
     tail = law.survival(grid.losses(-0.5, extra=1))
+    if open_left:
+        tail.p[0] = tail.q[0] = 1.0
     # The law without the losses above the last edge: kept, they would pile up on the last
     # node and could draw the tilt there.
     restricted_p, restricted_q = tail.p - tail.p[-1], tail.q - tail.q[-1]
@@ -139,4 +146,5 @@ def _convex_nodes(alpha: Array, values: Array) -> NDArray[np.intp]:
 
 def _widest(rounding: Array) -> Array:
     """The larger of each entry and the next: a bound for an interval's two ends."""
-    return np.maximum(rounding, np.append(rounding[1:], rounding[-1]))
+    widest: Array = np.maximum(rounding, np.append(rounding[1:], rounding[-1]))
+    return widest

@@ -176,7 +176,9 @@ class NormalMixtureLaw:
             z = self._inverse(losses)
         reach = 38.0 + mu
         inside = np.clip(z, -reach, reach)
-        normal = {m: ndtr(m - inside) for m in {m for _, m in (*self._p_mixture(), *self._q_mixture())}}
+        normal = {
+            m: ndtr(m - inside) for m in {m for _, m in (*self._p_mixture(), *self._q_mixture())}
+        }
         p = sum(w * normal[m] for w, m in self._p_mixture())
         q_tail = sum(w * normal[m] for w, m in self._q_mixture())
         # ndtr, the sum of two positive terms and the rounding of m - z: the last moves

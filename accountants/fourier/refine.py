@@ -15,6 +15,7 @@ d h above and d² below: at small sampling probabilities nearly all of it does.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +25,6 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.directions import Direction
 from affidavit.accountants.fourier.lattice import (
     Grid,
-    LatticeMeasure,
     lower_measure,
     upper_measure,
 )
@@ -42,6 +42,16 @@ from affidavit.accountants.protocol import OutOfReach
 MOST_POINTS = 1 << 23
 """Longest grid or transform; 64 MiB an array of doubles."""
 
+SMALLEST_WIDTH = 1e-6
+"""No bracket of ε is asked to be narrower than this."""
+
+_ENDLESS = 1e6
+_RARE = 1e-7
+"""Losses exceeded with less than this share of δ in the whole run are cut off."""
+
+_SKEWED = 1.0
+"""Skewness of the tilted composition above which the saddle's own δ is not relied on."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
@@ -50,6 +60,7 @@ class Steering:
     saddle: Saddle
     window: Window
     grids: tuple[Grid, ...]
+    lower_grids: tuple[Grid, ...]
 
     @property
     def points(self) -> int:
@@ -89,23 +100,34 @@ class Laws:
 
 
 def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
-    """The saddle near ``delta``, once the losses too rare to matter are cut off."""
-    return at_delta(laws.cut(1e-5 * delta)[0], delta)
+    """The saddle near ``delta``, with the losses too rare to matter cut off."""
+    return at_delta(laws.cut(_RARE * delta)[0], delta)
 
 
-def saddle_at_epsilon(laws: Laws, epsilon: float) -> Saddle:
-    """The saddle near ``epsilon``, once the losses too rare to matter are cut off."""
-    guess = at_epsilon(laws.atoms, epsilon)
-    delta = math.exp(max(-690.0, min(guess.log_delta, 0.0)))
-    return at_epsilon(laws.cut(1e-5 * delta)[0], epsilon)
+def saddle_at_epsilon(laws: Laws, epsilon: float) -> tuple[Saddle, float]:
+    """The saddle near ``epsilon`` and its δ, with the losses too rare to matter cut off.
+
+    What is too rare depends on δ, which starts as the saddle's own of the whole law.
+    """
+    delta = 1.0
+    for _ in range(6):
+        saddle = at_epsilon(laws.cut(_RARE * delta)[0], epsilon)
+        before, delta = delta, math.exp(max(-650.0, min(saddle.log_delta, -1e-3)))
+        if abs(math.log(delta / before)) < 1.0:
+            break
+    return saddle, delta
 
 
-def steer(laws: Laws, saddle: Saddle, tolerance: float, step: float | None = None) -> Steering:
-    """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step."""
+def steer(
+    laws: Laws, saddle: Saddle, delta: float, tolerance: float, step: float | None = None
+) -> Steering:
+    """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step.
+
+    ``delta`` sets which losses are too rare to matter, and must be what the saddle was
+    found with: another cut can move the tilted law by orders of magnitude.
+    """
     order = saddle.order
-    share = min(1e-4, 0.02 * tolerance)
-    delta = math.exp(max(-650.0, min(saddle.log_delta, 0.0)))
-    atoms, tops = laws.cut(share * delta)
+    atoms, tops = laws.cut(_RARE * delta)
     spread = math.sqrt(saddle.variance)
     if step is None:
         step = _step(atoms, saddle, 0.8 * tolerance)
@@ -118,30 +140,41 @@ def steer(laws: Laws, saddle: Saddle, tolerance: float, step: float | None = Non
         below=reach.below,
         above=reach.above,
     )
-    grids = []
+    uppers, lowers = [], []
     for (release, _), (law, _), top in zip(laws.direction.laws, atoms, tops, strict=True):
         floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / laws.steps / 2)
-        center = _center(release, _median(law, order), step, tolerance / order / laws.steps)
+        center = _median(law, order)
+        first = _first_cell(release, floor, center, step)
+        if first is not None:
+            center = first - 1e-3 * tolerance / order / laws.steps - 1e-16
         below = math.ceil((center - floor) / step) + 1
         above = math.ceil((top - center) / step) + 1
-        grids.append(Grid(origin=center - below * step, step=step, size=below + above + 1))
-    return Steering(saddle=saddle, window=window, grids=tuple(grids))
+        upper = Grid(origin=center - below * step, step=step, size=below + above + 1)
+        uppers.append(upper)
+        lowers.append(upper if first is None else Grid(origin=center, step=step, size=above + 1))
+    return Steering(saddle=saddle, window=window, grids=tuple(uppers), lower_grids=tuple(lowers))
 
 
-def _center(law: LossLaw, guess: float, step: float, tolerance: float) -> float:
-    """A node a hair below the barycentre of the losses within half a step of it.
+def _first_cell(law: LossLaw, floor: float, center: float, step: float) -> float | None:
+    """The node of a first cell that takes in a steep lower end of the law, if there is one.
 
-    At small sampling probabilities nearly all the mass sits in that one cell, and a node
-    above the barycentre would cost the lower bound that mass times the distance.
+    It is the barycentre of all losses below half a step above it. A law that rises from
+    nothing within a step, as at small sampling probabilities, would otherwise cost the
+    lower bound the first cells' mass times the distance to their nodes. None where such
+    a cell would lie below ``floor``, that is, where the law tails off gently.
     """
-    center = guess
+    low, high = floor, center + step
     for _ in range(3):
-        tail = law.survival(np.array([center - step / 2, center + step / 2]))
-        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
-        if not (p > 0 and q > 0):
-            return guess
-        center = math.log(p / q)
-    return center - 1e-3 * tolerance - 1e-15
+        edges = np.linspace(low, high, 64)
+        tail = law.survival(edges)
+        p, q = 1.0 - tail.p, 1.0 - tail.q
+        with np.errstate(divide="ignore", invalid="ignore"):
+            short = ~(np.log(p / q) < edges - step / 2) | (p < 1e-4)
+        index = int(np.argmin(short))
+        if index == 0:
+            return None
+        low, high = float(edges[index - 1]), float(edges[index])
+    return float(np.log(p[index] / q[index]))
 
 
 def _median(atoms: Atoms, order: float) -> float:
@@ -181,17 +214,27 @@ def check_cost(steering: Steering) -> None:
 
 def transforms(
     laws: Laws, steering: Steering, *, lower: bool = True
-) -> tuple[ComposedTransform, ComposedTransform | None]:
-    """The transforms of the upper and, unless told otherwise, of the lower measures."""
+) -> tuple[ComposedTransform, ComposedTransform]:
+    """The transforms of the upper and of the lower measures.
+
+    Without ``lower`` the second is the first, whose lower curve is then no bound: for
+    callers that read the upper one only.
+    """
     check_cost(steering)
-    pairs = list(zip(laws.direction.laws, steering.grids, strict=True))
-    uppers: list[tuple[LatticeMeasure, int]] = [
-        (upper_measure(law, grid), count) for (law, count), grid in pairs
+    releases = laws.direction.laws
+    uppers = [
+        (upper_measure(law, grid), count)
+        for (law, count), grid in zip(releases, steering.grids, strict=True)
     ]
     above = ComposedTransform(uppers, steering.window)
     if not lower:
-        return above, None
-    lowers = [(lower_measure(law, grid), count) for (law, count), grid in pairs]
+        return above, above
+    lowers = [
+        (lower_measure(law, grid, open_left=grid is not upper), count)
+        for (law, count), grid, upper in zip(
+            releases, steering.lower_grids, steering.grids, strict=True
+        )
+    ]
     return above, ComposedTransform(lowers, steering.window)
 
 
@@ -202,67 +245,90 @@ def transform_length(steering: Steering) -> int:
     return int(fft.next_fast_len(max(32, points), real=True))
 
 
-def epsilon_upper(transform: ComposedTransform, delta: float, start: float, order: float) -> float:
-    """An ε at which the upper curve is at most ``delta``: the safe side of its root."""
-    epsilon = max(0.0, start)
-    value = transform.upper(epsilon)
-    for _ in range(12):
-        if value <= delta * (1 - 1e-12) and (value > delta * (1 - 1e-8) or epsilon == 0.0):
-            return epsilon
-        epsilon = max(0.0, epsilon + _newton(value, delta * (1 - 5e-9), order))
-        value = transform.upper(epsilon)
-    while value > delta:
-        if not epsilon < 1e6:
-            return math.inf
-        epsilon += max(1e-7 / order, 1e-9 * epsilon, abs(_newton(value, delta, order)))
-        value = transform.upper(epsilon)
-    return epsilon
+def crossing(
+    curve: Callable[[float], float], delta: float, start: float, stride: float, accuracy: float
+) -> tuple[float, float]:
+    """ε on either side of where a decreasing ``curve`` passes ``delta``, ``accuracy`` apart.
 
+    The curve is above ``delta`` at the first and at most ``delta`` at the second; the
+    first is 0 if the curve never is, the second infinite. Gallops from ``start``, then
+    regula falsi in log δ with the Illinois weights.
+    """
 
-def epsilon_lower(transform: ComposedTransform, delta: float, start: float, order: float) -> float:
-    """An ε at which the lower curve is at least ``delta``, 0 if there is none."""
-    epsilon = max(0.0, start)
-    value = transform.lower(epsilon)
-    for _ in range(12):
-        if delta <= value < delta * (1 + 1e-8):
-            return epsilon
-        moved = epsilon + _newton(value, delta * (1 + 5e-9), order)
-        if moved <= 0.0 and epsilon == 0.0:
-            return 0.0
-        epsilon = max(0.0, moved)
-        value = transform.lower(epsilon)
-    for _ in range(60):
-        if value >= delta or epsilon <= 0.0:
+    def excess(epsilon: float) -> float:
+        return math.log(max(curve(epsilon), 1e-320)) - math.log(delta)
+
+    low = high = max(0.0, start)
+    above = below = excess(low)
+    while above <= 0:
+        if low == 0.0:
+            return 0.0, 0.0
+        high, below = low, above
+        low, stride = max(0.0, low - stride), 2 * stride
+        above = excess(low)
+    while below > 0:
+        if high > _ENDLESS:
+            return low, math.inf
+        low, above = high, below
+        high, stride = high + stride, 2 * stride
+        below = excess(high)
+    weight_low, weight_high = above, below
+    for _ in range(80):
+        if high - low <= accuracy:
             break
-        epsilon = max(0.0, epsilon - max(1e-7 / order, 1e-9 * epsilon))
-        value = transform.lower(epsilon)
-    return epsilon if value >= delta else 0.0
+        # Aim a little past the root, on alternate sides, so that both ends close in.
+        share = weight_low / (weight_low - weight_high)
+        middle = low + (high - low) * min(0.95, max(0.05, share))
+        value = excess(middle)
+        if value > 0:
+            low, weight_low, weight_high = middle, value, weight_high / 2
+        else:
+            high, weight_high, weight_low = middle, value, weight_low / 2
+    return low, high
 
 
-def _newton(value: float, target: float, order: float) -> float:
-    """The step in ε that brings log δ from ``value`` to ``target`` at slope -λ."""
-    if value <= 0.0:
-        return -1.0 / order
-    step = (math.log(value) - math.log(target)) / order
-    return math.copysign(min(abs(step), 3.0 / order), step)
+def located(laws: Laws, delta: float) -> Saddle:
+    """The saddle at ``delta``, found again on a coarse grid where the law is too skewed.
+
+    The saddle's own δ can be off by orders of magnitude when the loss is a few rare
+    jumps, and the tilt with it.
+    """
+    atoms, _ = laws.cut(_RARE * delta)
+    saddle = at_delta(atoms, delta)
+    for _ in range(3):
+        if abs(saddle.skewness) < _SKEWED:
+            break
+        above, _ = transforms(laws, steer(laws, saddle, delta, 0.1), lower=False)
+        width = 1 / saddle.order
+        _, epsilon = crossing(above.upper, delta, saddle.epsilon, width, 0.1 * width)
+        if not 0 < epsilon < _ENDLESS:
+            break
+        moved = abs(epsilon - saddle.epsilon) / width
+        saddle = at_epsilon(atoms, epsilon)
+        if moved < 1.0:
+            break
+    return saddle
 
 
 def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
     """The ε of one direction at ``delta``."""
-    saddle = saddle_at_delta(laws, delta)
-    target = max(relative_width * saddle.epsilon, 1e-6)
+    saddle = located(laws, delta)
+    guess = max(0.0, saddle.epsilon)
+    wanted = max(relative_width * guess, SMALLEST_WIDTH)
     step = None
     best = Bracket(lower=0.0, upper=math.inf)
     for _ in range(4):
-        steering = steer(laws, saddle, min(0.5, target * saddle.order), step)
+        steering = steer(laws, saddle, delta, min(0.5, wanted * saddle.order), step)
         above, below = transforms(laws, steering)
-        assert below is not None
-        upper = epsilon_upper(above, delta, saddle.epsilon, saddle.order)
-        start = min(upper, max(0.0, saddle.epsilon)) if math.isinf(upper) else upper
-        lower = epsilon_lower(below, delta, start, saddle.order)
+        accuracy, stride = 0.01 * wanted, 0.05 / saddle.order
+        _, upper = crossing(above.upper, delta, guess, stride, accuracy)
+        if math.isinf(upper):
+            break
+        lower, _ = crossing(below.lower, delta, upper, wanted, accuracy)
         best = Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))
-        wanted = max(relative_width * best.upper, 1e-6)
-        if best.width <= wanted or not math.isfinite(upper):
+        guess = best.upper
+        wanted = max(relative_width * best.upper, SMALLEST_WIDTH)
+        if best.width <= wanted:
             break
         step = steering.grids[0].step * max(0.3, 0.9 * math.sqrt(wanted / best.width))
     return best

@@ -5,7 +5,7 @@ With K(λ) = Σ count · log E[exp(λ L)] over the releases, the hockey-stick cu
     δ(ε) = (1/2πi) ∫ exp(K(s) - s ε) / (s (s + 1)) ds    along Re s = λ > 0,
 
 and the integrand is least along the real axis at the λ with K'(λ) = ε + 1/λ + 1/(λ+1).
-``Saddle`` is that λ with ε, log δ and the tilted standard deviation. Its δ is the
+``Saddle`` is that λ with ε, log δ and the first moments of the tilted law. Its δ is the
 leading term of the Laplace expansion, good to some per cent of δ where many releases are
 composed. ``approximate_epsilon`` and ``approximate_delta`` sum the integral itself along
 the line and are good to about nine digits when the line decays; **neither is a bound**.
@@ -36,25 +36,29 @@ _LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saddle:
-    """A point of the curve by its tilt: order λ, ε, log δ, and the tilted law's spread."""
+    """A point of the curve by its tilt: order λ, ε, log δ, and the tilted law's moments."""
 
     order: float
     epsilon: float
     log_delta: float
     mean: float
     variance: float
+    skewness: float
 
 
 def at_order(laws: Composition, order: float) -> Saddle:
     """The point of the approximate curve whose saddle is ``order``."""
-    log_moment = mean = variance = 0.0
+    log_moment = mean = variance = third = 0.0
     for atoms, count in laws:
         exponents = order * atoms.losses
         peak = float(exponents.max())
         weights = atoms.weights * np.exp(exponents - peak)
         total = float(weights.sum())
         first = float(weights @ atoms.losses) / total
-        second = float(weights @ (atoms.losses - first) ** 2) / total
+        centred = atoms.losses - first
+        squares = weights * centred * centred
+        second = float(squares.sum()) / total
+        third += count * float(squares @ centred) / total
         log_moment += count * (peak + math.log(total))
         mean += count * first
         variance += count * second
@@ -68,7 +72,12 @@ def at_order(laws: Composition, order: float) -> Saddle:
         - 0.5 * math.log(2 * math.pi * curvature)
     )
     return Saddle(
-        order=order, epsilon=epsilon, log_delta=log_delta, mean=mean, variance=variance
+        order=order,
+        epsilon=epsilon,
+        log_delta=log_delta,
+        mean=mean,
+        variance=variance,
+        skewness=third / (variance * math.sqrt(variance)),
     )
 
 

@@ -153,7 +153,8 @@ class ComposedTransform:
 
     def _turn(self, index: int) -> NDArray[np.complex128]:
         phases = (self._frequencies * (index % self._size)) % self._size
-        return np.exp(2j * math.pi / self._size * phases)
+        turn: NDArray[np.complex128] = np.exp(2j * math.pi / self._size * phases)
+        return turn
 
     def _sum(self, epsilon: float) -> tuple[float, float]:
         """Σ c(x) g(x - ε) over the window, and a bound of its computed value's error."""
@@ -168,11 +169,7 @@ class ComposedTransform:
         peak = self._peak()
         sum_of_g = 1 / (self._step * slow * fast) + peak
         powers = UNIT_ROUNDOFF * (64.0 + 16.0 * self._steps) * self._size_of_sum
-        error = (
-            self._transform_error * math.sqrt(peak * sum_of_g)
-            + powers
-            + _NEGLIGIBLE * sum_of_g
-        )
+        error = self._transform_error * math.sqrt(peak * sum_of_g) + powers + _NEGLIGIBLE * sum_of_g
         return total, error
 
     def _peak(self) -> float:
@@ -230,7 +227,8 @@ def _fold(law: Array, size: int) -> Array:
     rows = -(-law.size // size)
     padded = np.zeros(rows * size)
     padded[: law.size] = law
-    return padded.reshape(rows, size).sum(axis=0)
+    folded: Array = padded.reshape(rows, size).sum(axis=0)
+    return folded
 
 
 def _exp(exponent: float) -> float:
