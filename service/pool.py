@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
 from concurrent.futures.process import BrokenProcessPool
-from threading import Lock
+from threading import Lock, Thread
 
 from pebble import ProcessExpired, ProcessPool
 from starlette.concurrency import run_in_threadpool
@@ -84,7 +85,24 @@ class AccountingPool:
             return self._pool
 
     def _new(self) -> ProcessPool:
-        return ProcessPool(max_workers=self._workers, context=self._context)
+        return ProcessPool(
+            max_workers=self._workers, initializer=_end_with_the_service, context=self._context
+        )
+
+
+def _end_with_the_service() -> None:
+    """In a worker: watch the service, and end when it is gone, even if it was killed.
+
+    A worker that is computing would notice only when it is done, which a runaway never is.
+    """
+    Thread(target=_watch, daemon=True).start()
+
+
+def _watch() -> None:
+    service = multiprocessing.parent_process()
+    if service is not None:
+        service.join()
+        os._exit(1)
 
 
 def _ready() -> None:

@@ -1,0 +1,252 @@
+"""A service with a database of its own for each test, in process or as a real process."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+with warnings.catch_warnings():
+    # Its client would rather have httpx's successor; ours is the one the product uses.
+    warnings.simplefilter("ignore")
+    from fastapi.testclient import TestClient
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.app import create_app
+from affidavit.service.migrate import upgrade
+from affidavit.service.settings import Settings
+
+POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
+PLAN: dict[str, Any] = {
+    "version": 1,
+    "name": "quick",
+    "dataset": {"name": "toy", "size": 1000},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "full_batch"},
+    "steps": 10,
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+    "target": {"epsilon": 8, "delta": 1e-5},
+}
+"""A single Gaussian: exact, and accounted in milliseconds."""
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    """The quick plan with some fields changed."""
+    return {**PLAN, **changes}
+
+
+@pytest.fixture(name="plan")
+def _plan() -> Callable[..., dict[str, Any]]:
+    return plan
+
+
+# ---- databases ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy, because copying is quicker than migrating."""
+    path = tmp_path_factory.mktemp("template") / "affidavit.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
+    """A migrated SQLite database of this test's own."""
+    shutil.copy(migrated_sqlite, tmp_path / "affidavit.db")
+    return f"sqlite:///{tmp_path / 'affidavit.db'}"
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL, up to the database's name, of a PostgreSQL server on a free loopback port."""
+    if not (POSTGRESQL / "postgres").exists():
+        pytest.skip(f"there is no PostgreSQL in {POSTGRESQL}")
+    # PostgreSQL refuses to run as root, and its socket's path must be short.
+    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+    directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-"))
+    shutil.chown(directory, user)
+    data, port = directory / "data", free_port()
+    initialise = [POSTGRESQL / "initdb", "-D", data, "-U", "affidavit", "-A", "trust", "-N"]
+    subprocess.run(initialise, user=user, cwd=directory, check=True, capture_output=True)
+    options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory, "-F"]
+    process = subprocess.Popen(
+        [POSTGRESQL / "postgres", "-D", data, *options],
+        user=user,
+        cwd=directory,
+        stderr=subprocess.DEVNULL,
+    )
+    url = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
+    try:
+        _wait_until(lambda: _answers(port), 20)
+        _administer(url, "CREATE DATABASE template_affidavit")
+        upgrade(f"{url}/template_affidavit")
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def postgresql_url(postgresql: str, request: pytest.FixtureRequest) -> str:
+    """A migrated PostgreSQL database of this test's own."""
+    name = f"t{abs(hash(request.node.nodeid))}"
+    _administer(postgresql, f"CREATE DATABASE {name} TEMPLATE template_affidavit")
+    return f"{postgresql}/{name}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A migrated database of either kind."""
+    found: str = request.getfixturevalue(f"{request.param}_url")
+    return found
+
+
+def _administer(server: str, statement: str) -> None:
+    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))
+    engine.dispose()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about in time"
+        time.sleep(0.05)
+
+
+# ---- the service in this process ---------------------------------------------------
+
+
+@pytest.fixture
+def settings(sqlite_url: str, tmp_path: Path) -> Settings:
+    """Settings with a migrated database and a key to sign with."""
+    KeyStore(tmp_path / "keys").new("test")
+    return Settings(database_url=sqlite_url, key_directory=tmp_path / "keys", workers=1)
+
+
+@pytest.fixture
+def client(settings: Settings) -> Iterator[TestClient]:
+    """A client of a running application; a 500 is an answer, not an exception."""
+    with TestClient(create_app(settings), raise_server_exceptions=False) as found:
+        yield found
+
+
+# ---- the service as a process ------------------------------------------------------
+
+
+@dataclass
+class Server:
+    """``python -m affidavit.service serve`` with its home, started and killed at will."""
+
+    home: Path
+    log: list[str] = field(default_factory=list)
+    process: subprocess.Popen[str] | None = None
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """One command to its end."""
+        return subprocess.run(
+            [sys.executable, "-m", "affidavit.service", *arguments],
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def start(self) -> None:
+        """Start serving on a free port, and return when it listens."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "affidavit.service", "serve", "--port", "0"],
+            env=self._environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(found[1])
+                threading.Thread(target=self._keep_reading, daemon=True).start()
+                return
+        raise AssertionError("".join(self.log))
+
+    def stop(self, sent: signal.Signals = signal.SIGTERM) -> None:
+        """Send a signal and wait for the end."""
+        if self.process is not None:
+            self.process.send_signal(sent)
+            self.process.wait(30)
+            assert self.process.stderr is not None
+            _wait_until(lambda: self.process is None or self._closed(), 10)
+            self.process = None
+
+    def _closed(self) -> bool:
+        return self.process is None or self.process.stderr is None or self.process.stderr.closed
+
+    def _keep_reading(self) -> None:
+        assert self.process is not None
+        assert self.process.stderr is not None
+        with self.process.stderr as stream:
+            self.log.extend(stream)
+
+    def _environment(self) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
+        return {**kept, "AFFIDAVIT_HOME": str(self.home), "AFFIDAVIT_WORKERS": "1"}
+
+
+@pytest.fixture
+def server(sqlite_url: str, tmp_path: Path) -> Iterator[Server]:
+    """A server with a migrated database and a key; not started yet."""
+    assert sqlite_url.endswith(str(tmp_path / "affidavit.db"))
+    KeyStore(tmp_path / "keys").new("test")
+    found = Server(tmp_path)
+    yield found
+    found.stop(signal.SIGKILL)
+
+
+def post(client: Any, document: Any, syntax: str = "application/json") -> Any:
+    """POST a plan given as data or as bytes."""
+    raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return client.post("/v1/certificates", content=raw, headers={"content-type": syntax})
+
+
+@pytest.fixture(name="post")
+def _post() -> Callable[..., Any]:
+    return post
