@@ -26,6 +26,7 @@ from affidavit.accountants.fourier.directions import lower_directions
 from affidavit.accountants.fourier.refine import (
     Laws,
     bracket_epsilon,
+    refinement,
     saddle_at_delta,
     saddle_at_epsilon,
     steer,
@@ -118,7 +119,8 @@ class FourierCurve:
 
 def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
     """Whether a coarse bound proves this direction's δ at ``epsilon`` to be below ``delta``."""
-    if not math.isfinite(epsilon):
+    ceiling = sum(law.ceiling * count for law, count in laws.direction.laws)
+    if epsilon >= ceiling * (1 + 1e-12):
         return True
     saddle, guess = saddle_at_epsilon(laws, epsilon)
     gap = math.log(delta) - saddle.log_delta
@@ -133,10 +135,12 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
 
 
 def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket:
+    if epsilon >= sum(law.ceiling * count for law, count in laws.direction.laws) * (1 + 1e-12):
+        return Bracket(lower=0.0, upper=0.0)
     saddle, guess = saddle_at_epsilon(laws, epsilon)
     step = None
     best = Bracket(lower=0.0, upper=1.0)
-    for _ in range(4):
+    for _ in range(8):
         steering = steer(laws, saddle, guess, relative_width, step)
         above, below = transforms(laws, steering)
         upper, lower = above.upper(epsilon), below.lower(epsilon)
@@ -147,6 +151,5 @@ def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket
             # The saddle promised more δ than there is: cut rarer losses, and start over.
             guess = max(upper, 1e-280)
             continue
-        ratio = relative_width * best.upper / best.width
-        step = steering.grids[0].step * max(0.3, 0.9 * math.sqrt(ratio))
+        step = steering.grids[0].step * refinement(relative_width * best.upper / best.width)
     return best

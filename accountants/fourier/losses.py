@@ -79,8 +79,8 @@ class LossLaw(Protocol):
     """The law of one release's privacy loss in one direction of the adjacency."""
 
     @property
-    def floor(self) -> float:
-        """The infimum of the loss, -inf if unbounded."""
+    def ceiling(self) -> float:
+        """No loss exceeds this; infinite if unbounded."""
         ...
 
     def atoms(self) -> Atoms:
@@ -127,11 +127,11 @@ class NormalMixtureLaw:
         return self.distance / self.noise_multiplier
 
     @property
-    def floor(self) -> float:
-        """The infimum of the loss: log(1-q) for ``remove``, else none."""
-        if self.kind == "remove":
-            return math.log1p(-self.sampling_probability)
-        return -math.inf
+    def ceiling(self) -> float:
+        """No loss exceeds this: -log(1-q), rounded up, for ``add``, else infinity."""
+        if self.kind == "add":
+            return -math.log1p(-self.sampling_probability) * (1 + 1e-14)
+        return math.inf
 
     def loss(self, z: Array) -> Array:
         """The loss at ``z``."""
@@ -173,7 +173,8 @@ class NormalMixtureLaw:
         """Both survival functions; z is cut at ±38, beyond which P and Q vanish."""
         mu, q = self._mu, self.sampling_probability
         with np.errstate(over="ignore", divide="ignore"):
-            z = self._inverse(losses)
+            # Infinities are meant: below its infimum a loss has no z.
+            z = self.place(losses)
         reach = 38.0 + mu
         inside = np.clip(z, -reach, reach)
         normal = {
@@ -194,7 +195,8 @@ class NormalMixtureLaw:
             loss_error=UNIT_ROUNDOFF * (32.0 + 16.0 * spread),
         )
 
-    def _inverse(self, losses: Array) -> Array:
+    def place(self, losses: Array) -> Array:
+        """The z at which the loss is ``losses`` (increasing); infinite outside its range."""
         mu, q = self._mu, self.sampling_probability
         match self.kind:
             case "gaussian":

@@ -36,7 +36,7 @@ from affidavit.accountants.fourier.saddle import (
     tilted_floor,
     tilted_reach,
 )
-from affidavit.accountants.fourier.transform import ComposedTransform, Window
+from affidavit.accountants.fourier.transform import ComposedTransform, Window, log_peak
 from affidavit.accountants.protocol import OutOfReach
 
 MOST_POINTS = 1 << 23
@@ -46,6 +46,7 @@ SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this."""
 
 _ENDLESS = 1e6
+_ROUNDS = 8
 _RARE = 1e-7
 """Losses exceeded with less than this share of δ in the whole run are cut off."""
 
@@ -131,7 +132,9 @@ def steer(
     spread = math.sqrt(saddle.variance)
     if step is None:
         step = _step(atoms, saddle, 0.8 * tolerance)
-    tail = math.log(1e-3 * min(0.1, tolerance) / (1 + order * spread))
+    # Mass outside the window enters δ at most e^{K - λε} max(g) times.
+    scale = sum(count * law.log_moment(order) for law, count in atoms) - order * saddle.epsilon
+    tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
     reach = tilted_reach(atoms, saddle, tail)
     window = Window(
         low=min(reach.low, saddle.epsilon - 0.01 * spread) - step,
@@ -287,6 +290,11 @@ def crossing(
     return low, high
 
 
+def refinement(ratio: float) -> float:
+    """What to multiply the step by when the bracket should be ``ratio`` times as wide."""
+    return max(0.2, 0.9 * math.sqrt(ratio))
+
+
 def located(laws: Laws, delta: float) -> Saddle:
     """The saddle at ``delta``, found again on a coarse grid where the law is too skewed.
 
@@ -317,7 +325,7 @@ def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
     wanted = max(relative_width * guess, SMALLEST_WIDTH)
     step = None
     best = Bracket(lower=0.0, upper=math.inf)
-    for _ in range(4):
+    for _ in range(_ROUNDS):
         steering = steer(laws, saddle, delta, min(0.5, wanted * saddle.order), step)
         above, below = transforms(laws, steering)
         accuracy, stride = 0.01 * wanted, 0.05 / saddle.order
@@ -330,5 +338,5 @@ def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
         wanted = max(relative_width * best.upper, SMALLEST_WIDTH)
         if best.width <= wanted:
             break
-        step = steering.grids[0].step * max(0.3, 0.9 * math.sqrt(wanted / best.width))
+        step = steering.grids[0].step * refinement(wanted / best.width)
     return best

@@ -72,6 +72,7 @@ class ComposedTransform:
 
     def __init__(self, parts: Sequence[tuple[LatticeMeasure, int]], window: Window) -> None:
         self._order = window.order
+        self._peak = math.exp(log_peak(window.order))
         self._step = parts[0][0].grid.step
         self._size = _length(window, self._step)
         origins = [part.grid.origin * count for part, count in parts]
@@ -166,15 +167,11 @@ class ComposedTransform:
         total = math.exp(-slow * near) * float(np.sum(self._slow * turn).real)
         total -= math.exp(-fast * near) * float(np.sum(self._fast * turn).real)
         total -= math.exp(-slow * far) * self._slow_end - math.exp(-fast * far) * self._fast_end
-        peak = self._peak()
+        peak = self._peak
         sum_of_g = 1 / (self._step * slow * fast) + peak
         powers = UNIT_ROUNDOFF * (64.0 + 16.0 * self._steps) * self._size_of_sum
         error = self._transform_error * math.sqrt(peak * sum_of_g) + powers + _NEGLIGIBLE * sum_of_g
         return total, error
-
-    def _peak(self) -> float:
-        """The largest value of g: λ^λ / (1+λ)^(1+λ)."""
-        return math.exp(-math.log1p(self._order) - self._order * math.log1p(1 / self._order))
 
     def _scale(self, epsilon: float) -> tuple[float, float]:
         """log of C e^{-λε}, and a bound of the relative error of everything times it."""
@@ -192,7 +189,7 @@ class ComposedTransform:
         beyond = math.exp(min(0.0, -self._order * (self._loss(self._last) - epsilon)))
         total = max(total, 0.0) + error + self._above * beyond
         if epsilon < self._loss(self._first):
-            total += self._below * self._peak()
+            total += self._below * self._peak
         return min(1.0, _exp(log_scale + relative) * total + self._infinite * (1 + 1e-12))
 
     def lower(self, epsilon: float) -> float:
@@ -204,8 +201,13 @@ class ComposedTransform:
             return 0.0
         total, error = self._sum(epsilon)
         log_scale, relative = self._scale(epsilon)
-        total -= error + (self._below + self._above) * self._peak()
+        total -= error + (self._below + self._above) * self._peak
         return max(0.0, _exp(log_scale - relative) * total)
+
+
+def log_peak(order: float) -> float:
+    """The logarithm of the largest value of g, λ^λ / (1+λ)^(1+λ)."""
+    return -math.log1p(order) - order * math.log1p(1 / order)
 
 
 def _length(window: Window, step: float) -> int:
