@@ -48,21 +48,21 @@ def outward(lower: float, upper: float, ulps: int = 4) -> Bracket:
 
 
 def decimal_up(value: float, digits: int = 12) -> str:
-    """``value`` as the shortest decimal of at most ``digits`` digits that is not below it."""
+    """The least decimal of at most ``digits`` digits that, read as a double, is >= ``value``."""
     return _decimal(value, digits, ROUND_CEILING)
 
 
 def decimal_down(value: float, digits: int = 12) -> str:
-    """``value`` as the shortest decimal of at most ``digits`` digits that is not above it."""
+    """The greatest decimal of at most ``digits`` digits that, read as a double, is <= it."""
     return _decimal(value, digits, ROUND_FLOOR)
 
 
 def _decimal(value: float, digits: int, rounding: str) -> str:
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
     if math.isnan(value):
         raise ValueError("a bound is never NaN")
-    exact = Decimal(value)
-    rounded = Context(prec=digits, rounding=rounding).create_decimal(exact)
-    # A float's own shortest form is exact enough for its reader, and prettier than 17 digits.
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    # The shortest decimal that reads back as this double, so that 1e-5 stays 1e-5.
+    shortest = Decimal(repr(value))
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(shortest)
     return format(rounded.normalize(), "f" if 1e-4 <= abs(value) < 1e16 or value == 0 else "e")

@@ -22,8 +22,6 @@ from affidavit.plan.events import (
     WithoutReplacementGaussian,
 )
 
-LIBRARY_VERSION = "dp-accounting 0.6.0"
-
 
 def as_dp_event(leaf: Leaf) -> dp_accounting.DpEvent:
     """One release as a ``DpEvent``.

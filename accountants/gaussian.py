@@ -34,10 +34,10 @@ from typing import assert_never
 
 from scipy.special import log_ndtr
 
-from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.versions import OURS
 from affidavit.plan.events import (
     Event,
     Gaussian,
@@ -127,7 +127,7 @@ class GaussianAccountant:
     """Exact for compositions of plain Gaussian releases; refuses everything else."""
 
     name: str = "gaussian"
-    version: str = __version__
+    version: str = OURS
 
     def curve(self, event: Event) -> GaussianCurve:
         """The curve of ``event``; raises ``Unsupported`` for anything subsampled."""

@@ -23,9 +23,9 @@ from dp_accounting.pld import privacy_loss_distribution as library
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.dp_events import LIBRARY_VERSION
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.rdp import RdpAccountant
+from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import (
     Event,
     Gaussian,
@@ -95,7 +95,7 @@ class PldAccountant:
     """
 
     name: str = "pld"
-    version: str = LIBRARY_VERSION
+    version: str = DP_ACCOUNTING
     interval: float | None = field(default=None)
 
     def curve(self, event: Event) -> PldCurve:

@@ -35,6 +35,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.limits import time_limit
 from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.versions import PRV_ACCOUNTANT
 from affidavit.plan.events import Event, Gaussian, Leaf, PoissonSubsampledGaussian
 
 LARGEST_GRID = 2_000_000
@@ -162,7 +163,7 @@ class PrvAccountant:
     """prv-accountant at an ε error of 0.01, in both directions."""
 
     name: str = "prv"
-    version: str = "prv-accountant 0.2.0"
+    version: str = PRV_ACCOUNTANT
 
     def curve(self, event: Event) -> PrvCurve:
         """The curve of ``event``; raises ``Unsupported``."""

@@ -20,8 +20,9 @@ from dp_accounting.rdp import RdpAccountant as LibraryAccountant
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.dp_events import LIBRARY_VERSION, compose_into, quiet
+from affidavit.accountants.dp_events import compose_into, quiet
 from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import (
     Event,
     Gaussian,
@@ -73,7 +74,7 @@ class RdpAccountant:
     """dp_accounting's Rényi accountant at its default orders."""
 
     name: str = "rdp"
-    version: str = LIBRARY_VERSION
+    version: str = DP_ACCOUNTING
 
     def curve(self, event: Event) -> RdpCurve:
         """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""

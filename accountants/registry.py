@@ -3,33 +3,40 @@
 The first engine that supports a run decides; the first of another library that reaches
 it gives the second opinion. Preference goes to the exact one, then to two-sided ones, and
 the Rényi bound, which reaches furthest and says least, comes last.
+
+An engine is imported when it is first asked: the libraries of the second opinions take a
+second to load, and most checks never need them.
 """
 
 from __future__ import annotations
 
-from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.accountants.pld import PldAccountant
+from functools import cache
+from importlib import import_module
+
 from affidavit.accountants.protocol import Accountant
-from affidavit.accountants.prv import PrvAccountant
-from affidavit.accountants.rdp import RdpAccountant
+from affidavit.accountants.versions import DP_ACCOUNTING, OURS, PRV_ACCOUNTANT
 
-ACCOUNTANTS: dict[str, Accountant] = {
-    accountant.name: accountant
-    for accountant in (
-        GaussianAccountant(),
-        FourierAccountant(),
-        PldAccountant(),
-        PrvAccountant(),
-        RdpAccountant(),
-    )
+_PLACES = {
+    "gaussian": (OURS, "affidavit.accountants.gaussian", "GaussianAccountant"),
+    "fourier": (OURS, "affidavit.accountants.fourier", "FourierAccountant"),
+    "pld": (DP_ACCOUNTING, "affidavit.accountants.pld", "PldAccountant"),
+    "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
+    "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
 }
-
-
+NAMES = tuple(_PLACES)
+"""Every engine, in order of preference."""
 SECOND_OPINIONS = ("pld", "prv", "rdp")
 """Engines of other people, in the order in which they are asked whether ours are right."""
 
 
+@cache
+def accountant(name: str) -> Accountant:
+    """The engine called ``name``; raises ``KeyError`` for a name that is not in ``NAMES``."""
+    _, module, kind = _PLACES[name]
+    engine: Accountant = getattr(import_module(module), kind)()
+    return engine
+
+
 def versions() -> list[dict[str, str]]:
-    """Name and version of every engine, in order of preference."""
-    return [{"name": each.name, "version": each.version} for each in ACCOUNTANTS.values()]
+    """Name and version of every engine, in order of preference, without importing any."""
+    return [{"name": name, "version": version} for name, (version, _, _) in _PLACES.items()]

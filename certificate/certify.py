@@ -22,7 +22,7 @@ from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 from affidavit.accountants.protocol import Accountant, AccountantError, NoSolution
-from affidavit.accountants.registry import ACCOUNTANTS, SECOND_OPINIONS
+from affidavit.accountants.registry import NAMES, SECOND_OPINIONS, accountant
 from affidavit.certificate import describe
 from affidavit.certificate.assessment import Assessment, Opinion
 from affidavit.certificate.solving import Solved, solve
@@ -60,8 +60,8 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
-        engines = list(ACCOUNTANTS.values()) if engine is None else [ACCOUNTANTS[engine]]
-        return _assess(blank, lowered, engines, second_opinion)
+        names = NAMES if engine is None else (engine,)
+        return _assess(blank, lowered, names, second_opinion)
     except RefusedPlan as refusal:
         return replace(blank, reasons=refusal.reasons)
 
@@ -70,7 +70,7 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
 class _Answer:
     """One engine's answer to the plan's question, at the closed plan."""
 
-    accountant: Accountant
+    engine: Accountant
     solved: Solved
     lowered: Lowered
     epsilon: Bracket
@@ -79,14 +79,14 @@ class _Answer:
 
 
 def _assess(
-    blank: Assessment, lowered: Lowered, engines: list[Accountant], second_opinion: bool
+    blank: Assessment, lowered: Lowered, names: tuple[str, ...], second_opinion: bool
 ) -> Assessment:
-    answer = _first_answer(lowered, engines)
+    answer = _first_answer(lowered, names)
     _require_small_delta(lowered.plan, answer.delta.upper)
     event = answer.lowered.event()
-    opinions = [_opinion(answer.accountant, event, answer.delta.upper)]
+    opinions = [_opinion(answer.engine, event, answer.delta.upper)]
     if second_opinion:
-        opinions += _second_opinion(answer, engines, event)
+        opinions += _second_opinion(answer, names, event)
     found = replace(
         blank,
         epsilon=answer.epsilon,
@@ -104,34 +104,34 @@ def _assess(
     return _judge(found, answer)
 
 
-def _first_answer(lowered: Lowered, engines: list[Accountant]) -> _Answer:
+def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
     """The answer of the first engine that covers the run; raises ``RefusedPlan``."""
     failures: dict[str, Reason] = {}
-    for accountant in engines:
+    for name in names:
         try:
-            return _ask(accountant, lowered)
+            return _ask(accountant(name), lowered)
         except NoSolution as failure:
             raise RefusedPlan(_as_reason(failure, "/target")) from None
         except AccountantError as failure:
             failures.setdefault(failure.message, _as_reason(failure, ""))
         except (ArithmeticError, ValueError) as fault:
             # A fault of an engine must not decide anything, nor take the others with it.
-            failures[accountant.name] = _fault(accountant, fault)
+            failures[name] = _fault(name, fault)
     reached = [reason for reason in failures.values() if reason.code != "unsupported"]
     raise RefusedPlan(*(reached or failures.values()))
 
 
-def _ask(accountant: Accountant, lowered: Lowered) -> _Answer:
-    solved = solve(lowered, accountant)
+def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
+    solved = solve(lowered, engine)
     closed = lower(solved.plan)
-    curve = accountant.curve(closed.event())
+    curve = engine.curve(closed.event())
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
         answer = curve.epsilon(delta), Bracket(lower=delta, upper=delta)
     else:
         answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
     return _Answer(
-        accountant=accountant,
+        engine=engine,
         solved=solved,
         lowered=closed,
         epsilon=answer[0],
@@ -150,23 +150,23 @@ def _question(target: Target) -> tuple[float, float | None]:
 # ---- the second opinion ------------------------------------------------------------
 
 
-def _opinion(accountant: Accountant, event: Event, delta: float) -> Opinion:
+def _opinion(engine: Accountant, event: Event, delta: float) -> Opinion:
     return Opinion(
-        name=accountant.name,
-        version=accountant.version,
-        epsilon=accountant.curve(event).epsilon(delta),
+        name=engine.name,
+        version=engine.version,
+        epsilon=engine.curve(event).epsilon(delta),
     )
 
 
-def _second_opinion(answer: _Answer, engines: list[Accountant], event: Event) -> list[Opinion]:
+def _second_opinion(answer: _Answer, names: tuple[str, ...], event: Event) -> list[Opinion]:
     """The opinion of the first independent engine that reaches the run, if there is one."""
     if not 0 < answer.delta.upper < 1:
         return []
-    for accountant in engines:
-        if accountant.name not in SECOND_OPINIONS or accountant is answer.accountant:
+    for name in SECOND_OPINIONS:
+        if name not in names or name == answer.engine.name:
             continue
         try:
-            return [_opinion(accountant, event, answer.delta.upper)]
+            return [_opinion(accountant(name), event, answer.delta.upper)]
         except AccountantError:
             continue
     return []
@@ -247,11 +247,11 @@ def _require_small_delta(plan: Plan, delta: float) -> None:
     )
 
 
-def _fault(accountant: Accountant, fault: Exception) -> Reason:
+def _fault(name: str, fault: Exception) -> Reason:
     return Reason(
         code="engine_failed",
         pointer="",
-        message=f"the {accountant.name} accountant failed on this plan ({fault!r}).",
+        message=f"the {name} accountant failed on this plan ({fault!r}).",
         remedy="Please report the plan.",
     )
 

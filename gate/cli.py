@@ -7,7 +7,6 @@ that does not verify), 2 usage or malformed input, 3 could not decide.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from affidavit import __version__
-from affidavit.accountants.registry import ACCOUNTANTS
+from affidavit.accountants.registry import NAMES
 from affidavit.certificate.assessment import Assessment, malformed_result
 from affidavit.certificate.certify import certify as assess
 from affidavit.certificate.issue import Certificate, issue
@@ -49,7 +48,7 @@ PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="Use one accountant only: " + ", ".join(ACCOUNTANTS) + "."),
+    typer.Option("--engine", help="Use one accountant only: " + ", ".join(NAMES) + "."),
 ]
 
 
@@ -163,13 +162,13 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8321,
 ) -> None:
     """Run the HTTP service."""
-    raise typer.Exit(_service("serve", "--host", host, "--port", str(port)))
+    _become_service("serve", "--host", host, "--port", str(port))
 
 
 @app.command()
 def migrate() -> None:
     """Bring the service's database (DATABASE_URL) to this release's schema."""
-    raise typer.Exit(_service("migrate"))
+    _become_service("migrate")
 
 
 @keys_app.command("new")
@@ -259,8 +258,8 @@ def _print_for_people(
 
 
 def _require_engine(name: str | None) -> None:
-    if name is not None and name not in ACCOUNTANTS:
-        _stop(f"--engine {name} is not known; choose one of {', '.join(ACCOUNTANTS)}.")
+    if name is not None and name not in NAMES:
+        _stop(f"--engine {name} is not known; choose one of {', '.join(NAMES)}.")
 
 
 def _store() -> KeyStore:
@@ -313,13 +312,13 @@ def _progress() -> Progress:
     )
 
 
-def _service(*arguments: str) -> int:
-    """Run the service's own program: the gate must not depend on it to work offline."""
-    command = [sys.executable, "-m", "affidavit.service", *arguments]
-    try:
-        return subprocess.run(command, check=False).returncode
-    except KeyboardInterrupt:
-        return Exit.CERTIFIED
+def _become_service(*arguments: str) -> NoReturn:
+    """Become the service's own program, on which the gate must not depend to work offline.
+
+    This process is replaced, so that a signal to it reaches the service.
+    """
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "affidavit.service", *arguments])
 
 
 def _stop(message: str) -> NoReturn:

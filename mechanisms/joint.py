@@ -115,7 +115,7 @@ def _shape(release: Release, allocation: Allocation) -> float:
         case "optimal":
             if release.dimension is None:
                 raise ValueError(f"release {release.name} has no dimension")
-            return (math.sqrt(release.dimension) * release.clip_norm) ** -0.5
+            return 1 / math.sqrt(math.sqrt(release.dimension) * release.clip_norm)
 
 
 def rounded_up(sigma: float) -> float:

@@ -1,0 +1,11 @@
+"""Versions of the libraries that compute, as certificates name them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from affidavit import __version__
+
+OURS = __version__
+DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
+PRV_ACCOUNTANT = f"prv-accountant {version('prv-accountant')}"
