@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,22 @@ def server(sqlite_url: str, tmp_path: Path) -> Iterator[Server]:
     found = Server(tmp_path)
     yield found
     found.stop(signal.SIGKILL)
+
+
+@pytest.fixture(scope="session", name="serving")
+def _serving() -> Callable[[Path], AbstractContextManager[Server]]:
+    """Serve from a prepared home for the length of a block."""
+
+    @contextmanager
+    def serving(home: Path) -> Iterator[Server]:
+        found = Server(home)
+        found.start()
+        try:
+            yield found
+        finally:
+            found.stop(signal.SIGKILL)
+
+    return serving
 
 
 def post(client: Any, document: Any, syntax: str = "application/json") -> Any:

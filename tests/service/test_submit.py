@@ -188,9 +188,7 @@ def test_no_content_type_and_a_compressed_body_are_415(client: TestClient) -> No
 def test_without_a_key_every_certificate_says_untrusted_until_there_is_one(
     settings: Settings, plan: Plan, post: Post, tmp_path: Path, caplog: Any
 ) -> None:
-    bare = Settings(
-        database_url=settings.database_url, key_directory=tmp_path / "none", workers=1
-    )
+    bare = Settings(database_url=settings.database_url, key_directory=tmp_path / "none", workers=1)
     with TestClient(create_app(bare)) as client:
         assert "UNTRUSTED" in caplog.text
         assert client.get("/readyz").json()["signer"]["development"] is True

@@ -1,0 +1,335 @@
+"""The store on SQLite and on PostgreSQL: one transaction, one row, nothing rewritten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, event, func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.service.database import open_engine
+from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
+from affidavit.service.migrate import require_head as require
+from affidavit.service.store import CertificateStore, Filters, Place, Request, StoredCertificate
+from affidavit.service.tables import audit, certificates, metadata, requests, signing_keys
+
+NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
+TABLES = (signing_keys, certificates, requests, audit)
+ID = "sha256:" + "0" * 64
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    found = open_engine(database_url)
+    yield found
+    found.dispose()
+
+
+@pytest.fixture
+def store(engine: Engine) -> CertificateStore:
+    return CertificateStore(engine)
+
+
+def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
+    made = StoredCertificate(
+        id=f"sha256:{number:064x}",
+        untrusted=False,
+        plan_digest=f"sha256:{number:064x}",
+        name="a",
+        dataset="d",
+        adjacency="add_remove",
+        verdict="certified",
+        epsilon_upper=8.0,
+        delta=1e-5,
+        created_at=NOON + timedelta(microseconds=number // 2),
+        key_id="k",
+        bundle=b'{"bundle": "\xc3\xa9"}',
+        result='{"verdict": "certified"}',
+    )
+    return replace(made, **changes)
+
+
+REQUEST = Request(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
+KEY = {"key_id": "k"}
+
+
+def counts(engine: Engine) -> dict[str, int]:
+    with engine.connect() as connection:
+        return {
+            table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in TABLES
+        }
+
+
+def test_what_is_added_is_found_unchanged(store: CertificateStore) -> None:
+    made = certificate()
+    assert store.add(made, KEY, REQUEST) == (made, True)
+    assert store.find(made.id) == made
+    assert store.keys() == [KEY]
+    assert store.find("sha256:" + "f" * 64) is None
+
+
+def test_adding_it_again_keeps_the_first_and_records_the_request(
+    store: CertificateStore, engine: Engine
+) -> None:
+    first = certificate()
+    store.add(first, KEY, REQUEST)
+    assert store.add(certificate(bundle=b"other"), KEY, REQUEST) == (first, False)
+    expected = {"signing_keys": 1, "certificates": 1, "requests": 2, "audit": 2}
+    assert counts(engine) == expected
+
+
+def test_adders_that_race_end_with_one_certificate(database_url: str, engine: Engine) -> None:
+    engines = [open_engine(database_url) for _ in range(8)]
+    try:
+        with ThreadPoolExecutor(8) as racers:
+            outcomes = list(
+                racers.map(
+                    lambda pair: CertificateStore(pair[1]).add(
+                        certificate(bundle=b"%d" % pair[0]), KEY, REQUEST
+                    ),
+                    enumerate(engines),
+                )
+            )
+    finally:
+        for each in engines:
+            each.dispose()
+    assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
+    assert len({kept.bundle for kept, _ in outcomes}) == 1
+    assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8, "audit": 8}
+
+
+def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
+    unsure, sure = certificate(untrusted=True), certificate(bundle=b"trusted")
+    store.add(unsure, KEY, REQUEST)
+    assert store.find(unsure.id) == unsure
+    assert store.repeat(unsure.id, REQUEST, untrusted_too=True) == unsure
+    assert store.repeat(unsure.id, REQUEST, untrusted_too=False) is None
+    assert store.add(sure, KEY, REQUEST) == (sure, True)
+    assert store.find(unsure.id) == sure
+
+
+def test_a_failure_at_the_audit_row_leaves_nothing(store: CertificateStore, engine: Engine) -> None:
+    def fail(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if statement.startswith("INSERT INTO audit"):
+            raise RuntimeError("the plug was pulled")
+
+    event.listen(engine, "before_cursor_execute", fail)
+    with pytest.raises(RuntimeError, match="plug"):
+        store.add(certificate(), KEY, REQUEST)
+    assert set(counts(engine).values()) == {0}
+
+
+def test_killed_before_any_of_its_statements_it_leaves_nothing_and_a_retry_succeeds(
+    database_url: str, engine: Engine
+) -> None:
+    for statements in range(1, 20):
+        killed = _add_in_child(database_url, killed_before=statements)
+        if not killed:
+            break
+        assert set(counts(engine).values()) == {0}, statements
+        engine.dispose()
+    assert 5 <= statements < 20
+    assert set(counts(engine).values()) == {1}
+    assert CertificateStore(engine).add(certificate(), KEY, REQUEST)[1] is False
+
+
+def _add_in_child(url: str, killed_before: int) -> bool:
+    """Add in a forked process, killed before its n-th statement; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            engine, seen = open_engine(url), count(1)
+
+            @event.listens_for(engine, "before_cursor_execute")
+            def _kill(*_arguments: Any) -> None:
+                if next(seen) == killed_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            @event.listens_for(engine, "commit")
+            def _kill_at_commit(_connection: Any) -> None:
+                if next(seen) == killed_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            CertificateStore(engine).add(certificate(), KEY, REQUEST)
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+# ---- pages -------------------------------------------------------------------------
+
+
+def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None:
+    made = [certificate(number) for number in range(11)]
+    for each in made:
+        store.add(each, KEY, REQUEST)
+    seen, after = [], None
+    while found := store.page(Filters(), after, 3):
+        seen += [row.id for row in found]
+        last = found[-1]
+        after = Place(last.created_at, last.id, last.untrusted)
+    assert seen == [each.id for each in sorted(made, key=lambda c: (c.created_at, c.id))][::-1]
+
+
+def test_filters_narrow(store: CertificateStore) -> None:
+    store.add(certificate(1, name="b", verdict="refused"), KEY, REQUEST)
+    store.add(certificate(4), KEY, REQUEST)
+
+    def ids(**wanted: Any) -> list[str]:
+        return [row.id[-1] for row in store.page(Filters(**wanted), None, 10)]
+
+    assert ids() == ["4", "1"]
+    assert ids(verdict="refused") == ["1"]
+    assert ids(name="a") == ["4"]
+    assert ids(plan_digest=certificate(1).plan_digest) == ["1"]
+    assert ids(created_after=NOON) == ["4"]
+    assert ids(created_before=NOON + timedelta(microseconds=1)) == ["1"]
+    assert ids(verdict="refused", name="a") == []
+
+
+# ---- append-only -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", [table.name for table in TABLES])
+@pytest.mark.parametrize("attack", ["UPDATE", "DELETE", "TRUNCATE"])
+def test_rows_can_be_neither_changed_nor_removed(
+    store: CertificateStore, engine: Engine, table: str, attack: str
+) -> None:
+    store.add(certificate(), KEY, REQUEST)
+    column = metadata.tables[table].columns.keys()[0]
+    statement = {
+        "UPDATE": f"UPDATE {table} SET {column} = {column}",
+        "DELETE": f"DELETE FROM {table}",
+        "TRUNCATE": f"TRUNCATE {table} CASCADE",
+    }[attack]
+    if attack == "TRUNCATE" and engine.dialect.name == "sqlite":
+        pytest.skip("SQLite has no TRUNCATE")
+    with pytest.raises(DatabaseError, match="append-only"), engine.begin() as connection:
+        connection.execute(text(statement))
+    assert set(counts(engine).values()) == {1}
+
+
+def test_replication_mode_does_not_switch_the_triggers_off(
+    postgresql_url: str,
+) -> None:
+    engine = open_engine(postgresql_url)
+    CertificateStore(engine).add(certificate(), KEY, REQUEST)
+    for statement in ("DELETE FROM audit", "TRUNCATE audit"):
+        with pytest.raises(DatabaseError, match="append-only"), engine.begin() as connection:
+            connection.execute(text("SET LOCAL session_replication_role = replica"))
+            connection.execute(text(statement))
+    assert counts(engine)["audit"] == 1
+    engine.dispose()
+
+
+@pytest.mark.parametrize("recursive", ["ON", "OFF"])
+@pytest.mark.parametrize("table", [table.name for table in TABLES])
+def test_insert_or_replace_is_refused_whatever_the_stranger_sets(
+    sqlite_url: str, tmp_path: Path, table: str, recursive: str
+) -> None:
+    engine = open_engine(sqlite_url)
+    CertificateStore(engine).add(certificate(), KEY, REQUEST)
+    engine.dispose()
+    stranger = sqlite3.connect(tmp_path / "affidavit.db")
+    stranger.execute(f"PRAGMA recursive_triggers={recursive}")
+    columns = metadata.tables[table].columns.keys()
+    listed = ", ".join(columns)
+    for statement in (
+        f"INSERT OR REPLACE INTO {table} SELECT * FROM {table}",
+        f"REPLACE INTO {table} SELECT * FROM {table}",
+        # Another key under the hidden row number of the row that is to vanish.
+        f"INSERT OR REPLACE INTO {table} (rowid, {listed}) SELECT rowid, "
+        + ", ".join(["'other'" if columns[0] in ("id", "key_id") else columns[0], *columns[1:]])
+        + f" FROM {table}",
+        f"UPDATE OR REPLACE {table} SET {columns[0]} = {columns[0]}",
+    ):
+        with pytest.raises(sqlite3.DatabaseError):
+            stranger.execute(statement)
+    stranger.rollback()
+    (kept,) = stranger.execute(f"SELECT {columns[0]} FROM {table}").fetchone()
+    assert kept in (1, ID, "k")
+    stranger.close()
+
+
+# ---- the schema --------------------------------------------------------------------
+
+
+def test_the_migrations_make_the_tables_that_the_store_uses(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, metadata) == []
+
+
+def test_upgrade_twice_down_and_up_again(
+    database_url: str, store: CertificateStore, engine: Engine
+) -> None:
+    store.add(certificate(), KEY, REQUEST)
+    upgrade(database_url)
+    assert set(counts(engine).values()) == {1}
+    assert require(engine) == head() == current(database_url)
+    engine.dispose()
+    downgrade(database_url, "base")
+    assert current(database_url) is None
+    with pytest.raises(SchemaNotAtHead, match="affidavit migrate"):
+        require(engine)
+    upgrade(database_url)
+    assert set(counts(engine).values()) == {0}
+
+
+def test_two_that_migrate_at_once_both_end_at_head(
+    tmp_path: Path, postgresql: str, request: pytest.FixtureRequest
+) -> None:
+    name = f"empty{abs(hash(request.node.nodeid))}"
+    engine = open_engine(f"{postgresql}/postgres").execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    for url in (f"sqlite:///{tmp_path / 'deep' / 'empty.db'}", f"{postgresql}/{name}"):
+        _in_children(3, lambda url=url: upgrade(url))
+        assert current(url) == head()
+
+
+def _in_children(number: int, work: Callable[[], None]) -> None:
+    children = []
+    for _ in range(number):
+        child = os.fork()
+        if child == 0:
+            try:
+                work()
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * number
+
+
+def test_sqlite_is_set_up_to_keep_what_it_answered(sqlite_url: str) -> None:
+    engine = open_engine(sqlite_url)
+    with engine.connect() as connection:
+        found = {
+            pragma: connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one()
+            for pragma in ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers")
+        }
+    engine.dispose()
+    assert found == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "foreign_keys": 1,
+        "recursive_triggers": 1,
+    }
