@@ -24,6 +24,7 @@ from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.directions import lower_directions
 from affidavit.accountants.fourier.refine import (
+    MOST_POINTS,
     Laws,
     bracket_epsilon,
     refinement,
@@ -142,6 +143,8 @@ def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket
     best = Bracket(lower=0.0, upper=1.0)
     for _ in range(8):
         steering = steer(laws, saddle, guess, relative_width, step)
+        if step is not None and steering.points > MOST_POINTS:
+            break
         above, below = transforms(laws, steering)
         upper, lower = above.upper(epsilon), below.lower(epsilon)
         best = Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))

@@ -92,16 +92,20 @@ def upper_measure(law: LossLaw, grid: Grid) -> LatticeMeasure:
     )
 
 
-def lower_measure(law: LossLaw, grid: Grid, *, open_left: bool = False) -> LatticeMeasure:
+def lower_measure(
+    law: LossLaw, grid: Grid, *, open_left: bool = False, open_right: bool = False
+) -> LatticeMeasure:
     """A measure on ``grid`` whose curve is nowhere above that of ``law``.
 
-    ``open_left`` lets the first cell reach down to minus infinity (the first tangent is
-    then 1 - α), for laws that end steeply on that side.
+    ``open_left`` and ``open_right`` let the first (last) cell reach to infinity, with the
+    tangent 1 - α (the line 0) as its outer one, for laws that end steeply on that side.
     """
     nodes = grid.losses()
     tail = law.survival(grid.losses(-0.5, extra=1))
     if open_left:
         tail.p[0] = tail.q[0] = 1.0
+    if open_right:
+        tail.p[-1] = tail.q[-1] = 0.0
     # The law without the losses above the last edge: kept, they would pile up on the last
     # node and could draw the tilt there.
     restricted_p, restricted_q = tail.p - tail.p[-1], tail.q - tail.q[-1]
@@ -120,6 +124,10 @@ def lower_measure(law: LossLaw, grid: Grid, *, open_left: bool = False) -> Latti
     tails[1:] -= (slack[here] + slack[before]) * (shares + 1.0)
     tails = np.minimum.accumulate(tails)
     values, slack = values[kept], slack[kept]
+    if open_right:
+        # The outer tangent is the line 0 itself: no rounding enters a value below its cell.
+        values[-1] = max(0.0, values[-1]) if gap[-1] > slack[-1] else -1.0
+        slack[-1] = 0.0
     sound = np.flatnonzero((values >= slack) & (tails >= values + slack))
     masses = np.zeros(grid.size)
     if sound.size:

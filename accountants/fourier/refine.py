@@ -55,13 +55,22 @@ _SKEWED = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LowerGrid:
+    """A grid for a lower measure, and the ends at which its outer cell is open."""
+
+    grid: Grid
+    open_left: bool
+    open_right: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
     """Tilt, step, window and grids with which one direction is bracketed."""
 
     saddle: Saddle
     window: Window
     grids: tuple[Grid, ...]
-    lower_grids: tuple[Grid, ...]
+    lower_grids: tuple[LowerGrid, ...]
 
     @property
     def points(self) -> int:
@@ -146,38 +155,79 @@ def steer(
     uppers, lowers = [], []
     for (release, _), (law, _), top in zip(laws.direction.laws, atoms, tops, strict=True):
         floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / laws.steps / 2)
-        center = _median(law, order)
-        first = _first_cell(release, floor, center, step)
-        if first is not None:
-            center = first - 1e-3 * tolerance / order / laws.steps - 1e-16
-        below = math.ceil((center - floor) / step) + 1
-        above = math.ceil((top - center) / step) + 1
-        upper = Grid(origin=center - below * step, step=step, size=below + above + 1)
+        hair = 1e-3 * tolerance / order / laws.steps + 1e-16
+        upper, lower = _grids(release, floor, _median(law, order), top, step, hair)
         uppers.append(upper)
-        lowers.append(upper if first is None else Grid(origin=center, step=step, size=above + 1))
+        lowers.append(lower)
     return Steering(saddle=saddle, window=window, grids=tuple(uppers), lower_grids=tuple(lowers))
 
 
-def _first_cell(law: LossLaw, floor: float, center: float, step: float) -> float | None:
-    """The node of a first cell that takes in a steep lower end of the law, if there is one.
+def _grids(
+    law: LossLaw, floor: float, center: float, top: float, step: float, hair: float
+) -> tuple[Grid, LowerGrid]:
+    """Grids for the upper and the lower measure of one release, on common nodes.
 
-    It is the barycentre of all losses below half a step above it. A law that rises from
-    nothing within a step, as at small sampling probabilities, would otherwise cost the
-    lower bound the first cells' mass times the distance to their nodes. None where such
-    a cell would lie below ``floor``, that is, where the law tails off gently.
+    One node is anchored where most depends on it, a hair below the barycentre of its
+    cell: in a first cell that takes in a steep lower end of the law, else in a last cell
+    that takes in a steep upper end, else in the cell that holds the bulk.
     """
-    low, high = floor, center + step
+    first = _end_cell(law, floor, center + step, step, lower=True)
+    last = None if first is not None else _end_cell(law, center - step, top, step, lower=False)
+    anchor = first if first is not None else last
+    if anchor is None:
+        anchor = _bulk_cell(law, center, step)
+    anchor -= hair
+    below = max(1, math.ceil((anchor - floor) / step) + 1)
+    above = max(1, math.ceil((top - anchor) / step) + 1)
+    upper = Grid(origin=anchor - below * step, step=step, size=below + above + 1)
+    if first is not None:
+        grid = Grid(origin=anchor, step=step, size=above + 1)
+    elif last is not None:
+        grid = Grid(origin=upper.origin, step=step, size=below + 1)
+    else:
+        grid = upper
+    return upper, LowerGrid(grid=grid, open_left=first is not None, open_right=last is not None)
+
+
+def _end_cell(law: LossLaw, low: float, high: float, step: float, *, lower: bool) -> float | None:
+    """The barycentre of a cell that takes in a steep end of the law, if there is one.
+
+    All losses beyond an edge half a step from their barycentre. A law that rises from
+    nothing within a step, as at small sampling probabilities, would otherwise cost the
+    lower bound the outer cells' mass times the distance to their nodes. None where such a
+    cell would hold little mass, that is, where the law tails off gently.
+    """
+    sign = 1.0 if lower else -1.0
+    barycentre = None
     for _ in range(3):
         edges = np.linspace(low, high, 64)
         tail = law.survival(edges)
-        p, q = 1.0 - tail.p, 1.0 - tail.q
+        p, q = (1.0 - tail.p, 1.0 - tail.q) if lower else (tail.p, tail.q)
+        holds = p >= 1e-4
         with np.errstate(divide="ignore", invalid="ignore"):
-            short = ~(np.log(p / q) < edges - step / 2) | (p < 1e-4)
-        index = int(np.argmin(short))
-        if index == 0:
-            return None
-        low, high = float(edges[index - 1]), float(edges[index])
-    return float(np.log(p[index] / q[index]))
+            reach = sign * (edges - np.log(p / q))
+        # From the outside in, the first edge that holds mass and reaches past half a step.
+        far = np.flatnonzero(holds & (reach >= step / 2))
+        if far.size == 0:
+            return barycentre
+        index = int(far[0] if lower else far[-1])
+        inner, outer = index, index - 1 if lower else index + 1
+        if not 0 <= outer < edges.size or not holds[outer]:
+            return barycentre
+        barycentre = float(np.log(p[index] / q[index]))
+        low, high = sorted((float(edges[inner]), float(edges[outer])))
+    return barycentre
+
+
+def _bulk_cell(law: LossLaw, center: float, step: float) -> float:
+    """The barycentre of the cell that holds the bulk, found by letting the cell follow it."""
+    for _ in range(3):
+        tail = law.survival(np.array([center - step / 2, center + step / 2]))
+        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
+        if not (p > 0 and q > 0):
+            break
+        center = math.log(p / q)
+    return center
 
 
 def _median(atoms: Atoms, order: float) -> float:
@@ -233,10 +283,13 @@ def transforms(
     if not lower:
         return above, above
     lowers = [
-        (lower_measure(law, grid, open_left=grid is not upper), count)
-        for (law, count), grid, upper in zip(
-            releases, steering.lower_grids, steering.grids, strict=True
+        (
+            lower_measure(
+                law, choice.grid, open_left=choice.open_left, open_right=choice.open_right
+            ),
+            count,
         )
+        for (law, count), choice in zip(releases, steering.lower_grids, strict=True)
     ]
     return above, ComposedTransform(lowers, steering.window)
 
@@ -327,6 +380,8 @@ def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
     best = Bracket(lower=0.0, upper=math.inf)
     for _ in range(_ROUNDS):
         steering = steer(laws, saddle, delta, min(0.5, wanted * saddle.order), step)
+        if math.isfinite(best.upper) and steering.points > MOST_POINTS:
+            break
         above, below = transforms(laws, steering)
         accuracy, stride = 0.01 * wanted, 0.05 / saddle.order
         _, upper = crossing(above.upper, delta, guess, stride, accuracy)
