@@ -128,7 +128,7 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
     if gap < 1e-3:
         return False
     try:
-        steering = steer(laws, saddle, max(guess, delta * 1e-6), min(0.5, 0.3 * gap))
+        steering = steer(laws, saddle, epsilon, max(guess, delta * 1e-6), min(0.5, 0.3 * gap))
         above, _ = transforms(laws, steering, lower=False)
     except OutOfReach:
         return False
@@ -140,9 +140,10 @@ def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket
         return Bracket(lower=0.0, upper=0.0)
     saddle, guess = saddle_at_epsilon(laws, epsilon)
     step = None
+    previous = math.inf
     best = Bracket(lower=0.0, upper=1.0)
     for _ in range(8):
-        steering = steer(laws, saddle, guess, relative_width, step)
+        steering = steer(laws, saddle, epsilon, guess, relative_width, step)
         if step is not None and steering.points > MOST_POINTS:
             break
         above, below = transforms(laws, steering)
@@ -150,6 +151,9 @@ def _bracket_delta(laws: Laws, epsilon: float, relative_width: float) -> Bracket
         best = Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))
         if best.width <= relative_width * best.upper:
             break
+        if step is not None and best.width > 0.8 * previous:
+            break
+        previous = best.width
         if upper < 0.3 * guess:
             # The saddle promised more δ than there is: cut rarer losses, and start over.
             guess = max(upper, 1e-280)

@@ -50,9 +50,6 @@ _ROUNDS = 8
 _RARE = 1e-7
 """Losses exceeded with less than this share of δ in the whole run are cut off."""
 
-_SKEWED = 1.0
-"""Skewness of the tilted composition above which the saddle's own δ is not relied on."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowerGrid:
@@ -129,12 +126,18 @@ def saddle_at_epsilon(laws: Laws, epsilon: float) -> tuple[Saddle, float]:
 
 
 def steer(
-    laws: Laws, saddle: Saddle, delta: float, tolerance: float, step: float | None = None
+    laws: Laws,
+    saddle: Saddle,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    step: float | None = None,
 ) -> Steering:
     """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step.
 
-    ``delta`` sets which losses are too rare to matter, and must be what the saddle was
-    found with: another cut can move the tilted law by orders of magnitude.
+    ``epsilon`` is where the curve will be read and ``delta`` about what it is there. The
+    latter sets which losses are too rare to matter, and must be what the saddle was found
+    with: another cut can move the tilted law by orders of magnitude.
     """
     order = saddle.order
     atoms, tops = laws.cut(_RARE * delta)
@@ -142,12 +145,12 @@ def steer(
     if step is None:
         step = _step(atoms, saddle, 0.8 * tolerance)
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
-    scale = sum(count * law.log_moment(order) for law, count in atoms) - order * saddle.epsilon
+    scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
     tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
     reach = tilted_reach(atoms, saddle, tail)
     window = Window(
-        low=min(reach.low, saddle.epsilon - 0.01 * spread) - step,
-        high=max(reach.high, saddle.epsilon + 0.01 * spread) + step,
+        low=min(reach.low, epsilon - 0.01 * spread) - step,
+        high=max(reach.high, epsilon + 0.01 * spread) + step,
         order=order,
         below=reach.below,
         above=reach.above,
@@ -348,38 +351,39 @@ def refinement(ratio: float) -> float:
     return max(0.2, 0.9 * math.sqrt(ratio))
 
 
-def located(laws: Laws, delta: float) -> Saddle:
-    """The saddle at ``delta``, found again on a coarse grid where the law is too skewed.
+def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
+    """The saddle at ``delta`` with the ε to start from, found by a coarse grid.
 
-    The saddle's own δ can be off by orders of magnitude when the loss is a few rare
-    jumps, and the tilt with it.
+    The saddle's own ε can be far off when the loss is a few rare jumps, and the tilt with
+    it: then the saddle is found again at the ε of the coarse grid.
     """
     atoms, _ = laws.cut(_RARE * delta)
     saddle = at_delta(atoms, delta)
-    for _ in range(3):
-        if abs(saddle.skewness) < _SKEWED:
-            break
-        above, _ = transforms(laws, steer(laws, saddle, delta, 0.1), lower=False)
+    epsilon = saddle.epsilon
+    for _ in range(4):
+        above, _ = transforms(laws, steer(laws, saddle, epsilon, delta, 0.1), lower=False)
         width = 1 / saddle.order
-        _, epsilon = crossing(above.upper, delta, saddle.epsilon, width, 0.1 * width)
-        if not 0 < epsilon < _ENDLESS:
+        _, found = crossing(above.upper, delta, epsilon, 0.1 * width, 0.02 * width)
+        if not 0 < found < _ENDLESS:
             break
-        moved = abs(epsilon - saddle.epsilon) / width
+        moved = abs(found - epsilon) / width
+        epsilon = found
+        if moved < 0.5:
+            break
         saddle = at_epsilon(atoms, epsilon)
-        if moved < 1.0:
-            break
-    return saddle
+    return saddle, epsilon
 
 
 def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
     """The ε of one direction at ``delta``."""
-    saddle = located(laws, delta)
-    guess = max(0.0, saddle.epsilon)
+    saddle, guess = located(laws, delta)
+    guess = max(0.0, guess)
     wanted = max(relative_width * guess, SMALLEST_WIDTH)
     step = None
+    previous = math.inf
     best = Bracket(lower=0.0, upper=math.inf)
     for _ in range(_ROUNDS):
-        steering = steer(laws, saddle, delta, min(0.5, wanted * saddle.order), step)
+        steering = steer(laws, saddle, guess, delta, min(0.5, wanted * saddle.order), step)
         if math.isfinite(best.upper) and steering.points > MOST_POINTS:
             break
         above, below = transforms(laws, steering)
@@ -391,7 +395,9 @@ def bracket_epsilon(laws: Laws, delta: float, relative_width: float) -> Bracket:
         best = Bracket(lower=max(best.lower, lower), upper=min(best.upper, upper))
         guess = best.upper
         wanted = max(relative_width * best.upper, SMALLEST_WIDTH)
-        if best.width <= wanted:
+        if best.width <= wanted or best.width > 0.8 * previous:
+            # As narrow as asked for, or as rounding allows.
             break
+        previous = best.width
         step = steering.grids[0].step * refinement(wanted / best.width)
     return best
