@@ -28,15 +28,16 @@ def least_noise(upper_epsilon: UpperEpsilon, target: float, guess: float = 1.0) 
     """The least x, within ``SLACK``, with ``upper_epsilon(x) <= target``.
 
     ``upper_epsilon`` maps a scale of the noise to a proved bound on ε and does not
-    increase in it. ``OutOfReach`` at a low scale means too little noise to bound.
+    increase in it. Where it raises ``OutOfReach`` the scale counts as too low; if it does so
+    for every scale that might meet the target, ``OutOfReach`` is raised.
     """
 
     def excess(scale: float) -> float:
-        """log(ε / target), with an unbounded or vanishing ε kept finite."""
+        """log(ε / target), infinite where nothing is bounded."""
         try:
             epsilon = upper_epsilon(scale)
         except OutOfReach:
-            if scale > guess:
+            if scale > LARGEST:
                 raise
             return math.inf
         return math.log(max(epsilon, 1e-12) / target) if math.isfinite(epsilon) else math.inf
@@ -90,9 +91,9 @@ def _bracket(excess: Callable[[float], float], guess: float) -> tuple[float, flo
         return low, high
     low, high = guess, guess * 2
     while excess(high) > 0:
-        low, high = high, high * 2
         if high > LARGEST:
             raise NoSolution("no noise meets the target.", "Raise target.epsilon.")
+        low, high = high, high * 2
     return low, high
 
 

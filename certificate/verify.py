@@ -148,6 +148,13 @@ def _key(envelope: Envelope, trusted: Iterable[PublicKey]) -> PublicKey:
             f"the key {envelope.key_id[:16]!r} is not one that you trust.",
             "Get the issuer's keys (GET /v1/keys) over a channel you trust and pass --keys.",
         )
+    if key.development:
+        raise VerificationError(
+            3,
+            "untrusted_key",
+            "it was signed with a development key, which vouches for nothing.",
+            "Have it issued by a service that has a signing key (affidavit keys new).",
+        )
     return key
 
 

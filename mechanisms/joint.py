@@ -120,7 +120,7 @@ def _shape(release: Release, allocation: Allocation) -> float:
 
 def rounded_up(sigma: float) -> float:
     """``sigma`` as the least decimal of ``REQUIRED_DIGITS`` digits that is not below it."""
-    rounded = Context(prec=REQUIRED_DIGITS, rounding=ROUND_CEILING).create_decimal(Decimal(sigma))
+    rounded = Context(prec=REQUIRED_DIGITS, rounding=ROUND_CEILING).create_decimal(repr(sigma))
     return float(str(rounded))
 
 

@@ -1,0 +1,107 @@
+"""The engines of other people: their reach is respected and their words are ours."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from affidavit.accountants.limits import time_limit
+from affidavit.accountants.pld import PldAccountant
+from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.prv import PrvAccountant
+from affidavit.accountants.rdp import RdpAccountant
+from affidavit.plan.events import (
+    Composed,
+    Event,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    WithoutReplacementGaussian,
+)
+
+POISSON = PoissonSubsampledGaussian(sampling_probability=0.02, noise_multiplier=1.0)
+REPLACE = PoissonSubsampledGaussian(
+    sampling_probability=0.02, noise_multiplier=1.0, pair="replace_one"
+)
+WITHOUT = WithoutReplacementGaussian(dataset_size=1000, sample_size=20, noise_multiplier=2.0)
+
+
+@pytest.mark.parametrize("engine", [PldAccountant(), PrvAccountant()], ids=["pld", "prv"])
+def test_below_1e_9_neither_says_anything(engine: PldAccountant | PrvAccountant) -> None:
+    with pytest.raises(OutOfReach, match="1e-09"):
+        engine.curve(POISSON).epsilon(1e-10)
+
+
+@pytest.mark.parametrize(
+    "engine", [PldAccountant(), PrvAccountant(), RdpAccountant()], ids=["pld", "prv", "rdp"]
+)
+def test_the_replace_one_pair_is_never_read_as_add_remove(engine: RdpAccountant) -> None:
+    with pytest.raises(Unsupported):
+        engine.curve(REPLACE)
+
+
+@pytest.mark.parametrize("engine", [PldAccountant(), PrvAccountant()], ids=["pld", "prv"])
+def test_only_renyi_knows_sampling_without_replacement(engine: PldAccountant) -> None:
+    with pytest.raises(Unsupported):
+        engine.curve(WITHOUT)
+    assert RdpAccountant().curve(WITHOUT).epsilon(1e-5).upper > 0
+
+
+def test_without_replacement_at_full_rate_costs_at_least_the_whole_data_set() -> None:
+    """With one record left out, the release is nearly N(2, σ²) against N(0, σ²)."""
+    nearly_all = WithoutReplacementGaussian(
+        dataset_size=1000, sample_size=999, noise_multiplier=2.0
+    )
+    whole = RdpAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5).upper
+    assert RdpAccountant().curve(nearly_all).epsilon(1e-5).upper >= 0.99 * whole
+
+
+def test_schemes_of_different_adjacency_are_not_mixed() -> None:
+    with pytest.raises(Unsupported, match="mixes"):
+        RdpAccountant().curve(Composed(events=(POISSON, WITHOUT)))
+
+
+def test_a_plan_beyond_memory_is_refused_before_work() -> None:
+    huge = Repeated(
+        event=PoissonSubsampledGaussian(sampling_probability=0.5, noise_multiplier=0.1),
+        count=10_000,
+    )
+    started = time.monotonic()
+    for engine in (PldAccountant(), PrvAccountant()):
+        with pytest.raises(OutOfReach):
+            engine.curve(huge).epsilon(1e-5)
+    assert time.monotonic() - started < 10
+
+
+def test_a_renyi_bound_that_underflows_is_not_zero() -> None:
+    weak = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1000.0)
+    assert RdpAccountant().curve(weak).delta(1.0).upper > 0
+
+
+def test_dropped_orders_do_not_litter_the_terminal(caplog: pytest.LogCaptureFixture) -> None:
+    strong = PoissonSubsampledGaussian(sampling_probability=0.024, noise_multiplier=0.334)
+    with caplog.at_level(logging.WARNING):
+        RdpAccountant().curve(Repeated(event=strong, count=410)).epsilon(1e-5)
+    assert not caplog.records
+
+
+def test_the_time_limit_stops_work_and_restores_the_clock() -> None:
+    with pytest.raises(OutOfReach, match=r"0\.05 s"), time_limit(0.05, "the sleeper"):
+        time.sleep(2)
+    with time_limit(0.05, "the quick one"):
+        pass
+    time.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "event", [POISSON, Composed(events=(POISSON, Gaussian(noise_multiplier=3)))]
+)
+def test_both_roundings_of_the_grid_enclose_a_finer_grid(event: Event) -> None:
+    run = Repeated(event=event, count=50)
+    coarse = PldAccountant(interval=1e-3).curve(run).epsilon(1e-5)
+    fine = PldAccountant(interval=1e-4).curve(run).epsilon(1e-5)
+    assert coarse.lower <= fine.upper
+    assert fine.lower <= coarse.upper
+    assert coarse.width > fine.width

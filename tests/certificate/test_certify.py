@@ -1,0 +1,205 @@
+"""What is certified is enough, what is not enough is never certified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affidavit.accountants import registry
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.certificate import certify as certify_module
+from affidavit.certificate.certify import certify
+from affidavit.plan.canonical import as_document
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+
+POISSON: dict[str, Any] = {
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "poisson", "lot_size": 1024},
+}
+OPEN = [{"name": "hidden", "count": 48, "clip_norm": 0.1}, {"name": "aux", "clip_norm": 0.1}]
+
+
+def blocks(sigma: float, count: int = 49) -> list[dict[str, Any]]:
+    return [{"name": "all", "count": count, "clip_norm": 0.1, "noise_multiplier": sigma}]
+
+
+def test_the_published_muon_plan_is_under_noised(make_plan: Any) -> None:
+    found = certify(make_plan(**POISSON))
+    assert found.verdict == "under_noised"
+    assert found.epsilon is not None
+    assert found.epsilon.upper == pytest.approx(61.98, abs=5e-3)
+    assert {opinion.name for opinion in found.accountants} == {"fourier", "pld"}
+    (reason,) = found.reasons
+    assert reason.code == "under_noised"
+    assert reason.pointer == "/target/epsilon"
+    assert "61.97" in reason.message
+    assert "4.778" in reason.remedy
+
+
+def test_as_its_appendix_samples_it_the_muon_plan_costs_more(plan: Plan) -> None:
+    found = certify(plan, second_opinion=False)
+    assert found.mu == pytest.approx(9.46183, rel=1e-6)
+    assert found.epsilon is not None
+    assert found.epsilon.upper == pytest.approx(84.7631, abs=6e-5)
+    assert found.sampling[0]["participations"] == 10
+
+
+@pytest.mark.parametrize("sampler", [{}, POISSON], ids=["shuffled", "poisson"])
+def test_noise_found_certifies_and_a_thousandth_less_does_not(
+    make_plan: Any, sampler: dict[str, Any]
+) -> None:
+    asked = certify(make_plan(**sampler, releases=OPEN), second_opinion=False)
+    assert asked.verdict == "certified"
+    sigmas = {release.name: release.required for release in asked.releases}
+    for factor, verdict in ((1.0, "certified"), (1 - 1e-3, "under_noised")):
+        given = [{**each, "noise_multiplier": sigmas[each["name"]] * factor} for each in OPEN]
+        found = certify(make_plan(**sampler, releases=given), second_opinion=False)
+        assert found.verdict == verdict
+
+
+@pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
+def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) -> None:
+    shaped = [
+        {"name": "a", "count": 3, "clip_norm": 0.1, "dimension": 1000, "weight": 1},
+        {"name": "b", "count": 1, "clip_norm": 0.5, "dimension": 90000, "weight": 2.5},
+    ]
+    asked = certify(make_plan(releases=shaped, allocation=allocation), second_opinion=False)
+    given = [
+        {**each, "noise_multiplier": release.required}
+        for each, release in zip(shaped, asked.releases, strict=True)
+    ]
+    found = certify(make_plan(releases=given, allocation=allocation), second_opinion=False)
+    assert found.verdict == asked.verdict == "certified"
+    assert found.epsilon == asked.epsilon
+
+
+def test_steps_found_fit_and_one_more_does_not(make_plan: Any) -> None:
+    full = {"sampling": {"scheme": "full_batch"}, "releases": blocks(200.0)}
+    asked = certify(make_plan(**full, steps=None), second_opinion=False)
+    steps = asked.sampling[0]["steps"]
+    assert asked.verdict == "certified"
+    assert certify(make_plan(**full, steps=steps), second_opinion=False).verdict == "certified"
+    more = certify(make_plan(**full, steps=steps + 1), second_opinion=False)
+    assert more.verdict == "under_noised"
+
+
+def test_epsilon_is_answered_and_its_delta_is_found_again(make_plan: Any) -> None:
+    asked = certify(make_plan(target={"delta": 1e-6}), second_opinion=False)
+    assert asked.verdict == "certified"
+    assert asked.epsilon is not None
+    back = certify(make_plan(target={"epsilon": asked.epsilon.upper}), second_opinion=False)
+    assert back.delta is not None
+    assert back.delta.upper == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_k_equal_blocks_cost_what_one_block_at_sigma_over_root_k_costs(make_plan: Any) -> None:
+    many = certify(make_plan(releases=blocks(14.0)), second_opinion=False)
+    one = certify(make_plan(releases=blocks(2.0, count=1)), second_opinion=False)
+    assert many.epsilon == one.epsilon
+
+
+def test_replacing_costs_what_half_the_noise_costs(make_plan: Any) -> None:
+    replaced = certify(make_plan(adjacency="replace_one"), second_opinion=False)
+    halved = certify(make_plan(releases=blocks(2.3395 / 2)), second_opinion=False)
+    assert replaced.epsilon is not None
+    assert halved.epsilon is not None
+    assert replaced.epsilon.upper == pytest.approx(halved.epsilon.upper, rel=1e-12)
+
+
+def test_phases_are_composed(make_plan: Any) -> None:
+    phase = {
+        "sampling": {"scheme": "shuffled", "lot_size": 1024},
+        "steps": 205,
+        "releases": blocks(2.3395),
+    }
+    split = make_plan(sampling=..., steps=..., releases=..., phases=[phase, phase])
+    whole = make_plan(releases=blocks(2.3395))
+    a, b = certify(split, second_opinion=False), certify(whole, second_opinion=False)
+    assert a.epsilon is not None
+    assert b.epsilon is not None
+    assert a.epsilon.upper == pytest.approx(b.epsilon.upper, rel=1e-9)
+
+
+def test_a_large_delta_is_refused_unless_the_plan_says_why(make_plan: Any) -> None:
+    large = {"target": {"epsilon": 100, "delta": 1 / 42043}}
+    refused = certify(make_plan(**large))
+    assert refused.verdict == "refused"
+    assert refused.reasons[0].code == "large_delta"
+    said = certify(make_plan(**large, allow_large_delta="a demonstration"), second_opinion=False)
+    assert said.verdict == "certified"
+    assert any("a demonstration" in warning.message for warning in said.warnings)
+
+
+def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
+    found = certify(make_plan(target={"epsilon": 1}))
+    assert (found.verdict, found.reasons[0].code) == ("refused", "large_delta")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"adjacency": "add_remove"}, "removal_moves_records"),
+        ({"noise": {"kind": "bidiagonal", "lambda": 0.9}}, "unsupported"),
+        ({"optimizer": {"name": "dp_dice"}}, "unsound_optimizer"),
+        ({"sampling": {"scheme": "balls_in_bins", "lot_size": 1024}}, "unsupported"),
+        ({"sampling": {"scheme": "fixed_size", "lot_size": 4}}, "fixed_size_needs_replace_one"),
+    ],
+)
+def test_what_nothing_covers_is_refused_with_a_reason(
+    make_plan: Any, changes: dict[str, Any], code: str
+) -> None:
+    found = certify(make_plan(**changes))
+    assert found.verdict == "refused"
+    assert found.epsilon is None
+    assert code in {reason.code for reason in found.reasons}
+    assert all(reason.remedy for reason in found.reasons)
+
+
+def test_engines_that_contradict_each_other_decide_nothing(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Liar:
+        name, version = "pld", "0"
+
+        def curve(self, _event: Any) -> Liar:
+            return self
+
+        def epsilon(self, _delta: float) -> Bracket:
+            return Bracket(lower=1.0, upper=2.0)
+
+    real = registry.accountant
+    monkeypatch.setattr(
+        certify_module, "accountant", lambda name: Liar() if name == "pld" else real(name)
+    )
+    found = certify(plan)
+    assert found.verdict == "undecided"
+    assert found.reasons[0].code == "engines_disagree"
+    assert len(found.accountants) == 2
+
+
+def test_a_faulty_engine_decides_nothing(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_self: Any, _event: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(GaussianAccountant, "curve", fail)
+    assert certify(plan).accountants[0].name != "gaussian"
+    alone = certify(plan, engine="gaussian")
+    assert (alone.verdict, alone.reasons[0].code) == ("refused", "engine_failed")
+
+
+def test_no_noise_meets_a_target_that_other_events_already_pass(make_plan: Any) -> None:
+    metric = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 0.1}]
+    found = certify(make_plan(extra=metric, releases=OPEN))
+    assert (found.verdict, found.reasons[0].code) == ("refused", "no_solution")
+    given = certify(make_plan(extra=metric), second_opinion=False)
+    assert given.verdict == "under_noised"
+    assert "No noise meets" in given.reasons[0].remedy
+
+
+def test_a_certified_document_is_the_plan_that_was_given(plan: Plan) -> None:
+    found = certify(plan, second_opinion=False)
+    assert plan_from(found.plan) == plan
+    assert found.plan == as_document(plan)
