@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.directions import lower_directions
+from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.refine import (
     MOST_POINTS,
     Laws,
@@ -67,7 +67,7 @@ class FourierAccountant:
     def curve(self, event: Event) -> FourierCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         return FourierCurve(
-            directions=tuple(Laws.of(direction) for direction in lower_directions(event)),
+            directions=tuple(Laws.of(direction) for direction in directions(event)),
             relative_width=self.relative_width,
         )
 

@@ -2,7 +2,7 @@
 
 A bound from above needs laws that dominate every step of every adaptive run, in each
 direction of the adjacency; a bound from below needs laws that some pair of data sets
-really produces. ``lower_directions`` names them and refuses what has no theorem.
+really produces. ``directions`` names them; a leaf without a theorem is not in the union.
 
 ===========================  ==============================  ========================
 leaf                         upper bound                     lower bound
@@ -10,7 +10,7 @@ leaf                         upper bound                     lower bound
 Gaussian                     N(μ) against N(0)               the same
 Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
-without replacement          the convex profile of both      both orders of the pair
+without replacement          the convex profile of both      the pair of one data set
 ===========================  ==============================  ========================
 
 The two orders are taken for the composition as a whole: every add/remove step of one run
@@ -25,8 +25,13 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.losses import Kind, LossLaw, NormalMixtureLaw
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.fourier.losses import (
+    Kind,
+    LossLaw,
+    NormalMixtureLaw,
+    WorseOfBothLaw,
+)
+from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan.events import (
     Event,
     Gaussian,
@@ -44,16 +49,20 @@ MOST_STEPS = 10_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Direction:
-    """One order of the hypotheses: the laws of the steps with their counts."""
+    """One order of the hypotheses: the laws of the steps with their counts.
+
+    ``laws`` dominate; ``attained`` are those of a pair of data sets, step for step in the
+    same order, and differ from ``laws`` only where no pair attains the dominating law.
+    """
 
     laws: tuple[tuple[LossLaw, int], ...]
+    attained: tuple[LossLaw, ...]
 
 
-def lower_directions(event: Event) -> tuple[Direction, ...]:
+def directions(event: Event) -> tuple[Direction, ...]:
     """The directions of ``event``, none for the empty composition.
 
-    Raises ``Unsupported`` for a leaf without a theorem and ``OutOfReach`` for one outside
-    the range in which the bounds were verified.
+    Raises ``OutOfReach`` for a leaf outside the range in which the bounds were verified.
     """
     parts = leaves(event)
     check_range(parts)
@@ -61,12 +70,16 @@ def lower_directions(event: Event) -> tuple[Direction, ...]:
         return ()
     sides: Sequence[Side] = ("remove", "add") if any(map(_has_sides, parts)) else ("remove",)
     return tuple(
-        Direction(laws=tuple((_law(leaf, side), count) for leaf, count in parts)) for side in sides
+        Direction(
+            laws=tuple((_law(leaf, side), count) for leaf, count in parts),
+            attained=tuple(_attained(leaf, side) for leaf, _ in parts),
+        )
+        for side in sides
     )
 
 
 def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
-    """Refuse parameters outside the range of the method."""
+    """Raise ``OutOfReach`` for parameters outside the range of the method."""
     steps = sum(count for _, count in parts)
     if steps > MOST_STEPS:
         raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}", "account for fewer steps")
@@ -77,13 +90,24 @@ def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
                 f"noise multiplier {leaf.noise_multiplier:g} is outside [{low:g}, {high:g}]",
                 "use another accountant for such noise",
             )
-        if isinstance(leaf, PoissonSubsampledGaussian):
-            least = SAMPLING_PROBABILITIES[0]
-            if leaf.sampling_probability < least:
-                raise OutOfReach(
-                    f"sampling probability {leaf.sampling_probability:g} is below {least:g}",
-                    "round the sampling probability up",
-                )
+        probability, least = _sampling_probability(leaf), SAMPLING_PROBABILITIES[0]
+        if probability < least:
+            raise OutOfReach(
+                f"sampling probability {probability:g} is below {least:g}",
+                "round the sampling probability up",
+            )
+
+
+def _sampling_probability(leaf: Leaf) -> float:
+    match leaf:
+        case Gaussian():
+            return 1.0
+        case PoissonSubsampledGaussian(sampling_probability=probability):
+            return probability
+        case WithoutReplacementGaussian(sample_size=sample, dataset_size=size):
+            return sample / size
+        case _:
+            assert_never(leaf)
 
 
 def _has_sides(part: tuple[Leaf, int]) -> bool:
@@ -94,7 +118,7 @@ def _has_sides(part: tuple[Leaf, int]) -> bool:
         case PoissonSubsampledGaussian(pair=pair):
             return pair == "add_remove"
         case WithoutReplacementGaussian():
-            return True
+            return False
         case _:
             assert_never(leaf)
 
@@ -107,6 +131,23 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
         case WithoutReplacementGaussian():
-            raise Unsupported("sampling without replacement has no proved pair here")
+            return WorseOfBothLaw(
+                remove=_without_replacement(leaf, "remove"), add=_without_replacement(leaf, "add")
+            )
         case _:
             assert_never(leaf)
+
+
+def _attained(leaf: Leaf, side: Side) -> LossLaw:
+    if isinstance(leaf, WithoutReplacementGaussian):
+        return _without_replacement(leaf, side)
+    return _law(leaf, side)
+
+
+def _without_replacement(leaf: WithoutReplacementGaussian, side: Side) -> NormalMixtureLaw:
+    return NormalMixtureLaw(
+        kind=side,
+        noise_multiplier=leaf.noise_multiplier,
+        sampling_probability=leaf.sample_size / leaf.dataset_size,
+        distance=2.0,
+    )

@@ -228,6 +228,59 @@ class NormalMixtureLaw:
                 return ((1 - q, 0.0), (q, -mu))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorseOfBothLaw:
+    """The law whose curve is the larger, at each α, of a ``remove`` law and its reverse.
+
+    That is ``remove`` where the loss is positive, ``add`` where it is negative, and an
+    atom at zero where the two curves cross with a kink: the dominating law of sampling
+    without replacement (docs/theorems/without-replacement.md). No single pair of data
+    sets need attain it, so it serves upper bounds only.
+    """
+
+    remove: NormalMixtureLaw
+    add: NormalMixtureLaw
+
+    @property
+    def ceiling(self) -> float:
+        """No finite ceiling: the positive part is that of ``remove``."""
+        return math.inf
+
+    def atoms(self) -> Atoms:
+        """The law under P, for steering."""
+        low, high = self.add.atoms(), self.remove.atoms()
+        below, above = low.losses < 0, high.losses > 0
+        weights = np.concatenate((low.weights[below], [0.0], high.weights[above]))
+        weights[int(below.sum())] = max(0.0, 1.0 - float(weights.sum()))
+        losses = np.concatenate((low.losses[below], [0.0], high.losses[above]))
+        return Atoms(losses=losses, weights=weights / weights.sum())
+
+    def top(self, probability: float) -> float:
+        """A loss that is exceeded under P with about this small probability."""
+        return max(0.0, self.remove.top(probability))
+
+    def survival(self, losses: Array) -> Survival:
+        """Both survival functions; losses too near zero to tell their side are put below it.
+
+        At zero the atom counts as reached, which is the side of ``add``.
+        """
+        margin = 4.0 * self.remove.survival(losses[[0, -1]]).loss_error
+        moved = np.where(np.abs(losses) <= margin, -margin, losses)
+        split = int(np.searchsorted(moved, 0.0))
+        if split == 0:
+            return self.remove.survival(moved)
+        low = self.add.survival(moved[:split])
+        parts = [low]
+        if split < moved.size:
+            parts.append(self.remove.survival(moved[split:]))
+        return Survival(
+            p=np.concatenate([part.p for part in parts]),
+            q=np.concatenate([part.q for part in parts]),
+            relative=np.concatenate([part.relative for part in parts]),
+            loss_error=max(part.loss_error for part in parts) + 2.0 * margin,
+        )
+
+
 def _density(z: Array, mixture: tuple[tuple[float, float], ...]) -> Array:
     total = np.zeros_like(z)
     for weight, mean in mixture:

@@ -156,7 +156,7 @@ def steer(
         above=reach.above,
     )
     uppers, lowers = [], []
-    for (release, _), (law, _), top in zip(laws.direction.laws, atoms, tops, strict=True):
+    for release, (law, _), top in zip(laws.direction.attained, atoms, tops, strict=True):
         floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / laws.steps / 2)
         hair = 1e-3 * tolerance / order / laws.steps + 1e-16
         upper, lower = _grids(release, floor, _median(law, order), top, step, hair)
@@ -292,7 +292,9 @@ def transforms(
             ),
             count,
         )
-        for (law, count), choice in zip(releases, steering.lower_grids, strict=True)
+        for law, (_, count), choice in zip(
+            laws.direction.attained, releases, steering.lower_grids, strict=True
+        )
     ]
     return above, ComposedTransform(lowers, steering.window)
 
