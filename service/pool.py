@@ -46,7 +46,7 @@ class AccountingPool:
         self._workers = workers
         self._lock = Lock()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([certify.__module__])
+        self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
         self._pool = self._new()
 
     async def assess(self, plan: Plan) -> Assessment:

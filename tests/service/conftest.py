@@ -102,7 +102,7 @@ def postgresql() -> Iterator[str]:
         upgrade(f"{url}/template_affidavit")
         yield url
     finally:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
         process.wait(20)
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -188,6 +188,7 @@ class Server:
             [sys.executable, "-m", "affidavit.service", *arguments],
             env=self._environment(),
             capture_output=True,
+            check=False,
             text=True,
             timeout=60,
         )
@@ -258,10 +259,10 @@ def _serving() -> Callable[[Path], AbstractContextManager[Server]]:
     return serving
 
 
-def post(client: Any, document: Any, syntax: str = "application/json") -> Any:
+def post(client: Any, document: Any, syntax: str = "application/json", url: str = "") -> Any:
     """POST a plan given as data or as bytes."""
     raw = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return client.post("/v1/certificates", content=raw, headers={"content-type": syntax})
+    return client.post(f"{url}/v1/certificates", content=raw, headers={"content-type": syntax})
 
 
 @pytest.fixture(name="post")

@@ -230,10 +230,14 @@ def test_replication_mode_does_not_switch_the_triggers_off(
 ) -> None:
     engine = open_engine(postgresql_url)
     CertificateStore(engine).add(certificate(), KEY, REQUEST)
+    replica = engine.connect()
+    replica.execute(text("SET session_replication_role = replica"))
+    replica.commit()
     for statement in ("DELETE FROM audit", "TRUNCATE audit"):
-        with pytest.raises(DatabaseError, match="append-only"), engine.begin() as connection:
-            connection.execute(text("SET LOCAL session_replication_role = replica"))
-            connection.execute(text(statement))
+        with pytest.raises(DatabaseError, match="append-only"):
+            replica.execute(text(statement))
+        replica.rollback()
+    replica.close()
     assert counts(engine)["audit"] == 1
     engine.dispose()
 

@@ -1,0 +1,137 @@
+"""Accounting that does not end, dies or fails: the service goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from affidavit.service import pool
+from affidavit.service.app import create_app
+from affidavit.service.settings import Settings
+
+LIMIT = 2.0
+
+Post = Callable[..., Any]
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The stand-ins, importable here and in the workers."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import slow_accounting
+
+    yield slow_accounting
+    del sys.modules["slow_accounting"]
+
+
+@pytest.fixture
+def client(settings: Settings, slow: ModuleType) -> Iterator[TestClient]:
+    """A client of a service whose workers were started when the stand-ins were importable."""
+    assert slow.__file__
+    app = create_app(replace(settings, time_limit=LIMIT))
+    with TestClient(app, raise_server_exceptions=False) as found:
+        yield found
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_a_runaway_is_killed_and_nothing_is_kept(
+    client: TestClient, slow: ModuleType, plan: Plan, post: Post, how: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", getattr(slow, how))
+        start = time.monotonic()
+        answer = post(client, plan())
+        took = time.monotonic() - start
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "accounting_timeout"
+    assert "AFFIDAVIT_TIME_LIMIT" in answer.json()["detail"]
+    assert LIMIT <= took < LIMIT + 8
+    assert client.get("/v1/certificates").json()["items"] == []
+    assert post(client, plan()).status_code == 201
+
+
+def test_callers_that_wait_for_a_runaway_all_get_its_outcome(
+    client: TestClient, slow: ModuleType, plan: Plan, post: Post
+) -> None:
+    answers: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", slow.sleep)
+        callers = [
+            threading.Thread(target=lambda: answers.append(post(client, plan()))) for _ in range(4)
+        ]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert {answer.json()["code"] for answer in answers} == {"accounting_timeout"}
+    assert len(answers) == 4
+
+
+def test_liveness_answers_while_accounting(
+    client: TestClient, slow: ModuleType, plan: Plan, post: Post
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", slow.spin)
+        caller = threading.Thread(target=post, args=(client, plan()))
+        caller.start()
+        slowest = 0.0
+        while caller.is_alive():
+            start = time.monotonic()
+            assert client.get("/livez").status_code == 200
+            slowest = max(slowest, time.monotonic() - start)
+        caller.join()
+    assert slowest < 0.5
+
+
+def test_a_worker_that_dies_fails_its_plan_alone(
+    client: TestClient, slow: ModuleType, plan: Plan, post: Post
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", slow.die)
+        answer = post(client, plan())
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "accounting_failed"
+    assert post(client, plan()).status_code == 201
+
+
+def test_a_pool_that_broke_is_replaced(client: TestClient, plan: Plan, post: Post) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    assert post(client, plan()).status_code == 201
+    before = services.pool._pool
+    before.stop()
+    assert post(client, plan(steps=11)).status_code == 201
+    assert services.pool._pool is not before
+
+
+def test_a_fault_of_ours_is_a_500_that_tells_nothing(
+    client: TestClient, slow: ModuleType, plan: Plan, post: Post
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "certify", slow.fault)
+        answer = post(client, plan())
+    assert answer.status_code == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["code"] == "internal_error"
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+    assert post(client, plan()).status_code == 201
+
+
+def test_too_many_waiting_are_turned_away(
+    client: TestClient, plan: Plan, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("affidavit.service.use_cases.submit_plan.MOST_WAITING", 0)
+    answer = post(client, plan())
+    assert answer.status_code == 503
+    assert answer.json()["code"] == "too_busy"
+    assert int(answer.headers["retry-after"]) > 0

@@ -1,0 +1,233 @@
+"""The service as a process: it refuses to start, it is killed, it is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from affidavit.certificate.issue import certificate_id
+from affidavit.certificate.keys import KeyStore, PublicKey
+from affidavit.certificate.verify import verify
+from affidavit.plan.parse import plan_from
+from affidavit.service.__main__ import main
+
+Plan = Callable[..., dict[str, Any]]
+Post = Callable[..., Any]
+
+MOMENTS = (0.0, 0.02, 0.3)
+"""Seconds into a stream of POSTs at which the process is killed."""
+
+
+def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
+    server: Any, plan: Plan, post: Post
+) -> None:
+    steps = iter(range(1, 100_000))
+    answered: dict[str, bytes] = {}
+    asked: list[dict[str, Any]] = []
+    for moment in MOMENTS:
+        server.start()
+        _post_until_killed(server, plan, post, steps, moment, asked, answered)
+        _check_whole(server.home / "affidavit.db")
+    server.start()
+    assert len(asked) > len(answered) > 0
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+        for document in asked[-30:]:
+            wanted = plan_from(document)
+            identity = certificate_id(wanted)
+            answer = post(client, document)
+            # What was answered before the kill is still there, byte for byte.
+            assert answer.status_code in ((200,) if identity in answered else (200, 201))
+            assert answer.json()["certificate"]["id"] == identity
+            assert answered.get(identity, answer.content) == answer.content
+            verify(client.get(f"/v1/certificates/{identity}/bundle").content, keys, plan=wanted)
+            assert post(client, document).status_code == 200
+    for identity in answered:
+        assert httpx.get(f"{server.url}/v1/certificates/{identity}").status_code == 200
+
+
+def _post_until_killed(
+    server: Any,
+    plan: Plan,
+    post: Post,
+    steps: Any,
+    moment: float,
+    asked: list[dict[str, Any]],
+    answered: dict[str, bytes],
+) -> None:
+    """Post new plans from two threads, kill the process after ``moment`` seconds."""
+    begun = threading.Barrier(3)
+
+    def work() -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            for number in count():
+                if number == 1:
+                    begun.wait()
+                document = plan(steps=next(steps))
+                asked.append(document)
+                answer = post(client, document)
+                assert answer.status_code == 201
+                answered[answer.json()["certificate"]["id"]] = answer.content
+
+    def caller() -> None:
+        with suppress(httpx.TransportError):
+            work()
+
+    callers = [threading.Thread(target=caller) for _ in range(2)]
+    for each in callers:
+        each.start()
+    begun.wait()
+    time.sleep(moment)
+    below = _processes_of(server.process.pid)
+    server.stop(signal.SIGKILL)
+    for each in callers:
+        each.join()
+    assert below
+    _gone(below)
+
+
+def _check_whole(path: Path) -> None:
+    """The database opens, and every certificate has its request, audit entry and bundle."""
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        rows = connection.execute("SELECT id, bundle, result FROM certificates").fetchall()
+        for identity, bundle, result in rows:
+            assert json.loads(result)["certificate"]["id"] == identity
+            assert json.loads(result)["certificate"]["bundle"] == json.loads(bundle)
+        for table, column in (("requests", "certificate_id"), ("audit", "subject")):
+            found = connection.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()
+            assert {key for (key,) in found} == {identity for identity, *_ in rows}
+
+
+def test_stopped_it_finishes_what_it_began_and_leaves_no_process(
+    server: Any, plan: Plan, post: Post
+) -> None:
+    server.start()
+    assert post(httpx, plan(), url=server.url).status_code == 201
+    workers = _processes_of(server.process.pid)
+    assert workers
+    server.stop(signal.SIGTERM)
+    assert "Application shutdown complete" in "".join(server.log)
+    assert "Traceback" not in "".join(server.log)
+    _gone(workers)
+
+
+def _processes_of(parent: int) -> set[int]:
+    """All processes below ``parent``."""
+    found: set[int] = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            pid, above = int(stat.parent.name), int(stat.read_text().rsplit(")", 1)[1].split()[1])
+            if above == parent:
+                found |= {pid} | _processes_of(pid)
+    return found
+
+
+def _gone(pids: set[int]) -> None:
+    end = time.monotonic() + 10
+    while any((Path("/proc") / str(pid)).exists() for pid in pids):
+        assert time.monotonic() < end, "worker processes were left behind"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str]]:
+    """Run a command in this process: its exit code and what it said on stderr."""
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        code = main(arguments)
+        said = capsys.readouterr().err
+        assert len(said.splitlines()) == (code != 0), said
+        return code, said
+
+    return run
+
+
+def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
+    server: Any, tmp_path: Path, command: Any
+) -> None:
+    (tmp_path / "affidavit.db").unlink()
+    code, said = command("serve", "--port", "0")
+    assert code == 2
+    assert "affidavit migrate" in said
+    assert not (tmp_path / "affidavit.db").exists()
+
+    assert server.run("migrate").returncode == 0
+    assert command("migrate") == (0, "")
+    server.start()
+    ready = httpx.get(f"{server.url}/readyz").json()
+    assert ready["status"] == "ready"
+    assert ready["signer"]["development"] is False
+
+    code, said = command("serve", "--port", str(server.port))
+    assert code == 2
+    assert "in use" in said
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "said"),
+    [
+        ("mysql://x/y", 2, "DATABASE_URL"),
+        ("what", 2, "DATABASE_URL"),
+        ("sqlite://", 2, "DATABASE_URL"),
+        ("postgresql://nobody@127.0.0.1:1/none", 3, "DATABASE_URL"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["migrate", "serve"])
+def test_a_database_that_cannot_be_used_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, command: Any, url: str, code: int, said: str, verb: str
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", url)
+    found = command(verb)
+    assert found[0] == code
+    assert said in found[1]
+
+
+def test_a_file_that_is_no_database_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, command: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "text.db").write_text("This is not a database, but it is long enough.\n" * 99)
+    monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'text.db'}")
+    for verb in ("serve", "migrate"):
+        assert command(verb)[0] == 3
+    monkeypatch.setenv("DATABASE_URL", "sqlite:////proc/none/x.db")
+    assert command("migrate")[0] == 2
+
+
+def test_a_key_that_others_can_read_is_refused_at_start(
+    sqlite_url: str, tmp_path: Path, command: Any
+) -> None:
+    assert sqlite_url
+    KeyStore(tmp_path / "keys").new("test")
+    (private,) = (tmp_path / "keys").glob("*.pem")
+    private.chmod(0o644)
+    code, said = command("serve", "--port", "0")
+    assert code == 2
+    assert "chmod 600" in said
+
+
+@pytest.mark.parametrize("name", ["AFFIDAVIT_WORKERS", "AFFIDAVIT_TIME_LIMIT"])
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1e3", "9" * 40])
+def test_a_setting_that_is_no_number_is_named(
+    monkeypatch: pytest.MonkeyPatch, command: Any, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    code, said = command("serve")
+    assert code == 2
+    assert name in said
