@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Response
+from fastapi import APIRouter, Depends, Response
+from fastapi import Request as HttpRequest
 
 from affidavit.plan.parse import Syntax
 from affidavit.service.bodies import read_body
@@ -23,14 +24,13 @@ CREATED = {**answers("Certified now; the verdict is in the body.", "Result"), "h
 KNOWN = {**answers("Known already: what was answered then.", "Result"), "headers": _LOCATION}
 
 
-def syntax_of_body(
-    content_type: Annotated[str | None, Header(include_in_schema=False)] = None,
-    content_encoding: Annotated[str | None, Header(include_in_schema=False)] = None,
-) -> Syntax:
+def syntax_of_body(http: HttpRequest) -> Syntax:
     """The syntax that the headers declare; there is no guessing."""
-    media, *parameters = [part.strip().lower() for part in (content_type or "").split(";")]
+    declared = http.headers.get("content-type", "")
+    media, *parameters = [part.strip().lower() for part in declared.split(";")]
     charsets = [each.partition("=")[2].strip('"') for each in parameters if "charset=" in each]
-    if (content_encoding or "identity").lower() == "identity" and set(charsets) <= {"utf-8"}:
+    encoding = http.headers.get("content-encoding", "identity").lower()
+    if encoding == "identity" and set(charsets) <= {"utf-8"}:
         if media == JSON:
             return "json"
         if media in YAML:
@@ -53,17 +53,17 @@ def syntax_of_body(
     openapi_extra=plan_body(),
 )
 async def submit(
+    http: HttpRequest,
     services: TheServices,
     requester: Requester,
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     body: Annotated[bytes, Depends(read_body)],
-    content_type: Annotated[str, Header(include_in_schema=False)] = "",
 ) -> Response:
     """Whatever the verdict, a well-formed plan gets a signed certificate that is stored."""
     request = Request(
         requester=requester,
         received_at=datetime.now(UTC),
-        content_type=content_type[:255],
+        content_type=http.headers["content-type"][:255],
         body=body,
     )
     try:

@@ -1,0 +1,132 @@
+"""The OpenAPI document says what the service does: each answer fits what is documented."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from jsonschema import Draft202012Validator
+
+from affidavit.plan.loading import load_yaml
+
+ID = "sha256:" + "0" * 64
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+JSON, YAML = "application/json", "application/yaml"
+
+
+@pytest.fixture
+def document(client: TestClient) -> dict[str, Any]:
+    found: dict[str, Any] = client.get("/openapi.json").json()
+    return found
+
+
+def schema_for(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
+    """A validator of ``schema`` with the document's components at hand."""
+    return Draft202012Validator({**schema, "components": document["components"]})
+
+
+EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
+    ("post", "/v1/certificates", "", {}, {"content-type": JSON}, 201),
+    ("post", "/v1/certificates", "", {"steps": 0}, {"content-type": JSON}, 400),
+    ("post", "/v1/certificates", "", {"releases": []}, {"content-type": JSON}, 400),
+    ("post", "/v1/certificates", "", b"a: [", {"content-type": YAML}, 400),
+    ("post", "/v1/certificates", "", {}, {"content-type": "text/html"}, 415),
+    ("post", "/v1/certificates", "", b" " * 2_000_000, {"content-type": JSON}, 413),
+    ("get", "/v1/certificates", "?limit=1", None, {}, 200),
+    ("get", "/v1/certificates", "?limit=x", None, {}, 422),
+    ("get", "/v1/certificates/{certificate_id}", ID, None, {}, 404),
+    ("get", "/v1/certificates/{certificate_id}", "1", None, {}, 422),
+    ("get", "/v1/certificates/{certificate_id}/bundle", ID, None, {}, 404),
+    ("get", "/v1/certificates/{certificate_id}/bundle", "1", None, {}, 422),
+    ("get", "/v1/keys", "", None, {}, 200),
+    ("get", "/livez", "", None, {}, 200),
+    ("get", "/readyz", "", None, {}, 200),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "filled", "body", "headers", "status"), EXCHANGES)
+def test_an_answer_has_a_documented_status_media_type_and_shape(
+    client: TestClient,
+    document: dict[str, Any],
+    plan: Callable[..., Any],
+    method: str,
+    path: str,
+    filled: str,
+    body: Any,
+    headers: dict[str, str],
+    status: int,
+) -> None:
+    where = path.replace("{certificate_id}", filled) if "{" in path else path + filled
+    sent = {"json": plan(**body)} if isinstance(body, dict) else {"content": body}
+    answer = client.request(method, where, headers=headers, **sent)
+    assert answer.status_code == status
+    documented = document["paths"][path][method]["responses"][str(status)]
+    media = answer.headers["content-type"]
+    schema_for(document, documented["content"][media]["schema"]).validate(answer.json())
+
+
+def test_a_known_certificate_fits_what_is_documented(
+    client: TestClient, document: dict[str, Any], plan: Any, post: Any
+) -> None:
+    location = post(client, plan()).headers["location"]
+    assert post(client, plan()).status_code == 200
+    for path in ("/v1/certificates/{certificate_id}", "/v1/certificates/{certificate_id}/bundle"):
+        answer = client.get(path.replace("/v1/certificates/{certificate_id}", location))
+        content = document["paths"][path]["get"]["responses"]["200"]["content"]
+        schema_for(document, content[JSON]["schema"]).validate(answer.json())
+
+
+def test_every_operation_documents_problems_and_nothing_of_another_framework(
+    document: dict[str, Any],
+) -> None:
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation["summary"], path
+            assert "500" in operation["responses"], path
+            for status, response in operation["responses"].items():
+                media = [JSON] if int(status) < 400 else ["application/problem+json"]
+                assert list(response["content"]) == media, (path, status)
+    body = document["paths"]["/v1/certificates"]["post"]["requestBody"]
+    assert set(body["content"]) == {JSON, YAML, "application/x-yaml", "text/yaml"}
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+
+    def walk(node: Any) -> None:
+        if isinstance(node, dict):
+            if "$ref" in node:
+                assert node["$ref"].removeprefix("#/components/schemas/") in schemas
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(document)
+
+
+def test_plans_fit_the_documented_schema(document: dict[str, Any], plan: Any) -> None:
+    validator = schema_for(document, {"$ref": "#/components/schemas/Plan"})
+    assert EXAMPLES
+    for path in EXAMPLES:
+        validator.validate(load_yaml(path.read_bytes()).data)
+    validator.validate(plan())
+    assert not validator.is_valid(plan(stepz=1))
+    assert not validator.is_valid({})
+
+
+def test_not_ready_is_a_503_that_says_why(client: TestClient, document: dict[str, Any]) -> None:
+    services = client.app.state.services  # type: ignore[attr-defined]
+    engine = services.engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
+    answer = client.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.json()["reasons"][0]["code"] == "schema_not_at_head"
+    content = document["paths"]["/readyz"]["get"]["responses"]["503"]["content"]
+    schema_for(document, content["application/problem+json"]["schema"]).validate(answer.json())
