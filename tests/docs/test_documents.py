@@ -1,0 +1,84 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from affidavit.certificate.certify import certify
+from affidavit.plan.model import Dataset, ExtraEvent, Optimizer, Phase, Plan, Release, Sampling
+from affidavit.plan.parse import parse_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "part"),
+    [
+        ("", Plan),
+        ("", Phase),
+        ("dataset.", Dataset),
+        ("sampling.", Sampling),
+        ("releases[].", Release),
+        ("optimizer.", Optimizer),
+        ("extra[].", ExtraEvent),
+    ],
+)
+def test_every_field_of_a_plan_is_documented(prefix: str, part: type[Plan]) -> None:
+    text = (ROOT / "docs" / "plan.md").read_text()
+    nested = {"dataset", "sampling", "releases", "optimizer", "extra", "target", "noise"}
+    missing = [
+        name
+        for name in part.model_fields
+        if f"`{prefix}{name}`" not in text and not (prefix == "" and name in nested)
+    ]
+    assert not missing
+
+
+def test_the_plan_in_the_documents_is_a_plan() -> None:
+    text = (ROOT / "docs" / "plan.md").read_text()
+    (plan,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert parse_plan(plan.encode(), "yaml").name == "e2e-gpt2-dp-muon"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_says_its_source_and_gets_the_verdict_of_its_name(path: Path) -> None:
+    raw = path.read_bytes()
+    assert raw.startswith(b"# ")
+    found = certify(parse_plan(raw, "yaml"), second_opinion=False)
+    blocked = "muon-published" in path.stem or path.stem == "e2e-dp-muon-shuffled"
+    assert found.verdict == ("under_noised" if blocked else "certified")
+
+
+def test_the_optimal_allocation_saves_what_the_example_claims() -> None:
+    plan = parse_plan((ROOT / "examples/e2e-dp-muon-optimal.yaml").read_bytes(), "yaml")
+    allocation = certify(plan, second_opinion=False).allocation
+    assert allocation is not None
+    assert allocation["saving"] == pytest.approx(0.37, abs=0.005)
+
+
+def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
+    """Each line of the section "On the command line", in order, as a person would paste it."""
+    text = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"## On the command line.*?```sh\n(.*?)```", text, re.DOTALL)
+    program = f"{shlex.quote(sys.executable)} -m affidavit.gate"
+    for line in block.strip().splitlines():
+        command = line.replace(".venv/bin/affidavit", program)
+        command = command.replace(".venv/bin/python", shlex.quote(sys.executable))
+        command = command.replace("bundle.json", str(tmp_path / "bundle.json"))
+        finished = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=ROOT,
+            env={"AFFIDAVIT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert finished.returncode == 0, (line, finished.stdout, finished.stderr)
+        assert "Traceback" not in finished.stderr
