@@ -67,10 +67,10 @@ def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
     """Each line of the section "On the command line", in order, as a person would paste it."""
     text = (ROOT / "README.md").read_text()
     (block,) = re.findall(r"## On the command line.*?```sh\n(.*?)```", text, re.DOTALL)
-    program = f"{shlex.quote(sys.executable)} -m affidavit.gate"
+    python = shlex.quote(sys.executable)
+    programs = {"affidavit": f"{python} -m affidavit.gate", "python": python}
     for line in block.strip().splitlines():
-        command = line.replace(".venv/bin/affidavit", program)
-        command = command.replace(".venv/bin/python", shlex.quote(sys.executable))
+        command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], line)
         command = command.replace("bundle.json", str(tmp_path / "bundle.json"))
         finished = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
