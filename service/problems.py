@@ -24,6 +24,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -89,6 +90,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(OperationalError, _database)
+    app.add_exception_handler(NoFreeConnection, _database)
     app.add_exception_handler(KeyFailure, _signer)
     app.add_exception_handler(Exception, _unexpected)
 

@@ -111,16 +111,23 @@ class CertificateStore:
         Returns the certificate that is now kept and whether it is this one.
         """
         try:
-            with self._writer.begin() as connection:
-                _keep_key(connection, certificate, key)
-                connection.execute(insert(certificates).values(**asdict(certificate)))
-                _record(connection, certificate, request, "certificate.issued")
-                return certificate, True
+            return self._add(certificate, key, request), True
         except IntegrityError:
             found = self.repeat(certificate.id, request, untrusted_too=certificate.untrusted)
-            if found is None:
-                raise
-            return found, False
+            if found is not None:
+                return found, False
+            # What another process was quicker to keep was not the certificate but its key,
+            # and that is there now.
+            return self._add(certificate, key, request), True
+
+    def _add(
+        self, certificate: StoredCertificate, key: Mapping[str, Any], request: Request
+    ) -> StoredCertificate:
+        with self._writer.begin() as connection:
+            _keep_key(connection, certificate, key)
+            connection.execute(insert(certificates).values(**asdict(certificate)))
+            _record(connection, certificate, request, "certificate.issued")
+            return certificate
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
         """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""

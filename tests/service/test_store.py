@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -110,6 +111,27 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
     assert len({kept.bundle for kept, _ in outcomes}) == 1
     assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8, "audit": 8}
+
+
+def test_first_certificates_of_one_key_that_race_are_all_kept(
+    database_url: str, engine: Engine
+) -> None:
+    engines = [open_engine(database_url) for _ in range(8)]
+    together = Barrier(8)
+
+    def add(number: int) -> bool:
+        store = CertificateStore(engines[number])
+        store.keys()
+        together.wait()
+        return store.add(certificate(number), KEY, REQUEST)[1]
+
+    try:
+        with ThreadPoolExecutor(8) as racers:
+            assert list(racers.map(add, range(8))) == [True] * 8
+    finally:
+        for each in engines:
+            each.dispose()
+    assert counts(engine) == {"signing_keys": 1, "certificates": 8, "requests": 8, "audit": 8}
 
 
 def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
