@@ -179,7 +179,7 @@ def _grids(
     anchor = first if first is not None else last
     if anchor is None:
         anchor = _bulk_cell(law, center, step)
-    anchor -= hair
+    anchor = _settled(law, anchor - hair, step, first is not None, last is not None)
     below = max(1, math.ceil((anchor - floor) / step) + 1)
     above = max(1, math.ceil((top - anchor) / step) + 1)
     upper = Grid(origin=anchor - below * step, step=step, size=below + above + 1)
@@ -215,9 +215,10 @@ def _end_cell(law: LossLaw, low: float, high: float, step: float, *, lower: bool
             return barycentre
         index = int(far[0] if lower else far[-1])
         inner, outer = index, index - 1 if lower else index + 1
-        if not 0 <= outer < edges.size or not holds[outer]:
+        if not 0 <= outer < edges.size:
             return barycentre
-        barycentre = float(np.log(p[index] / q[index]))
+        if holds[outer]:
+            barycentre = float(np.log(p[index] / q[index]))
         low, high = sorted((float(edges[inner]), float(edges[outer])))
     return barycentre
 
@@ -231,6 +232,26 @@ def _bulk_cell(law: LossLaw, center: float, step: float) -> float:
             break
         center = math.log(p / q)
     return center
+
+
+def _settled(law: LossLaw, anchor: float, step: float, first: bool, last: bool) -> float:
+    """``anchor`` moved down until it is at or below the barycentre of its own cell.
+
+    Above it, even by a rounding, it would cost the lower bound the cell's mass times the
+    distance, which can be all there is beyond the cell.
+    """
+    for _ in range(20):
+        tail = law.survival(np.array([anchor - step / 2, anchor + step / 2]))
+        lower_p, lower_q = (1.0, 1.0) if first else (float(tail.p[0]), float(tail.q[0]))
+        upper_p, upper_q = (0.0, 0.0) if last else (float(tail.p[1]), float(tail.q[1]))
+        p, q = lower_p - upper_p, lower_q - upper_q
+        if not (p > 0 and q > 0):
+            break
+        excess = anchor - math.log(p / q)
+        if excess < -1e-15:
+            break
+        anchor -= 1.5 * excess + 1e-15 + 1e-15 * abs(anchor)
+    return anchor
 
 
 def _median(atoms: Atoms, order: float) -> float:

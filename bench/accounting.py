@@ -1,0 +1,252 @@
+"""Our accountant against the others, on fourteen plans, in one run on one thread.
+
+Prints a markdown table: the two-sided bracket and its time, dp-accounting's default PLD
+(pessimistic only) and its time, both calibrations, and the ratios. Imports and one
+warm-up of each engine are excluded; each time is the least of several. Run it alone:
+
+    python bench/accounting.py [--prv] [--repeats 3]
+
+``--prv`` adds prv-accountant at error 0.01, in a process of its own that is ended after
+``--prv-seconds``, since it can take a minute and gigabytes.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["MKL_NUM_THREADS"] = "1"
+
+import argparse
+import multiprocessing
+import platform
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TypeVar
+
+import dp_accounting
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.fourier import (
+    FourierAccountant,
+    calibrate_noise_multiplier,
+    estimate_cost,
+)
+from affidavit.plan.events import Event, Gaussian, PoissonSubsampledGaussian, Repeated
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One plan: q, σ, T, δ."""
+
+    q: float
+    sigma: float
+    steps: int
+    delta: float
+
+
+ROWS = [
+    Row(q=q, sigma=sigma, steps=steps, delta=delta)
+    for q, sigma, steps, delta in (
+        (0.004267, 1.1, 14062, 1e-5),
+        (0.08192, 3.0, 875, 1e-5),
+        (0.024, 0.72, 1000, 1e-6),
+        (0.001, 1.0, 10_000, 1e-6),
+        (1e-4, 0.5, 100_000, 1e-8),
+        (0.1, 5.0, 1000, 1e-5),
+        (0.1, 20.0, 100_000, 1e-10),
+        (1.0, 20.0, 100, 1e-6),
+        (0.01, 0.5, 1000, 1e-5),
+        (0.024, 2.0, 10_000, 1e-10),
+        (0.001, 0.72, 100_000, 1e-10),
+        (0.1, 1.0, 10_000, 1e-5),
+        (1e-4, 1.0, 1000, 1e-6),
+        (0.002, 0.5, 10_000, 1e-9),
+    )
+]
+
+
+def ours(row: Row, sigma: float) -> Event:
+    """The plan as our event."""
+    leaf: Event = (
+        Gaussian(noise_multiplier=sigma)
+        if row.q == 1
+        else PoissonSubsampledGaussian(sampling_probability=row.q, noise_multiplier=sigma)
+    )
+    return Repeated(event=leaf, count=row.steps)
+
+
+def theirs(row: Row, sigma: float) -> dp_accounting.DpEvent:
+    """The plan as dp-accounting's event."""
+    gaussian = dp_accounting.GaussianDpEvent(sigma)
+    leaf = gaussian if row.q == 1 else dp_accounting.PoissonSampledDpEvent(row.q, gaussian)
+    return dp_accounting.SelfComposedDpEvent(leaf, row.steps)
+
+
+Result = TypeVar("Result")
+
+
+def timed(call: Callable[[], Result], repeats: int) -> tuple[Result, float]:
+    """The call's result and its least time in seconds."""
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        result = call()
+        best = min(best, time.perf_counter() - started)
+    return result, best
+
+
+def bracket_of(row: Row) -> Bracket:
+    """Our bracket of ε at the default width."""
+    return FourierAccountant().curve(ours(row, row.sigma)).epsilon(row.delta)
+
+
+def pld_of(row: Row) -> float:
+    """dp-accounting's default, pessimistic, ε."""
+    accountant = PLDAccountant()
+    accountant.compose(theirs(row, row.sigma))
+    return float(accountant.get_epsilon(row.delta))
+
+
+def pld_noise(row: Row, epsilon: float) -> float:
+    """dp-accounting's calibration with PLD, at its default tolerance."""
+    return float(
+        dp_accounting.calibrate_dp_mechanism(
+            PLDAccountant,
+            lambda sigma: theirs(row, sigma),
+            epsilon,
+            row.delta,
+            dp_accounting.LowerEndpointAndGuess(0.2, 2.0),
+        )
+    )
+
+
+def prv_of(row: Row, answer: multiprocessing.Queue[tuple[float, float, float]]) -> None:
+    """prv-accountant's interval at error 0.01, and its time."""
+    from prv_accountant import PoissonSubsampledGaussianMechanism, PRVAccountant
+
+    started = time.perf_counter()
+    mechanism = PoissonSubsampledGaussianMechanism(
+        sampling_probability=row.q, noise_multiplier=row.sigma
+    )
+    accountant = PRVAccountant(
+        prvs=mechanism,
+        max_self_compositions=row.steps,
+        eps_error=0.01,
+        delta_error=row.delta / 1000,
+    )
+    low, _, high = accountant.compute_epsilon(row.delta, row.steps)
+    answer.put((float(low), float(high), time.perf_counter() - started))
+
+
+def prv_within(row: Row, seconds: float) -> float | None:
+    """prv-accountant's time, None if it fails or takes longer than ``seconds``."""
+    answer: multiprocessing.Queue[tuple[float, float, float]] = multiprocessing.Queue()
+    process = multiprocessing.Process(target=prv_of, args=(row, answer))
+    process.start()
+    process.join(seconds)
+    if process.is_alive():
+        process.terminate()
+        process.join()
+        return None
+    return None if answer.empty() else answer.get()[2]
+
+
+def main(arguments: list[str]) -> None:
+    """Run the table and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--prv", action="store_true")
+    parser.add_argument("--prv-seconds", type=float, default=60.0)
+    parser.add_argument("--no-calibration", action="store_true")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    bracket_of(ROWS[1])
+    pld_of(ROWS[1])
+    header = [
+        "| q | σ | T | δ | ours: ε | width | ms | predicted ms | PLD ε | ms | ratio "
+        "| calibration ours: σ | ms | PLD: σ | ms | ratio | PRV ms |",
+        "|" + "---|" * 17,
+    ]
+    _print(*header)
+    ratios, calibration_ratios, prv_ratios = [], [], []
+    for row in ROWS:
+        bracket, our_time = timed(lambda row=row: bracket_of(row), max(3, options.repeats))
+        their_epsilon, their_time = timed(lambda row=row: pld_of(row), options.repeats)
+        ratios.append(their_time / our_time)
+        cost = estimate_cost(ours(row, row.sigma), row.delta)
+        cells = [
+            f"{row.q:g}",
+            f"{row.sigma:g}",
+            f"{row.steps}",
+            f"{row.delta:g}",
+            f"[{bracket.lower:.6g}, {bracket.upper:.6g}]",
+            f"{bracket.width / bracket.upper:.1e}",
+            f"{our_time * 1e3:.1f}",
+            f"{cost.seconds * 1e3:.1f}",
+            f"{their_epsilon:.6g}",
+            f"{their_time * 1e3:.0f}",
+            f"{ratios[-1]:.1f}",
+        ]
+        if options.no_calibration:
+            cells += [""] * 5
+        else:
+            target = bracket.upper
+            our_noise, our_time_noise = timed(
+                lambda row=row, target=target: calibrate_noise_multiplier(
+                    lambda sigma: ours(row, sigma), target, row.delta
+                ),
+                options.repeats,
+            )
+            their_noise, their_time_noise = timed(
+                lambda row=row, target=target: pld_noise(row, target), 1
+            )
+            calibration_ratios.append(their_time_noise / our_time_noise)
+            cells += [
+                f"{our_noise:.6g}",
+                f"{our_time_noise * 1e3:.0f}",
+                f"{their_noise:.6g}",
+                f"{their_time_noise * 1e3:.0f}",
+                f"{calibration_ratios[-1]:.0f}",
+            ]
+        prv_time = prv_within(row, options.prv_seconds) if options.prv and row.q < 1 else None
+        if prv_time is not None:
+            prv_ratios.append(prv_time / our_time)
+        cells.append("" if prv_time is None else f"{prv_time * 1e3:.0f}")
+        _print("| " + " | ".join(cells) + " |")
+    summary = [
+        f"PLD: median {statistics.median(ratios):.1f}x, least {min(ratios):.1f}x, "
+        f"most {max(ratios):.1f}x."
+    ]
+    if calibration_ratios:
+        summary.append(
+            f"Calibration: median {statistics.median(calibration_ratios):.0f}x, "
+            f"least {min(calibration_ratios):.0f}x."
+        )
+    if prv_ratios:
+        summary.append(
+            f"PRV at error 0.01, where it ended in time: median "
+            f"{statistics.median(prv_ratios):.0f}x, least {min(prv_ratios):.0f}x."
+        )
+    machine = (
+        f"{platform.processor() or platform.machine()}, Python {platform.python_version()}, "
+        f"numpy {np.__version__}, dp-accounting {version('dp-accounting')}, one thread."
+    )
+    _print("", *summary, machine)
+
+
+def _print(*lines: str) -> None:
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
