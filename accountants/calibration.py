@@ -28,17 +28,19 @@ def least_noise(upper_epsilon: UpperEpsilon, target: float, guess: float = 1.0) 
     """The least x, within ``SLACK``, with ``upper_epsilon(x) <= target``.
 
     ``upper_epsilon`` maps a scale of the noise to a proved bound on ε and does not
-    increase in it. Where it raises ``OutOfReach`` the scale counts as too low; if it does so
-    for every scale that might meet the target, ``OutOfReach`` is raised.
+    increase in it. Where it raises ``OutOfReach`` the scale counts as too low; when the search
+    ends at such a scale, the least one is not known and ``OutOfReach`` is raised.
     """
+    unreached: dict[float, OutOfReach] = {}
 
     def excess(scale: float) -> float:
         """log(ε / target), infinite where nothing is bounded."""
         try:
             epsilon = upper_epsilon(scale)
-        except OutOfReach:
+        except OutOfReach as limit:
             if scale > LARGEST:
                 raise
+            unreached[scale] = limit
             return math.inf
         return math.log(max(epsilon, 1e-12) / target) if math.isfinite(epsilon) else math.inf
 
@@ -60,6 +62,8 @@ def least_noise(upper_epsilon: UpperEpsilon, target: float, guess: float = 1.0) 
                 high, below = near, value
             else:
                 low, above = near, value
+    if low in unreached:
+        raise unreached[low]
     return high
 
 

@@ -37,6 +37,9 @@ from affidavit.plan.events import (
 SMALLEST_DELTA = 1e-9
 LARGEST_GRID = 400_000
 DEFAULT_INTERVAL = 1e-4
+LARGEST_NOISE = 1e4
+MOST_LEAVES = 8
+"""Kinds of release in one run; each costs the library up to a second."""
 ROUNDING = 1e-9
 """Relative allowance for the library's round-off where δ is at least ``SMALLEST_DELTA``."""
 
@@ -103,6 +106,11 @@ class PldAccountant:
         parts = leaves(event)
         for leaf, _ in parts:
             _require_known(leaf)
+        if len(parts) > MOST_LEAVES:
+            raise OutOfReach(
+                f"the run has {len(parts)} kinds of release; the PLD engine takes {MOST_LEAVES}.",
+                "Use another accountant.",
+            )
         if not parts or self.interval is not None:
             return PldCurve(leaves=parts, interval=self.interval or DEFAULT_INTERVAL)
         return PldCurve(leaves=parts, interval=_interval(event))
@@ -110,8 +118,15 @@ class PldAccountant:
 
 def _require_known(leaf: Leaf) -> None:
     match leaf:
-        case Gaussian() | PoissonSubsampledGaussian(pair="add_remove"):
-            return
+        case (
+            Gaussian(noise_multiplier=sigma)
+            | PoissonSubsampledGaussian(noise_multiplier=sigma, pair="add_remove")
+        ):
+            if sigma > LARGEST_NOISE:
+                raise OutOfReach(
+                    f"noise multiplier {sigma:.3g} is beyond the PLD engine's {LARGEST_NOISE:g}.",
+                    "Use another accountant.",
+                )
         case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
             raise Unsupported(
                 "the PLD engine knows Gaussian releases, unsampled or Poisson-sampled under "

@@ -1,8 +1,8 @@
 """The engines, in order of preference; a new one is a file and a line here.
 
 The first engine that supports a run decides; the first of another library that reaches
-it gives the second opinion. Preference goes to the exact one, then to two-sided ones, and
-the Rényi bound, which reaches furthest and says least, comes last.
+it gives the second opinion. Preference goes to the exact one, then to quick two-sided ones, then
+to the Rényi bound, which reaches furthest and says least.
 
 An engine is imported when it is first asked: the libraries of the second opinions take a
 second to load, and most checks never need them.
@@ -20,11 +20,13 @@ _PLACES = {
     "gaussian": (OURS, "affidavit.accountants.gaussian", "GaussianAccountant"),
     "fourier": (OURS, "affidavit.accountants.fourier", "FourierAccountant"),
     "pld": (DP_ACCOUNTING, "affidavit.accountants.pld", "PldAccountant"),
-    "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
+    "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
 NAMES = tuple(_PLACES)
 """Every engine, in order of preference."""
+SOLVERS = ("gaussian", "fourier", "rdp")
+"""The engines that answer in milliseconds, as a search needs."""
 SECOND_OPINIONS = ("pld", "prv", "rdp")
 """Engines of other people, in the order in which they are asked whether ours are right."""
 

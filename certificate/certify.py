@@ -22,20 +22,21 @@ from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 from affidavit.accountants.protocol import Accountant, AccountantError, NoSolution
-from affidavit.accountants.registry import NAMES, SECOND_OPINIONS, accountant
+from affidavit.accountants.registry import NAMES, SECOND_OPINIONS, SOLVERS, accountant
 from affidavit.certificate import describe
 from affidavit.certificate.assessment import Assessment, Opinion
-from affidavit.certificate.solving import Solved, solve
+from affidavit.certificate.solving import close, required_scale
 from affidavit.mechanisms.lowering import Lowered, lower
 from affidavit.mechanisms.obligations import obligations
 from affidavit.plan.canonical import as_document, digest
-from affidavit.plan.events import Event
 from affidavit.plan.model import Plan, Target
 from affidavit.plan.reasons import Reason, RefusedPlan
 from affidavit.plan.schedule import exactly
 
 AGREEMENT = 1e-3
 """Documented relative accuracy of the engines that serve as second opinion."""
+FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
+"""What an engine with a fault raises: it must decide nothing, nor take the others with it."""
 
 
 def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = True) -> Assessment:
@@ -68,10 +69,9 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Answer:
-    """One engine's answer to the plan's question, at the closed plan."""
+    """One engine's answer to the plan's question, at the plan with nothing open."""
 
     engine: Accountant
-    solved: Solved
     lowered: Lowered
     epsilon: Bracket
     delta: Bracket
@@ -83,17 +83,16 @@ def _assess(
 ) -> Assessment:
     answer = _first_answer(lowered, names)
     _require_small_delta(lowered.plan, answer.delta.upper)
-    event = answer.lowered.event()
-    opinions = [_opinion(answer.engine, event, answer.delta.upper)]
+    opinions = [_opinion(answer.engine, answer.epsilon)]
     if second_opinion:
-        opinions += _second_opinion(answer, names, event)
+        opinions += _second_opinion(answer, names)
     found = replace(
         blank,
         epsilon=answer.epsilon,
         delta=answer.delta,
         joint=describe.joint_of(answer.lowered),
         releases=describe.releases_of(
-            lowered.plan, answer.solved.plan, answer.solved.required_scale
+            lowered.plan, answer.lowered.plan, _required_scale(lowered, names)
         ),
         allocation=describe.allocation_of(answer.lowered),
         sensitivity=describe.sensitivity_of(answer.lowered),
@@ -107,23 +106,22 @@ def _assess(
 def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
     """The answer of the first engine that covers the run; raises ``RefusedPlan``."""
     failures: dict[str, Reason] = {}
-    for name in names:
+    plan = lowered.plan
+    for name in _solvers(names) if plan.asks_for_noise or plan.asks_for_steps else names:
         try:
             return _ask(accountant(name), lowered)
         except NoSolution as failure:
             raise RefusedPlan(_as_reason(failure, "/target")) from None
         except AccountantError as failure:
             failures.setdefault(failure.message, _as_reason(failure, ""))
-        except (ArithmeticError, ValueError) as fault:
-            # A fault of an engine must not decide anything, nor take the others with it.
+        except FAULTS as fault:
             failures[name] = _fault(name, fault)
     reached = [reason for reason in failures.values() if reason.code != "unsupported"]
     raise RefusedPlan(*(reached or failures.values()))
 
 
 def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
-    solved = solve(lowered, engine)
-    closed = lower(solved.plan)
+    closed = lower(close(lowered, engine))
     curve = engine.curve(closed.event())
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
@@ -132,12 +130,33 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
         answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
     return _Answer(
         engine=engine,
-        solved=solved,
         lowered=closed,
         epsilon=answer[0],
         delta=answer[1],
         mu=getattr(curve, "mu", None),
     )
+
+
+def _solvers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The engines quick enough to search with; an engine asked for by name always is."""
+    return names if len(names) == 1 else SOLVERS
+
+
+def _required_scale(lowered: Lowered, names: tuple[str, ...]) -> float | None:
+    """The factor on the given noise that meets the target; None where none is known."""
+    plan = lowered.plan
+    if plan.asks_for_noise:
+        return 1.0
+    if plan.asks_for_steps or plan.target.epsilon is None or plan.target.delta is None:
+        return None
+    for name in _solvers(names):
+        try:
+            return required_scale(lowered, accountant(name))
+        except NoSolution:
+            return None
+        except (AccountantError, *FAULTS):
+            continue
+    return None
 
 
 def _question(target: Target) -> tuple[float, float | None]:
@@ -150,24 +169,22 @@ def _question(target: Target) -> tuple[float, float | None]:
 # ---- the second opinion ------------------------------------------------------------
 
 
-def _opinion(engine: Accountant, event: Event, delta: float) -> Opinion:
-    return Opinion(
-        name=engine.name,
-        version=engine.version,
-        epsilon=engine.curve(event).epsilon(delta),
-    )
+def _opinion(engine: Accountant, epsilon: Bracket) -> Opinion:
+    return Opinion(name=engine.name, version=engine.version, epsilon=epsilon)
 
 
-def _second_opinion(answer: _Answer, names: tuple[str, ...], event: Event) -> list[Opinion]:
+def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
     """The opinion of the first independent engine that reaches the run, if there is one."""
     if not 0 < answer.delta.upper < 1:
         return []
+    event = answer.lowered.event()
     for name in SECOND_OPINIONS:
         if name not in names or name == answer.engine.name:
             continue
         try:
-            return [_opinion(accountant(name), event, answer.delta.upper)]
-        except AccountantError:
+            other = accountant(name)
+            return [_opinion(other, other.curve(event).epsilon(answer.delta.upper))]
+        except (AccountantError, *FAULTS):
             continue
     return []
 

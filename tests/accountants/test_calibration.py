@@ -66,13 +66,20 @@ def test_a_target_that_holds_without_noise_has_no_least_noise() -> None:
         least_noise(lambda _: 0.5, 1.0)
 
 
-def test_noise_too_small_to_bound_counts_as_too_small() -> None:
-    def upper(scale: float) -> float:
-        if scale < 0.7:
-            raise OutOfReach("too little noise")
-        return 1 / scale
+def reciprocal_above_0_7(scale: float) -> float:
+    if scale < 0.7:
+        raise OutOfReach("too little noise")
+    return 1 / scale
 
-    assert least_noise(upper, 1.0, guess=0.1) == pytest.approx(1.0, rel=1e-4)
+
+def test_noise_too_small_to_bound_counts_as_too_small() -> None:
+    found = least_noise(reciprocal_above_0_7, 1.0, guess=0.1)
+    assert found == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_search_that_ends_where_nothing_is_bounded_does_not_call_it_least() -> None:
+    with pytest.raises(OutOfReach, match="too little"):
+        least_noise(reciprocal_above_0_7, 10.0)
 
 
 def test_an_unbounded_epsilon_counts_as_too_large() -> None:
