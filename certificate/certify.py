@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
+from affidavit.accountants.composition import leaves
 from affidavit.accountants.protocol import Accountant, AccountantError, NoSolution
 from affidavit.accountants.registry import NAMES, SECOND_OPINIONS, SOLVERS, accountant
 from affidavit.certificate import describe
@@ -35,6 +36,9 @@ from affidavit.plan.schedule import exactly
 
 AGREEMENT = 1e-3
 """Documented relative accuracy of the engines that serve as second opinion."""
+MOST_KINDS = 250
+"""Kinds of release in one run. Each costs about 50 ms to search over; more would take longer
+than a person at a command line or a request to the service waits."""
 FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 """What an engine with a fault raises: it must decide nothing, nor take the others with it."""
 
@@ -61,6 +65,7 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)
+        _require_affordable(lowered)
         names = NAMES if engine is None else (engine,)
         return _assess(blank, lowered, names, second_opinion)
     except RefusedPlan as refusal:
@@ -246,6 +251,20 @@ def _under_noised(found: Assessment, answer: _Answer) -> Reason:
             if wanted
             else "No noise meets this target: run fewer steps or raise target.epsilon."
         ),
+    )
+
+
+def _require_affordable(lowered: Lowered) -> None:
+    kinds = len(leaves(lowered.event(steps=1)))
+    if kinds <= MOST_KINDS:
+        return
+    raise RefusedPlan(
+        Reason(
+            code="too_expensive",
+            pointer="/phases",
+            message=f"the run has {kinds} different kinds of release; {MOST_KINDS} are accounted.",
+            remedy="Join steps with equal sampling and noise into one phase.",
+        )
     )
 
 

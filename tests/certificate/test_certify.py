@@ -199,6 +199,19 @@ def test_no_noise_meets_a_target_that_other_events_already_pass(make_plan: Any) 
     assert "No noise meets" in given.reasons[0].remedy
 
 
+def test_a_run_of_too_many_kinds_is_refused_before_any_accounting(make_plan: Any) -> None:
+    phases = [
+        {
+            "sampling": {"scheme": "shuffled", "lot_size": 1024},
+            "steps": 1,
+            "releases": blocks(1 + place / 1000),
+        }
+        for place in range(300)
+    ]
+    found = certify(make_plan(sampling=..., steps=..., releases=..., phases=phases))
+    assert (found.verdict, found.reasons[0].code) == ("refused", "too_expensive")
+
+
 def test_a_certified_document_is_the_plan_that_was_given(plan: Plan) -> None:
     found = certify(plan, second_opinion=False)
     assert plan_from(found.plan) == plan
