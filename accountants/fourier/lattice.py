@@ -19,8 +19,8 @@ compose (docs/theorems/fourier-lattice.md). With H the true curve, nodes l_i = l
 Raising (lowering) every S_i keeps an upper (lower) bound, which is how rounding enters:
 each S_i is moved by a bound of its own error. Errors bounded here: discretisation,
 truncation at both ends, the elementary functions, the cancellation in the brackets over
-1 - e^{-h}, and for upper bounds the placing of the nodes (``loss_error``, to be added to
-the loss of every release).
+1 - e^{-h}, and the placing of the nodes (``loss_error``, to be added to the
+loss of every release for upper bounds, subtracted for lower ones).
 
 References: Doroshenko, Ghazi, Kamath, Kumar and Manurangsi, "Connect the Dots",
 PoPETs 2022, for the chords; docs/theorems/fourier-lattice.md for the tangents and the
@@ -57,7 +57,8 @@ class LatticeMeasure:
     """P-masses on a grid whose hockey-stick curve bounds that of one release.
 
     ``infinite`` is the mass at infinite loss (upper bounds only) and ``loss_error`` the
-    amount by which every node must be raised for the bound to hold (upper bounds only).
+    amount by which every node must be raised (upper) or lowered (lower) for the bound to
+    hold: the nodes themselves are rounded numbers.
     """
 
     grid: Grid
@@ -133,7 +134,8 @@ def lower_measure(
     if sound.size:
         last = int(sound[-1])
         masses[kept[: last + 1]] = -np.diff(tails[: last + 1], append=values[last] + slack[last])
-    return LatticeMeasure(grid=grid, masses=masses, infinite=0.0, loss_error=0.0)
+    placing = 4.0 * UNIT_ROUNDOFF * float(np.abs(nodes).max())
+    return LatticeMeasure(grid=grid, masses=masses, infinite=0.0, loss_error=placing)
 
 
 def _convex_nodes(alpha: Array, values: Array) -> NDArray[np.intp]:

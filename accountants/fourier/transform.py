@@ -196,7 +196,7 @@ class ComposedTransform:
         """A lower bound of δ at ``epsilon``, at least 0."""
         if not self._alive:
             return 0.0
-        epsilon = epsilon + self._placing
+        epsilon = epsilon + self._shift + self._placing
         if epsilon >= self._loss(self._last):
             return 0.0
         total, error = self._sum(epsilon)
