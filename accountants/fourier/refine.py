@@ -245,7 +245,8 @@ def _settled(law: LossLaw, anchor: float, step: float, first: bool, last: bool) 
         lower_p, lower_q = (1.0, 1.0) if first else (float(tail.p[0]), float(tail.q[0]))
         upper_p, upper_q = (0.0, 0.0) if last else (float(tail.p[1]), float(tail.q[1]))
         p, q = lower_p - upper_p, lower_q - upper_q
-        if not (p > 0 and q > 0):
+        if not (p > 0 and q > 0) or not (first or last or p > 0.5):
+            # A cell that holds little is one of many alike, and the loss is second order.
             break
         excess = anchor - math.log(p / q)
         if excess < -1e-15:

@@ -89,7 +89,8 @@ class ComposedTransform:
         self._steps = sum(count for _, count in parts)
         low, high = self._loss(self._first), self._loss(self._last)
         log_below, log_above = window.below * low, -window.above * high
-        log_product = np.zeros(self._size // 2 + 1, dtype=np.complex128)
+        kept = np.arange(self._size // 2 + 1)
+        log_product = np.zeros(kept.size, dtype=np.complex128)
         worst = 0.0
         for part, count in parts:
             law = self._tilt(part, count)
@@ -103,14 +104,22 @@ class ComposedTransform:
             error = 16 * UNIT_ROUNDOFF * math.log2(self._size) * norm
             self._transform_error += count * error
             worst += count * error * math.sqrt(self._size)
+            spectrum = fft.rfft(_fold(law, self._size))[kept]
+            # No factor exceeds 1 by more than the error above, so that what is negligible
+            # after some measures stays so after all.
             with np.errstate(divide="ignore"):
-                log_product += count * np.log(fft.rfft(_fold(law, self._size)))
+                size = 0.5 * np.log(spectrum.real**2 + spectrum.imag**2)
+            large = np.flatnonzero(log_product.real + count * size > math.log(_NEGLIGIBLE))
+            kept = kept[large]
+            log_product = log_product[large] + count * np.log(spectrum[large])
         # (|F| + e)^T <= 1 + ... <= e^{Te}: how far the errors of T factors can reinforce.
-        self._transform_error *= math.exp(min(700.0, worst))
+        growth = math.exp(min(700.0, worst))
+        self._transform_error *= growth
+        self._left_out = _NEGLIGIBLE * growth
         slack = 1 + 1e-9
         self._below = math.exp(min(0.0, log_below)) * slack
         self._above = math.exp(min(0.0, log_above)) * slack
-        self._keep(log_product)
+        self._keep(kept, log_product)
 
     def _loss(self, index: int, magnitude: int = 0) -> float:
         if magnitude:
@@ -136,10 +145,9 @@ class ComposedTransform:
         self._relative += count * UNIT_ROUNDOFF * (64.0 + 4.0 * size)
         return law
 
-    def _keep(self, log_product: NDArray[np.complex128]) -> None:
+    def _keep(self, kept: NDArray[np.intp], log_product: NDArray[np.complex128]) -> None:
         """Keep the frequencies that matter, divided by the geometric sums' denominators."""
-        kept = np.flatnonzero(log_product.real > math.log(_NEGLIGIBLE))
-        values = np.exp(log_product[kept]) / self._size
+        values = np.exp(log_product) / self._size
         # A real transform stands for both k and -k, except at k = 0 and the middle.
         twice = np.where((kept == 0) | (2 * kept == self._size), 1.0, 2.0)
         angle = 2j * math.pi * kept / self._size
