@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from affidavit.plan.reasons import Reason
+from affidavit.plan.schedule import steps
+from affidavit.plan.types import LARGEST_INTEGER
 
 if TYPE_CHECKING:
     from affidavit.plan.model import Phase, Plan
@@ -27,7 +29,7 @@ def contradictions(plan: Plan) -> tuple[Reason, ...]:
         found += [*_length(plan, index, phase), *_sampling(plan, index, phase)]
         found += [*_noise(plan, index, phase), *_blocks(plan, index, phase)]
     found += [*_names(plan), *_target(plan), *_allocation(plan), *_extra(plan)]
-    return tuple(found)
+    return tuple(found) or tuple(_horizon(plan))
 
 
 def _version(plan: Plan) -> Iterator[Reason]:
@@ -72,6 +74,17 @@ def _length(plan: Plan, index: int, phase: Phase) -> Iterator[Reason]:
         elif plan.asks_for_noise:
             yield _conflict(
                 pointer, "both the steps and the noise are left open.", "Give one of the two."
+            )
+
+
+def _horizon(plan: Plan) -> Iterator[Reason]:
+    """Steps that are counted exactly; asked last, because it reads the other fields."""
+    for index, phase in enumerate(plan.phases):
+        if phase.epochs is not None and (steps(plan, phase) or 0) > LARGEST_INTEGER:
+            yield _wrong(
+                plan.pointer(index, "epochs"),
+                "these epochs come to more than 2^53 - 1 steps.",
+                "Give fewer epochs.",
             )
 
 

@@ -43,14 +43,15 @@ from ruamel.yaml.events import (
 )
 
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan.types import LARGEST_INTEGER
 
 MAX_JSON_BYTES = 1024 * 1024
 MAX_YAML_BYTES = 64 * 1024
 """YAML is parsed in Python, at about 100 kB a second; a larger plan belongs in JSON."""
 MAX_DEPTH = 32
-LARGEST_INTEGER = 2**53 - 1
 
-Path = tuple[str | int, ...]
+Path = tuple[str, ...]
+"""Where a field stands: keys and indices, both as text, because a key may be digits too."""
 Position = tuple[int, int]
 
 
@@ -178,11 +179,11 @@ def _number(literal: str, *, integral: bool) -> int | float | _BadNumber:
     short = literal if len(literal) <= 40 else literal[:37] + "..."
     if integral:
         digits = literal.lstrip("+-").lstrip("0")
-        if len(digits) > 16 or abs(int(literal)) > LARGEST_INTEGER:
+        if len(digits) > 16 or int(digits or "0") > LARGEST_INTEGER:
             return _BadNumber("number_out_of_range", f"{short} is beyond 2^53 - 1")
         if literal.startswith("-") and not digits:
             return _BadNumber("negative_zero", f"{short} is a negative zero")
-        return int(literal)
+        return -int(digits) if literal.startswith("-") else int(digits or "0")
     value = float(literal)
     if math.isinf(value):
         return _BadNumber("number_out_of_range", f"{short} is beyond the range of a double")
@@ -203,7 +204,7 @@ def _checked(node: Any, path: Path) -> Any:
         case _Pairs():
             return _checked_object(node, path)
         case list():
-            return [_checked(item, (*path, index)) for index, item in enumerate(node)]
+            return [_checked(item, (*path, str(index))) for index, item in enumerate(node)]
         case str():
             return _checked_text(node, path)
         case _BadNumber(code=code, message=message):
@@ -289,6 +290,7 @@ class _YamlReader:
             self._expect(StreamStartEvent)
             start = self._expect(DocumentStartEvent)
             if start.version not in (None, (1, 2)) or start.tags:
+                self.positions[()] = _mark(start)
                 raise _At(
                     (),
                     "yaml_directive",
@@ -315,15 +317,22 @@ class _YamlReader:
                 )
             ) from None
         except (YAMLError, StopIteration) as error:
-            message = str(error).splitlines()[0] if str(error) else "it ends too early"
-            raise MalformedPlan(
-                Reason(
-                    code="syntax",
-                    pointer="",
-                    message=f"this is not YAML: {message}.",
-                    remedy="Mend the text.",
-                )
-            ) from None
+            raise self._not_yaml(str(error).partition("\n")[0] or "it ends too early") from None
+        except (ValueError, OverflowError):
+            raise self._not_yaml("an escape stands for no character") from None
+
+    def _not_yaml(self, message: str) -> MalformedPlan:
+        line, column = max(self.positions.values(), default=(1, 1))
+        return MalformedPlan(
+            Reason(
+                code="syntax",
+                pointer="",
+                message=f"this is not YAML: {message}.",
+                remedy="Mend the text after the position given.",
+                line=line,
+                column=column,
+            )
+        )
 
     def _expect(self, kind: type[Event]) -> Any:
         event = next(self._events)
@@ -351,7 +360,7 @@ class _YamlReader:
                 return event.value if quoted else _plain_scalar(event.value)
             case SequenceStartEvent():
                 items = iter(self._until(SequenceEndEvent))
-                return [self._node(item, (*path, index)) for index, item in enumerate(items)]
+                return [self._node(item, (*path, str(index))) for index, item in enumerate(items)]
             case MappingStartEvent():
                 return self._mapping(path)
             case _:

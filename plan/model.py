@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from affidavit.plan.contradictions import contradictions
 from affidavit.plan.reasons import MalformedPlan, pointer_to
 from affidavit.plan.strategies import Independent, Noise, Participation, Workload
-from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Real, Text
+from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Real, Text, at_most
 
 Adjacency = Literal["add_remove", "replace_one", "zero_out"]
 PrivacyUnit = Literal["example", "user"]
@@ -147,7 +147,9 @@ class Phase(Part):
     sampling: Sampling
     steps: Annotated[Integer, Field(ge=1)] | None = None
     epochs: Positive | None = None
-    releases: Annotated[tuple[Release, ...], Field(min_length=1, max_length=10_000)]
+    releases: Annotated[
+        tuple[Release, ...], Field(min_length=1, max_length=10_000), at_most(10_000)
+    ]
     clipping: Literal["per_block", "flat"] = "per_block"
     noise: Noise = Independent()
     participation: Participation | None = None
@@ -164,11 +166,13 @@ class Plan(Part):
     notes: Text | None = None
     dataset: Dataset = Dataset()
     adjacency: Adjacency
-    phases: Annotated[tuple[Phase, ...], Field(min_length=1, max_length=1000)]
+    phases: Annotated[
+        tuple[Phase, ...], Field(min_length=1, max_length=1000, fail_fast=True), at_most(1000)
+    ]
     allocation: Allocation = "uniform"
     optimizer: Optimizer = Optimizer()
     workload: Workload | None = None
-    extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000)] = ()
+    extra: Annotated[tuple[ExtraEvent, ...], Field(max_length=1000), at_most(1000)] = ()
     trajectory: Literal["all_iterates"] = "all_iterates"
     target: Target
     allow_large_delta: Annotated[LargeDelta, BeforeValidator(_reason_in_words)] | None = None

@@ -16,6 +16,8 @@
 from __future__ import annotations
 
 import difflib
+from functools import cache
+from itertools import islice
 from typing import Any, Literal
 
 from pydantic import ValidationError
@@ -75,8 +77,8 @@ def plan_from(data: Any) -> Plan:
         return Plan.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        reasons = [_reason(details, data) for details in found if not _echoes(details, found)]
-        raise MalformedPlan(*reasons[:MAX_REASONS]) from None
+        own = (details for details in found if not _echoes(details, found))
+        raise MalformedPlan(*(_reason(each, data) for each in islice(own, MAX_REASONS))) from None
 
 
 def located(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]:
@@ -88,8 +90,7 @@ def located(reasons: tuple[Reason, ...], places: Document) -> tuple[Reason, ...]
 
 
 def _path_of(pointer: str) -> Path:
-    tokens = (part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
-    return tuple(int(token) if token.isdecimal() else token for token in tokens)
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
 
 
 def _echoes(details: ErrorDetails, found: list[ErrorDetails]) -> bool:
@@ -129,7 +130,7 @@ def _reason(details: ErrorDetails, data: Any) -> Reason:
     )
 
 
-def _path_in(data: Any, loc: tuple[str | int, ...]) -> Path:
+def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     """pydantic's location as a path in the document.
 
     The location also names the variant of a union and the phase that a one-phase
@@ -158,9 +159,10 @@ def _did_you_mean(field: str) -> str:
     return f"Did you mean {near[0]}?" if near else "Remove it; docs/plan.md lists the fields."
 
 
-def _field_names() -> list[str]:
+@cache
+def _field_names() -> tuple[str, ...]:
     names: set[str] = set(PHASE_FIELDS)
     schema = Plan.model_json_schema()
     for part in (schema, *schema["$defs"].values()):
         names |= part.get("properties", {}).keys()
-    return sorted(names)
+    return tuple(sorted(names))

@@ -13,8 +13,10 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from affidavit.plan.model import Phase, Plan
+if TYPE_CHECKING:
+    from affidavit.plan.model import Phase, Plan
 
 FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once an epoch, at its place in the order."""

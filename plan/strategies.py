@@ -11,9 +11,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from affidavit.plan.types import Integer, Part, Positive, Probability, Real
+from affidavit.plan.types import Integer, Part, Positive, Probability, Real, at_most
 
-Coefficients = Annotated[tuple[Real, ...], Field(min_length=1, max_length=100_000)]
+Coefficients = Annotated[
+    tuple[Real, ...], Field(min_length=1, max_length=100_000, fail_fast=True), at_most(100_000)
+]
+Rows = Annotated[
+    tuple[Annotated[tuple[Real, ...], Field(fail_fast=True)], ...], Field(fail_fast=True)
+]
 Bands = Annotated[Integer, Field(ge=1)]
 Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
 
@@ -57,8 +62,8 @@ class BufferedLinearToeplitz(Part):
     """BLT: decays θ and scales ω given, or a number of buffers to have them optimised."""
 
     kind: Literal["blt"]
-    decays: Annotated[tuple[Probability, ...], Field(min_length=1)] | None = None
-    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    decays: Annotated[tuple[Probability, ...], Field(min_length=1, fail_fast=True)] | None = None
+    scales: Annotated[tuple[Positive, ...], Field(min_length=1, fail_fast=True)] | None = None
     buffers: Annotated[Integer, Field(ge=1, le=64)] | None = None
 
 
@@ -87,7 +92,7 @@ class Matrix(Part):
     """The injected noise matrix N itself, in rows or as a file with its digest."""
 
     kind: Literal["matrix"]
-    rows: tuple[tuple[Real, ...], ...] | None = None
+    rows: Rows | None = None
     file: Annotated[str, StringConstraints(strict=True, max_length=1000)] | None = None
     sha256: Sha256 | None = None
 
@@ -119,4 +124,4 @@ class Workload(Part):
 
     kind: Literal["prefix_sum", "momentum"] = "prefix_sum"
     momentum: Annotated[Real, Field(ge=0, lt=1)] | None = None
-    learning_rates: tuple[Positive, ...] | None = None
+    learning_rates: Annotated[tuple[Positive, ...], Field(fail_fast=True)] | None = None

@@ -10,13 +10,30 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
 
 
 def _integral(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Integer = Annotated[int, Field(strict=True), BeforeValidator(_integral)]
+def at_most(items: int) -> BeforeValidator:
+    """Refuse a longer list before its items are looked at, each of which may be an error."""
+
+    def short_enough(value: Any) -> Any:
+        if isinstance(value, list | tuple) and len(value) > items:
+            raise PydanticCustomError("too_long", f"the list has more than {items} items")
+        return value
+
+    return BeforeValidator(short_enough)
+
+
+LARGEST_INTEGER = 2**53 - 1
+"""Beyond it integers are not exact in a double, and so not one number to every reader."""
+
+Integer = Annotated[
+    int, Field(strict=True, ge=-LARGEST_INTEGER, le=LARGEST_INTEGER), BeforeValidator(_integral)
+]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[Real, Field(ge=1e-100, le=1e100)]
 Probability = Annotated[Real, Field(gt=0, lt=1)]
