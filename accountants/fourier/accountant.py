@@ -25,13 +25,15 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.refine import (
     MOST_POINTS,
-    Laws,
     bracket_epsilon,
     refinement,
+    transforms,
+)
+from affidavit.accountants.fourier.steering import (
+    Laws,
     saddle_at_delta,
     saddle_at_epsilon,
     steer,
-    transforms,
 )
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan.events import Event

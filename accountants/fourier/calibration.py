@@ -18,7 +18,11 @@ from collections.abc import Callable
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.accountant import FourierAccountant
 from affidavit.accountants.fourier.directions import NOISE_MULTIPLIERS, directions
-from affidavit.accountants.fourier.refine import Laws, saddle_at_delta, saddle_at_epsilon
+from affidavit.accountants.fourier.steering import (
+    Laws,
+    saddle_at_delta,
+    saddle_at_epsilon,
+)
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.plan.events import Event
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.refine import (
     SMALLEST_WIDTH,
+)
+from affidavit.accountants.fourier.steering import (
     Laws,
     saddle_at_delta,
     steer,

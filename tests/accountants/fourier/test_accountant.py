@@ -268,3 +268,24 @@ def test_a_delta_that_is_no_probability_is_an_error(delta: float) -> None:
 def test_normal_tails_of_the_oracle_are_sane() -> None:
     assert math.isclose(float(gaussian_delta(1.0, 0.0)), 2 * 0.19146246127401312, rel_tol=1e-12)
     assert math.isclose(float(log_ndtr(-1.0)), math.log(0.15865525393145705), rel_tol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("q", "sigma", "steps", "delta"),
+    [(0.01, 0.8, 200, 1e-6), (0.1, 3.0, 500, 1e-5), (0.05, 1.0, 20, 1e-8)],
+)
+def test_dp_accounting_s_grids_meet_the_bracket(
+    q: float, sigma: float, steps: int, delta: float
+) -> None:
+    """Its pessimistic ε is not below our lower bound, its optimistic one not above our upper."""
+    privacy_loss = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
+
+    def theirs(pessimistic: bool) -> float:
+        law = privacy_loss.from_gaussian_mechanism(
+            sigma, sampling_prob=q, pessimistic_estimate=pessimistic
+        )
+        return float(law.self_compose(steps).get_epsilon_for_delta(delta))
+
+    bracket = epsilon(poisson(q, sigma, steps), delta)
+    assert theirs(True) >= bracket.lower
+    assert theirs(False) <= bracket.upper
