@@ -49,7 +49,7 @@ def main() -> int:
         verified = fetch_and_verify(base, published)
     console.print(
         "\nThe service has stopped; [bold]make serve[/] starts it on the same data "
-        "(http://127.0.0.1:8321/docs)."
+        "(http://127.0.0.1:8321/openapi.json)."
     )
     return 0 if published["verdict"] == "under_noised" and verified else 1
 
