@@ -7,6 +7,7 @@ signed, so that no byte of it can change unnoticed.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,7 +17,6 @@ from affidavit.certificate.envelope import seal
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.statement import address, statement
 from affidavit.plan.canonical import canonical_json, digest
-from affidavit.plan.loading import load_json
 from affidavit.plan.model import Plan
 
 BUNDLE_TYPE = "application/vnd.affidavit.bundle.v1+json"
@@ -24,7 +24,7 @@ BUNDLE_TYPE = "application/vnd.affidavit.bundle.v1+json"
 UNTRUSTED = {
     "code": "untrusted",
     "message": "UNTRUSTED: signed with a development key that nobody vouches for. Create a key "
-    "with `affidavit keys new` and restart the service.",
+    "with `affidavit keys new` and POST the plan again.",
 }
 
 
@@ -44,7 +44,7 @@ class Certificate:
             result["warnings"] = [*result["warnings"], UNTRUSTED]
         return {
             **result,
-            "certificate": {"id": self.id, "bundle": load_json(self.bundle).data},
+            "certificate": {"id": self.id, "bundle": json.loads(self.bundle)},
         }
 
 

@@ -1,6 +1,6 @@
 """Verification in numbered steps, offline, of the bytes that were signed.
 
-1. size and form: at most 1 MiB of strict JSON with exactly the fields of a bundle
+1. size and form: at most 8 MiB of strict JSON with exactly the fields of a bundle
 2. payload type: an in-toto statement
 3. key: the signature names a key that the verifier trusts
 4. signature: it is that key's, over the payload as it stands
@@ -46,6 +46,10 @@ STEPS = (
     "plan",
     "validity",
 )
+
+
+MAX_BUNDLE_BYTES = 8 * 1024 * 1024
+"""A plan of the largest size, with what is said about each of its releases, fits."""
 
 
 class VerificationError(Exception):
@@ -111,7 +115,7 @@ def verify(
 def _form(bundle: bytes) -> Envelope:
     remedy = "Fetch the bundle again; it must be stored as it was sent."
     try:
-        document = load_json(bundle).data
+        document = load_json(bundle, MAX_BUNDLE_BYTES).data
     except MalformedPlan as error:
         raise VerificationError(1, "bad_form", error.reasons[0].message, remedy) from None
     if not isinstance(document, dict) or document.keys() != {"bundleType", "envelope"}:
@@ -171,7 +175,7 @@ def _signature(envelope: Envelope, key: PublicKey) -> None:
 def _statement(envelope: Envelope) -> dict[str, Any]:
     remedy = "Verify it with a release that knows this kind of certificate."
     try:
-        document = load_json(envelope.payload).data
+        document = load_json(envelope.payload, MAX_BUNDLE_BYTES).data
     except MalformedPlan as error:
         raise VerificationError(5, "bad_statement", error.reasons[0].message, remedy) from None
     if (

@@ -27,7 +27,6 @@ from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 
 from affidavit.plan.model import Allocation, Phase, Release
-from affidavit.plan.schedule import exactly
 
 REQUIRED_DIGITS = 7
 """Significant digits of a required noise multiplier; rounding up costs at most 1e-6 of it."""
@@ -47,12 +46,12 @@ class NoiseEnergy:
 
 
 def noise_multiplier(release: Release) -> Fraction:
-    """σ_g of a release whose noise is given, from either way of giving it."""
+    """σ_g of a release whose noise is given, of the doubles that a trainer would use."""
     if release.noise_multiplier is not None:
-        return exactly(release.noise_multiplier)
+        return Fraction(release.noise_multiplier)
     if release.noise_std is None:
         raise ValueError(f"release {release.name} has no noise")
-    return exactly(release.noise_std) / exactly(release.clip_norm)
+    return Fraction(release.noise_std) / Fraction(release.clip_norm)
 
 
 def joint_noise_multiplier(phase: Phase) -> float | None:

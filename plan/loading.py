@@ -70,9 +70,9 @@ class Document:
         return reason
 
 
-def load_json(raw: bytes) -> Document:
-    """Read one JSON document strictly; raises ``MalformedPlan``."""
-    text = _text(raw, MAX_JSON_BYTES, "JSON")
+def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
+    """Read one JSON document of at most ``limit`` bytes strictly; raises ``MalformedPlan``."""
+    text = _text(raw, limit, "JSON")
     try:
         parsed = json.loads(
             text,
