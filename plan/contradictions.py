@@ -208,11 +208,15 @@ def _blocks(plan: Plan, index: int, phase: Phase) -> Iterator[Reason]:
 
 
 def _names(plan: Plan) -> Iterator[Reason]:
-    for index, (name, count) in enumerate(Counter(e.name for e in plan.extra).items()):
-        if count > 1:
+    seen: set[str] = set()
+    for index, event in enumerate(plan.extra):
+        if event.name in seen:
             yield _conflict(
-                f"/extra/{index}/name", f"the name {name} is used twice.", "Give each its own."
+                f"/extra/{index}/name",
+                f"the name {event.name} is used twice.",
+                "Give each its own.",
             )
+        seen.add(event.name)
 
 
 def _target(plan: Plan) -> Iterator[Reason]:

@@ -1,0 +1,70 @@
+"""What all tests share: settled example generation, a home of their own, one small plan.
+
+The rooms stand at the root of the repository, so that a bare ``import plan`` works wherever
+the root is on the path, and makes a second copy of every class. A session in which a room
+was imported by its bare name fails.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import affidavit
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+
+settings.register_profile(
+    "settled", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("searching", parent=settings.get_profile("settled"), derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "settled"))
+
+ROOMS = frozenset(path.name for path in Path(affidavit.__file__).parent.iterdir() if path.is_dir())
+
+DOCUMENT: dict[str, Any] = {
+    "version": 1,
+    "name": "quick",
+    "dataset": {"name": "toy", "size": 1000},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "full_batch"},
+    "steps": 10,
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+    "target": {"epsilon": 8, "delta": 1e-5},
+}
+"""A single Gaussian: exact, and accounted in milliseconds."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _rooms_by_their_full_name_only() -> Iterator[None]:
+    yield
+    bare = sorted(ROOMS & sys.modules.keys())
+    assert not bare, f"imported without `affidavit.` in front: {', '.join(bare)}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _home_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["AFFIDAVIT_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def document() -> Callable[..., dict[str, Any]]:
+    """The quick plan's document with top-level fields changed, or left out by ``...``."""
+
+    def make(**changes: Any) -> dict[str, Any]:
+        found = {**DOCUMENT, **changes}
+        return {key: value for key, value in found.items() if value is not ...}
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def plan_of(document: Callable[..., dict[str, Any]]) -> Callable[..., Plan]:
+    """The quick plan with top-level fields changed, or left out by ``...``."""
+    return lambda **changes: plan_from(document(**changes))

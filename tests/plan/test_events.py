@@ -1,0 +1,67 @@
+"""An event is valid at construction, and then never changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from affidavit.plan.events import (
+    Composed,
+    Gaussian,
+    PoissonSubsampledGaussian,
+    Repeated,
+    WithoutReplacementGaussian,
+)
+
+NOT_A_MULTIPLIER = [0.0, -1.0, math.inf, math.nan]
+NOT_A_PROBABILITY = [0.0, 1.0, -0.1, 1.5, math.nan]
+
+
+def poisson(sampling_probability: float = 0.1, noise_multiplier: float = 1.0) -> Any:
+    return PoissonSubsampledGaussian(
+        sampling_probability=sampling_probability, noise_multiplier=noise_multiplier
+    )
+
+
+def drawn(sample_size: int = 1, dataset_size: int = 2, noise_multiplier: float = 1.0) -> Any:
+    return WithoutReplacementGaussian(
+        sample_size=sample_size, dataset_size=dataset_size, noise_multiplier=noise_multiplier
+    )
+
+
+@pytest.mark.parametrize("sigma", NOT_A_MULTIPLIER)
+@pytest.mark.parametrize("make", [Gaussian, poisson, drawn])
+def test_noise_is_positive_and_finite(make: Callable[..., Any], sigma: float) -> None:
+    with pytest.raises(ValueError, match="noise_multiplier"):
+        make(noise_multiplier=sigma)
+
+
+@pytest.mark.parametrize("probability", NOT_A_PROBABILITY)
+def test_a_probability_lies_strictly_between_0_and_1(probability: float) -> None:
+    with pytest.raises(ValueError, match="sampling_probability"):
+        poisson(sampling_probability=probability)
+
+
+@pytest.mark.parametrize(("sample", "size"), [(0, 2), (2, 2), (3, 2), (-1, 2)])
+def test_a_sample_is_a_proper_part(sample: int, size: int) -> None:
+    with pytest.raises(ValueError, match="sample_size"):
+        drawn(sample, size)
+
+
+def test_a_count_is_not_negative_and_may_be_zero() -> None:
+    assert Repeated(event=Gaussian(noise_multiplier=1.0), count=0).count == 0
+    with pytest.raises(ValueError, match="count"):
+        Repeated(event=Gaussian(noise_multiplier=1.0), count=-1)
+
+
+def test_events_are_frozen_values() -> None:
+    leaf = Gaussian(noise_multiplier=1.0)
+    whole = Composed(events=(Repeated(event=leaf, count=2),))
+    assert whole == Composed(events=(Repeated(event=Gaussian(noise_multiplier=1.0), count=2),))
+    assert hash(whole) == hash(Composed(events=whole.events))
+    with pytest.raises(FrozenInstanceError):
+        leaf.noise_multiplier = 2.0  # type: ignore[misc]
