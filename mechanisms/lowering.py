@@ -68,8 +68,12 @@ class Lowered:
 
 def lower(plan: Plan) -> Lowered:
     """Lower ``plan``; raises ``RefusedPlan`` with every reason that applies."""
-    optimiser = mechanism(plan.optimizer.name)
     reasons: list[Reason] = []
+    optimiser: Mechanism | None = None
+    try:
+        optimiser = mechanism(plan.optimizer.name)
+    except RefusedPlan as refusal:
+        reasons += refusal.reasons
     phases: list[LoweredPhase] = []
     for index, phase in enumerate(plan.phases):
         reasons += _unsupported(plan, index)
@@ -84,7 +88,7 @@ def lower(plan: Plan) -> Lowered:
         except RefusedPlan as refusal:
             reasons += refusal.reasons
     extra = _extra(plan, reasons)
-    if reasons:
+    if reasons or optimiser is None:
         raise RefusedPlan(*reasons)
     return Lowered(plan=plan, mechanism=optimiser, phases=tuple(phases), extra=extra)
 

@@ -1,0 +1,178 @@
+"""A plan is lowered to the events of its whole run, or refused with every reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from affidavit.mechanisms.closing import scaled_noise, with_noise, with_steps
+from affidavit.mechanisms.lowering import lower
+from affidavit.mechanisms.obligations import ALWAYS, obligations
+from affidavit.mechanisms.registry import MECHANISMS, UNSOUND
+from affidavit.plan.events import Composed, Gaussian, Repeated
+from affidavit.plan.model import Plan
+from affidavit.plan.reasons import Reason, RefusedPlan
+
+Make = Callable[..., Plan]
+PHASE = {
+    "sampling": {"scheme": "full_batch"},
+    "steps": 3,
+    "releases": [{"name": "a", "clip_norm": 1, "noise_multiplier": 5}],
+}
+OPEN = [{"name": "a", "clip_norm": 1}]
+
+
+def refusals(plan: Plan) -> list[Reason]:
+    """Every reason for which ``plan`` is refused."""
+    with pytest.raises(RefusedPlan) as caught:
+        lower(plan)
+    return list(caught.value.reasons)
+
+
+def several(*phases: dict[str, Any]) -> dict[str, Any]:
+    """Changes that make the plan one of several phases."""
+    return {"sampling": ..., "steps": ..., "releases": ..., "phases": list(phases)}
+
+
+def test_a_run_is_its_phases_and_its_extra_events_in_sequence(plan_of: Make) -> None:
+    extra = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 30, "count": 2}]
+    plan = plan_of(**several(PHASE, {**PHASE, "steps": 4}), extra=extra)
+    leaf = Gaussian(noise_multiplier=5.0)
+    assert lower(plan).event() == Composed(
+        events=(
+            Repeated(event=leaf, count=3),
+            Repeated(event=leaf, count=4),
+            Repeated(event=Gaussian(noise_multiplier=30.0), count=2),
+        )
+    )
+
+
+def test_extra_events_of_a_user_count_all_its_records(plan_of: Make) -> None:
+    extra = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 30}]
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 3}
+    (_, event) = lower(plan_of(extra=extra, dataset=users)).event().events
+    assert event == Repeated(event=Gaussian(noise_multiplier=10.0), count=1)
+
+
+def test_scale_multiplies_given_noise_and_stands_in_for_open_noise(plan_of: Make) -> None:
+    given = lower(plan_of(releases=PHASE["releases"]))
+    assert given.event(scale=2.0).events[0].event.noise_multiplier == 10.0  # type: ignore[union-attr]
+    both = lower(plan_of(**several(PHASE, {**PHASE, "releases": OPEN})))
+    sigmas = [e.event.noise_multiplier for e in both.event(scale=2.0).events]  # type: ignore[union-attr]
+    assert sigmas == [5.0, 2.0]
+
+
+def test_open_steps_are_filled_in_or_asked_for(plan_of: Make) -> None:
+    plan = plan_of(steps=None)
+    assert lower(plan).event(steps=7) == lower(plan_of(steps=7)).event()
+    assert with_steps(plan, 7) == plan_of(steps=7)
+    with pytest.raises(ValueError, match="steps"):
+        lower(plan).event()
+
+
+def test_closing_a_plan_leaves_what_was_given(plan_of: Make) -> None:
+    plan = plan_of()
+    assert with_steps(plan, 99) == plan
+    assert with_noise(plan, 99.0) == plan
+    by_epochs = plan_of(steps=..., epochs=2)
+    assert with_steps(by_epochs, 99) == by_epochs
+
+
+def test_scaled_noise_is_rounded_up(plan_of: Make) -> None:
+    (sigma,) = scaled_noise(plan_of().phases[0], 1 / 3)
+    assert sigma == 6.666667
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"noise": {"kind": "bidiagonal", "lambda": 0.9}}, "/noise/kind"),
+        ({"noise": {"kind": "toeplitz", "coefficients": [1]}}, "/noise/kind"),
+        ({"noise": {"kind": "toeplitz_inverse", "coefficients": [1]}}, "/noise/kind"),
+        ({"noise": {"kind": "sqrt"}}, "/noise/kind"),
+        ({"noise": {"kind": "banded", "bands": 3}}, "/noise/kind"),
+        ({"noise": {"kind": "blt", "buffers": 2}}, "/noise/kind"),
+        ({"noise": {"kind": "dense"}}, "/noise/kind"),
+        ({"noise": {"kind": "tree"}}, "/noise/kind"),
+        ({"noise": {"kind": "matrix", "rows": [[1]]}}, "/noise/kind"),
+        ({"participation": {"schema": "single"}}, "/participation"),
+        ({"extra": [{"kind": "repeat_and_select", "name": "s"}]}, "/extra/0/kind"),
+        ({"extra": [{"kind": "adaptive_clipping_quantile", "name": "s"}]}, "/extra/0/kind"),
+        ({"sampling": {"scheme": "balls_in_bins", "lot_size": 10}}, "/sampling/scheme"),
+        *(
+            ({"optimizer": {"name": name}}, "/optimizer/name")
+            for name in (
+                "dp_sgd_lowpass",
+                "dp_corrmom",
+                "dp_corrsgd",
+                "dp_disk",
+                "dp_matrix_se",
+                "dp_matrix_se_lambda",
+                "dp_matrix_me",
+                "dp_matrix_me_lambda",
+            )
+        ),
+        (several(PHASE, {**PHASE, "noise": {"kind": "tree"}}), "/phases/1/noise/kind"),
+    ],
+)
+def test_what_is_not_supported_yet_is_refused_and_never_approximated(
+    plan_of: Make, changes: dict[str, Any], pointer: str
+) -> None:
+    (reason,) = refusals(plan_of(**changes))
+    assert (reason.code, reason.pointer) == ("unsupported", pointer)
+    assert reason.remedy
+
+
+@pytest.mark.parametrize("name", UNSOUND)
+def test_an_unsound_optimiser_is_refused_as_that(plan_of: Make, name: str) -> None:
+    (reason,) = refusals(plan_of(optimizer={"name": name}))
+    assert (reason.code, reason.pointer) == ("unsound_optimizer", "/optimizer/name")
+
+
+def test_dp_dice_is_unsound_and_not_merely_unsupported() -> None:
+    assert "dp_dice" in UNSOUND
+    assert not UNSOUND.keys() & MECHANISMS.keys()
+
+
+def test_every_reason_comes_at_once(plan_of: Make) -> None:
+    plan = plan_of(
+        optimizer={"name": "dp_dice"},
+        noise={"kind": "tree"},
+        sampling={"scheme": "shuffled", "lot_size": 10},
+        extra=[{"kind": "repeat_and_select", "name": "s"}],
+    )
+    assert [reason.pointer for reason in refusals(plan)] == [
+        "/optimizer/name",
+        "/noise/kind",
+        "/sampling/scheme",
+        "/extra/0/kind",
+    ]
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_post_processing_costs_nothing(plan_of: Make, name: str) -> None:
+    assert lower(plan_of(optimizer={"name": name})).event() == lower(plan_of()).event()
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_mechanism_says_what_it_releases_and_where_it_is_from(name: str) -> None:
+    found = MECHANISMS[name]
+    assert found.name == name
+    assert found.releases
+    assert found.sensitivity
+    assert found.post_processing
+    assert found.state_on_raw_data == ()
+    assert found.sources
+    assert found.needs_auxiliary_block == name.startswith("dp_muon")
+
+
+def test_a_trainer_is_told_its_sampler_and_all_it_must_always_keep(plan_of: Make) -> None:
+    found = obligations(lower(plan_of(**several(PHASE, PHASE))))
+    assert [each.code for each in found].count("sampler_of_the_plan") == 1
+    assert found[1:] == ALWAYS
+    codes = [each.code for each in ALWAYS]
+    assert len(set(codes)) == len(codes)
+    for each in found:
+        assert each.as_dict().keys() == {"code", "text", "checked_by"}

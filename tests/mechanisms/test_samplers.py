@@ -1,0 +1,194 @@
+"""Every scheme under every adjacency is certified by its theorem, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from affidavit.mechanisms.lowering import lower
+from affidavit.plan.events import (
+    Event,
+    Gaussian,
+    Leaf,
+    PoissonSubsampledGaussian,
+    Repeated,
+    WithoutReplacementGaussian,
+)
+from affidavit.plan.model import Plan
+from affidavit.plan.reasons import RefusedPlan
+
+Make = Callable[..., Plan]
+
+SIGMA = 3.0
+STEPS = 40
+BY_LOT = {"lot_size": 100}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "poisson": BY_LOT,
+    "truncated_poisson": {**BY_LOT, "max_lot_size": 120},
+    "fixed_size": BY_LOT,
+    "balls_in_bins": BY_LOT,
+    "shuffled": BY_LOT,
+    "cyclic": BY_LOT,
+    "cyclic_poisson": {**BY_LOT, "groups": 5},
+    "full_batch": {},
+}
+
+
+def gaussian(sigma: float) -> Gaussian:
+    return Gaussian(noise_multiplier=sigma)
+
+
+def poisson(pair: Any) -> PoissonSubsampledGaussian:
+    return PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=SIGMA, pair=pair)
+
+
+DRAWN = WithoutReplacementGaussian(dataset_size=1000, sample_size=100, noise_multiplier=SIGMA)
+
+CERTIFIED: dict[tuple[str, str], tuple[Leaf, int]] = {
+    ("poisson", "add_remove"): (poisson("add_remove"), STEPS),
+    ("poisson", "zero_out"): (poisson("add_remove"), STEPS),
+    ("poisson", "replace_one"): (poisson("replace_one"), STEPS),
+    ("fixed_size", "replace_one"): (DRAWN, STEPS),
+    ("shuffled", "zero_out"): (gaussian(SIGMA), 4),
+    ("shuffled", "replace_one"): (gaussian(SIGMA / 2), 4),
+    ("cyclic", "zero_out"): (gaussian(SIGMA), 4),
+    ("cyclic", "replace_one"): (gaussian(SIGMA / 2), 4),
+    ("full_batch", "add_remove"): (gaussian(SIGMA), STEPS),
+    ("full_batch", "zero_out"): (gaussian(SIGMA), STEPS),
+    ("full_batch", "replace_one"): (gaussian(SIGMA / 2), STEPS),
+}
+REFUSED = {
+    ("fixed_size", "add_remove"): "fixed_size_needs_replace_one",
+    ("fixed_size", "zero_out"): "fixed_size_needs_replace_one",
+    ("shuffled", "add_remove"): "removal_moves_records",
+    ("cyclic", "add_remove"): "removal_moves_records",
+    **{
+        (scheme, adjacency): "unsupported"
+        for scheme in ("truncated_poisson", "balls_in_bins", "cyclic_poisson")
+        for adjacency in ("add_remove", "zero_out", "replace_one")
+    },
+}
+CELLS = [(scheme, a) for scheme in SAMPLING for a in ("add_remove", "zero_out", "replace_one")]
+
+
+def planned(plan_of: Make, scheme: str, adjacency: str, **changes: Any) -> Plan:
+    """A plan of one release at σ = 3, a tenth of the data a lot."""
+    return plan_of(
+        **{
+            "adjacency": adjacency,
+            "sampling": {"scheme": scheme, **SAMPLING[scheme]},
+            "steps": STEPS,
+            "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": SIGMA}],
+            **changes,
+        }
+    )
+
+
+def only(plan: Plan) -> Event:
+    """The only event of a plan."""
+    (event,) = lower(plan).event().events
+    return event
+
+
+def code(plan: Plan) -> str:
+    """The code of the only reason to refuse a plan."""
+    with pytest.raises(RefusedPlan) as caught:
+        lower(plan)
+    (reason,) = caught.value.reasons
+    assert reason.pointer == "/sampling/scheme"
+    return reason.code
+
+
+@pytest.mark.parametrize(("scheme", "adjacency"), CELLS)
+def test_each_pair_is_certified_as_the_table_says_or_refused(
+    plan_of: Make, scheme: str, adjacency: str
+) -> None:
+    plan = planned(plan_of, scheme, adjacency)
+    if (scheme, adjacency) in REFUSED:
+        assert code(plan) == REFUSED[scheme, adjacency]
+    else:
+        leaf, count = CERTIFIED[scheme, adjacency]
+        assert only(plan) == Repeated(event=leaf, count=count)
+
+
+def test_a_poisson_lot_of_everything_is_the_full_batch(plan_of: Make) -> None:
+    for everything in ({"lot_size": 1000}, {"probability": 1}):
+        for adjacency in ("add_remove", "replace_one", "zero_out"):
+            plan = planned(
+                plan_of, "poisson", adjacency, sampling={"scheme": "poisson", **everything}
+            )
+            assert only(plan) == only(planned(plan_of, "full_batch", adjacency))
+
+
+def test_a_fixed_lot_of_everything_is_the_full_batch(plan_of: Make) -> None:
+    plan = planned(
+        plan_of,
+        "fixed_size",
+        "replace_one",
+        sampling={"scheme": "fixed_size", "lot_size": 1000},
+    )
+    assert only(plan) == only(planned(plan_of, "full_batch", "replace_one"))
+
+
+@pytest.mark.parametrize(("size", "steps", "k"), [(42043, 410, 10), (60591, 885, 15)])
+def test_the_shuffled_plans_of_the_paper_take_part_once_an_epoch(
+    plan_of: Make, size: int, steps: int, k: int
+) -> None:
+    plan = plan_of(
+        adjacency="zero_out",
+        dataset={"size": size},
+        sampling={"scheme": "shuffled", "lot_size": 1024},
+        steps=steps,
+    )
+    assert only(plan) == Repeated(event=gaussian(20.0), count=k)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "adjacency", "sigma"),
+    [
+        ("full_batch", "add_remove", 0.75),
+        ("full_batch", "zero_out", 0.75),
+        ("full_batch", "replace_one", 0.375),
+        ("shuffled", "zero_out", 0.75),
+        ("shuffled", "replace_one", 0.375),
+        ("cyclic", "replace_one", 0.375),
+    ],
+)
+def test_a_user_of_four_records_has_a_quarter_of_the_noise(
+    plan_of: Make, scheme: str, adjacency: str, sigma: float
+) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 4}
+    event = only(planned(plan_of, scheme, adjacency, dataset=users))
+    assert isinstance(event, Repeated)
+    assert event.event == gaussian(sigma)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "adjacency"), [("poisson", "add_remove"), ("fixed_size", "replace_one")]
+)
+def test_no_amplification_holds_for_a_user_of_several_records(
+    plan_of: Make, scheme: str, adjacency: str
+) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 2}
+    plan = planned(plan_of, scheme, adjacency, dataset=users)
+    assert code(plan) == "user_level_sampling"
+
+
+@pytest.mark.parametrize(("scheme", "adjacency"), sorted(CERTIFIED))
+def test_a_user_of_one_record_is_an_example(plan_of: Make, scheme: str, adjacency: str) -> None:
+    users = {"size": 1000, "unit": "user", "contributions_per_user": 1}
+    plan = planned(plan_of, scheme, adjacency, dataset=users)
+    assert only(plan) == only(planned(plan_of, scheme, adjacency))
+
+
+def test_the_probability_of_a_leaf_is_never_below_lot_over_size(plan_of: Make) -> None:
+    for size in (3, 7, 42043, 60591, 10**9 + 7):
+        plan = plan_of(dataset={"size": size}, sampling={"scheme": "poisson", "lot_size": 2})
+        event = only(plan)
+        assert isinstance(event, Repeated)
+        assert isinstance(event.event, PoissonSubsampledGaussian)
+        assert Fraction(event.event.sampling_probability) >= Fraction(2, size)
+        assert event.event.sampling_probability == pytest.approx(2 / size, rel=1e-15)
