@@ -1,7 +1,8 @@
 """Batches: one plan a line in, one result a line out, in order.
 
 Lines are assessed by a pool of processes, a bounded number ahead of what has been
-printed, so that a sweep of any length streams. A line that is not a plan, or whose
+printed, so that a sweep of any length streams; an answer is given as soon as it and those
+before it are known, even while the next line is still awaited. A line that is not a plan, or whose
 accounting dies, yields a result of its own and stops nothing.
 """
 
@@ -40,12 +41,13 @@ def answer(line: bytes, engine: str | None, second_opinion: bool) -> Answer:
 
 
 def answers(
-    lines: Iterable[bytes], *, jobs: int, engine: str | None, second_opinion: bool
+    lines: Iterable[bytes | None], *, jobs: int, engine: str | None, second_opinion: bool
 ) -> Iterator[Answer]:
-    """The answers to ``lines``, in order."""
+    """The answers to ``lines``, in order; a None among them only says that time has passed."""
     if jobs == 1:
         for line in lines:
-            yield answer(line, engine, second_opinion)
+            if line is not None:
+                yield answer(line, engine, second_opinion)
         return
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["affidavit.gate.batch"])
@@ -53,12 +55,13 @@ def answers(
     with ProcessPool(max_workers=jobs, context=context) as pool:
         try:
             for line in lines:
-                waiting.append(
-                    pool.schedule(
-                        answer, args=(line, engine, second_opinion), timeout=SECONDS_A_LINE
+                if line is not None:
+                    waiting.append(
+                        pool.schedule(
+                            answer, args=(line, engine, second_opinion), timeout=SECONDS_A_LINE
+                        )
                     )
-                )
-                if len(waiting) >= AHEAD * jobs:
+                while waiting and (waiting[0].done() or len(waiting) >= AHEAD * jobs):
                     yield _outcome(waiting.popleft())
             while waiting:
                 yield _outcome(waiting.popleft())

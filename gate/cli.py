@@ -1,7 +1,7 @@
 """The command line: certify, check, batch, verify, keys, and the service's own commands.
 
 It works offline. Exit codes: 0 certified, 1 blocked (under-noised, refused, or a bundle
-that does not verify), 2 usage or malformed input, 3 could not decide.
+that does not verify), 2 usage or malformed input, 3 could not decide, or nobody read on.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, home
 from affidavit.gate import batch as batching
 from affidavit.gate.exits import OF_VERDICT, Exit, worst
-from affidavit.gate.files import print_json, write_whole
-from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.gate.report import finding, headline, print_assessment
+from affidavit.gate.files import Output, print_json, write_whole
+from affidavit.gate.reading import PlanFile, lines_as_they_come, read_plan
+from affidavit.gate.report import finding, headline, print_assessment, printable
 from affidavit.gate.verifying import verify_bundle
 from affidavit.plan.reasons import MalformedPlan, Reason
 
@@ -41,7 +41,7 @@ app = typer.Typer(
 keys_app = typer.Typer(help="Signing keys.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
-out = Console(soft_wrap=True)
+out = Output(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
 PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
@@ -98,7 +98,10 @@ def check(
         assessment = assess(file.plan, second_opinion=False)
         _print_findings(name, file.locate(assessment.reasons))
         if assessment.verdict == "certified":
-            out.print(f"[green]{escape(name)}: {escape(headline(assessment))}[/]", highlight=False)
+            out.print(
+                f"[green]{escape(printable(name))}: {escape(headline(assessment))}[/]",
+                highlight=False,
+            )
         exits.append(OF_VERDICT[assessment.verdict])
     raise typer.Exit(worst(exits))
 
@@ -119,7 +122,9 @@ def batch(
     with _open(plans) as lines, _progress() as progress:
         total = None if plans == "-" else _count_lines(plans)
         task = progress.add_task("plans", total=total)
-        found = batching.answers(lines, jobs=jobs, engine=engine, second_opinion=second_opinion)
+        found = batching.answers(
+            lines_as_they_come(lines), jobs=jobs, engine=engine, second_opinion=second_opinion
+        )
         for result, code in found:
             print_json(result)
             exits.add(code)
@@ -215,12 +220,8 @@ def root(
 
 
 def main() -> None:
-    """Entry point; a closed pipe ends quietly, everything else has its own exit code."""
-    try:
-        app()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(Exit.UNDECIDED) from None
+    """Entry point."""
+    app()
 
 
 # ---- shared by the commands --------------------------------------------------------

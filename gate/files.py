@@ -7,7 +7,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from affidavit.gate.exits import Exit
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -27,5 +31,21 @@ def write_whole(path: Path, content: bytes) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """One JSON document on one line, at once."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        end_unread()
+
+
+class Output(Console):
+    """Standard output for people; ends quietly when nobody reads it any more."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        end_unread()
+
+
+def end_unread() -> NoReturn:
+    """End without a verdict, because there is nobody to tell; 1 would mean blocked."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(Exit.UNDECIDED)

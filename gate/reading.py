@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, locate, parse_plan, syntax_of
 from affidavit.plan.reasons import MalformedPlan, Reason
+
+MOMENT = 0.05
+"""Seconds for which a line is awaited before its reader may do something else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,29 @@ def read_bytes(name: str) -> bytes:
                 remedy="Give the path of a plan.",
             )
         ) from None
+
+
+def lines_as_they_come(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Each line of ``stream`` once it is there, and None for each moment without one."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # it is in memory, where nothing is awaited
+        yield from stream
+        return
+    begun = bytearray()
+    while True:
+        if not select.select([descriptor], [], [], MOMENT)[0]:
+            yield None
+            continue
+        piece = os.read(descriptor, 1 << 16)
+        if not piece:
+            break
+        begun += piece
+        if b"\n" in piece:
+            *whole, begun = begun.split(b"\n")
+            yield from map(bytes, whole)
+    if begun:
+        yield bytes(begun)
 
 
 def read_plan(name: str) -> PlanFile:

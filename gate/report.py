@@ -21,10 +21,19 @@ DIGITS = 6
 
 
 def finding(name: str, reason: Reason) -> str:
-    """One reason on one line."""
+    """One reason on one line, whatever its text was made of."""
     place = f":{reason.line}:{reason.column}" if reason.line is not None else ""
     field = f" {reason.pointer}" if reason.pointer else ""
-    return f"{name}{place}: {reason.code}{field}: {reason.message} {reason.remedy}".rstrip()
+    return printable(
+        f"{name}{place}: {reason.code}{field}: {reason.message} {reason.remedy}".rstrip()
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` with what would steer a terminal, or break a line, written as an escape."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def headline(assessment: Assessment) -> str:
