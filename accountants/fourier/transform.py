@@ -44,6 +44,8 @@ from affidavit.accountants.fourier.losses import UNIT_ROUNDOFF, Array
 
 _NEGLIGIBLE = 1e-24
 """Frequencies whose composed transform is below this are left out (and accounted)."""
+_SMALLEST_SUM = 1e-200
+"""Below this a sum may have lost terms to underflow, and is taken in logarithms instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +133,18 @@ class ComposedTransform:
         exponents = self._order * part.grid.losses()
         stride = max(1, part.grid.size // 1024)
         sample = np.append(np.arange(0, part.grid.size, stride), np.argmax(part.masses))
-        with np.errstate(divide="ignore"):
-            peak = float(np.max(exponents[sample] + np.log(part.masses[sample])))
+        peak = float(_log_weights(part.masses[sample], exponents[sample]).max())
         if peak == -math.inf:
             return None
-        law: Array = np.exp(exponents - peak)
-        law *= part.masses
-        total = float(law.sum())
+        with np.errstate(over="ignore", invalid="ignore"):
+            law: Array = np.exp(exponents - peak) * part.masses
+            total = float(law.sum())
+        if not math.isfinite(total):
+            # The sample missed a peak by more than a double's range.
+            weights = _log_weights(part.masses, exponents)
+            peak = float(weights.max())
+            law = np.exp(weights - peak)
+            total = float(law.sum())
         law /= total
         log_total = peak + math.log(total)
         self._log_total += count * log_total
@@ -223,11 +230,24 @@ def _length(window: Window, step: float) -> int:
     return int(fft.next_fast_len(max(32, points), real=True))
 
 
+def _log_weights(masses: Array, exponents: Array) -> Array:
+    """log(mass) + exponent; -inf where there is no mass."""
+    with np.errstate(divide="ignore"):
+        weights: Array = exponents + np.log(masses)
+    return weights
+
+
 def _log_moment(law: Array, losses: Array, order: float) -> float:
     """log Σ law · exp(order · losses), raised by its own rounding."""
     exponents = order * losses
     peak = float(exponents.max())
-    value = peak + math.log(float(law @ np.exp(exponents - peak)))
+    total = float(law @ np.exp(exponents - peak))
+    if total < _SMALLEST_SUM:
+        # The law is nothing where the exponential is largest: weigh the two together.
+        weights = _log_weights(law, exponents)
+        peak = float(weights.max())
+        total = float(np.exp(weights - peak).sum())
+    value = peak + math.log(total)
     size = float(max(abs(exponents[0]), abs(exponents[-1])))
     return value + UNIT_ROUNDOFF * (128.0 + 8.0 * size)
 
