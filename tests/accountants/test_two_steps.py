@@ -60,7 +60,9 @@ def hockey_stick(side: Side, step: Step, epsilon: mpmath.mpf) -> mpmath.mpf:
     return max(p_side - alpha * q_side, mpmath.mpf(0))
 
 
-def delta_of_two(side: Side, first: Step, second: Step, epsilon: float) -> mpmath.mpf:
+def delta_of_two(side: Side, one: Step, other: Step, epsilon: float) -> mpmath.mpf:
+    # The gentler step outside: the sharper one's curve is closed, and the rest is smooth.
+    second, first = sorted((one, other), key=lambda step: step[1])
     p, q = hypotheses(side, first[0])
     sigma = first[1]
 
