@@ -1,0 +1,167 @@
+"""``batch``: one result a line, in order, as soon as it is known; a bad line stops nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.gate.reading import lines_as_they_come
+
+Make = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def lines(document: Make) -> list[bytes]:
+    """Plans with ever more steps, and bad lines among them."""
+    plans = [json.dumps(document(steps=steps)).encode() for steps in range(1, 8)]
+    weak = json.dumps(document(target={"epsilon": 0.01, "delta": 1e-5})).encode()
+    return [*plans[:3], b"", b"not json", *plans[3:5], weak, b'{"version": 1e400}', *plans[5:]]
+
+
+def results(output: str) -> list[dict[str, Any]]:
+    """One document a line."""
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_results_stand_where_their_lines_do(lines: list[bytes], save: Any, run: Any) -> None:
+    result = run("batch", save(b"\n".join(lines), "plans.jsonl"), "--jobs", "1")
+    found = results(result.stdout)
+    assert result.exit_code == 2
+    assert len(found) == len(lines)
+    for line, each in zip(lines, found, strict=True):
+        try:
+            steps = json.loads(line)["steps"]
+        except (ValueError, KeyError):
+            assert (each["verdict"], each["plan_digest"]) == ("refused", None)
+            assert each["reasons"][0]["code"] in {"empty", "syntax", "number_out_of_range"}
+        else:
+            assert each["sampling"]["steps"] == steps
+    assert [each["verdict"] for each in found].count("under_noised") == 1
+
+
+def test_a_batch_line_is_what_certify_says_of_the_plan(document: Make, save: Any, run: Any) -> None:
+    path = save(document())
+    (alone,) = results(run("certify", path, "--json").stdout)
+    (line,) = results(run("batch", path, "--jobs", "1", "--second-opinion").stdout)
+    assert line == alone
+    (quick,) = results(run("batch", path, "--jobs", "1").stdout)
+    assert quick == {**alone, "accountants": alone["accountants"][:1]}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "code"), [("gg", 0), ("gw", 1), ("gb", 2), ("wb", 2), ("", 2), ("g\n", 2)]
+)
+def test_the_exit_code_is_the_worst_of_the_lines(
+    document: Make, save: Any, run: Any, kinds: str, code: int
+) -> None:
+    texts = {
+        "g": json.dumps(document()),
+        "w": json.dumps(document(target={"epsilon": 0.01, "delta": 1e-5})),
+        "b": "{}",
+        "\n": "",
+    }
+    content = "".join(texts[kind] + "\n" for kind in kinds)
+    result = run("batch", save(content, "plans.jsonl"), "--jobs", "1")
+    assert result.exit_code == code
+    assert len(result.stdout.splitlines()) == len(kinds)
+
+
+def test_an_empty_file_checks_nothing(save: Any, run: Any) -> None:
+    result = run("batch", save("", "plans.jsonl"))
+    assert result.exit_code == 2
+    assert "nothing was checked" in result.stderr
+    assert run("batch", "missing.jsonl").exit_code == 2
+    assert run("batch", save(""), "--jobs", "0").exit_code == 2
+
+
+def test_an_engine_is_the_only_one_asked(document: Make, save: Any, run: Any) -> None:
+    found = run("batch", save(document()), "--jobs", "1", "--engine", "rdp", "--second-opinion")
+    (result,) = results(found.stdout)
+    assert [opinion["name"] for opinion in result["accountants"]] == ["rdp"]
+
+
+def test_two_processes_answer_as_one_does(lines: list[bytes], save: Any, affidavit: Any) -> None:
+    path = save(b"\n".join(lines) + b"\n", "plans.jsonl")
+    one = affidavit("batch", path, "--jobs", "1")
+    two = affidavit("batch", path, "--jobs", "2")
+    assert (two.returncode, two.stdout) == (one.returncode, one.stdout)
+    assert len(results(one.stdout)) == len(lines)
+    assert one.stderr == two.stderr == ""
+
+
+@pytest.fixture(params=["1", "2"])
+def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A batch that reads from this test and writes to it."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "affidavit.gate", "batch", "-", "--jobs", request.param],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ),
+    ) as found:
+        yield found
+        found.kill()
+
+
+def test_an_answer_comes_before_the_next_line_is_written(
+    process: subprocess.Popen[bytes], document: Make
+) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for steps in (3, 4):
+        process.stdin.write(json.dumps(document(steps=steps)).encode() + b"\n")
+        process.stdin.flush()
+        assert json.loads(process.stdout.readline())["sampling"]["steps"] == steps
+    process.stdin.close()
+    assert process.stdout.read() == b""
+    assert process.wait(30) == 0
+
+
+def test_a_reader_that_leaves_ends_it_quietly(
+    process: subprocess.Popen[bytes], document: Make
+) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdin.write((json.dumps(document()).encode() + b"\n") * 2)
+    process.stdin.flush()
+    process.stdout.readline()
+    process.stdout.close()
+    try:
+        process.stdin.write((json.dumps(document()).encode() + b"\n") * 50)
+        process.stdin.close()
+    except BrokenPipeError:
+        pass
+    assert process.wait(30) == 3
+    assert process.stderr.read() == b""
+
+
+def test_lines_are_whole_however_they_arrive(tmp_path: Path) -> None:
+    content = b"one\n\n" + b"x" * 200_000 + b"\nlast without an end"
+    whole = [b"one", b"", b"x" * 200_000, b"last without an end"]
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    with path.open("rb") as stream:
+        assert [line for line in lines_as_they_come(stream) if line is not None] == whole
+    in_memory = [line.rstrip(b"\n") for line in lines_as_they_come(io.BytesIO(content)) if line]
+    assert in_memory == whole
+
+
+def test_a_moment_without_a_line_is_said() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as stream:
+        found = lines_as_they_come(stream)
+        os.write(writer, b"be")
+        assert next(found) is None
+        os.write(writer, b"gun\nnext")
+        assert next(found) == b"begun"
+        os.close(writer)
+        assert list(found) == [b"next"]

@@ -1,0 +1,155 @@
+"""``verify`` is 0 only for a bundle that passes every step and certifies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.certificate.verify import STEPS
+from affidavit.gate import verifying
+
+Make = Callable[..., dict[str, Any]]
+Answer = Callable[..., tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def bundle(document: Make, save: Any, run: Any, tmp_path: Path) -> Path:
+    """A certified bundle, signed by the key at home."""
+    run("keys", "new")
+    path = tmp_path / "bundle.json"
+    assert run("certify", save(document()), "--out", str(path)).exit_code == 0
+    return path
+
+
+def test_a_certified_bundle_passes_all_steps(
+    bundle: Path, save: Any, document: Make, run: Any, answer: Answer
+) -> None:
+    told = run("verify", str(bundle), "--plan", save(document()))
+    assert told.exit_code == 0
+    assert told.stdout.count("✓") == len(STEPS)
+    assert "certified" in told.stdout
+    code, result = answer("verify", str(bundle), "--json")
+    assert (code, result["verified"], result["verdict"]) == (0, True, "certified")
+    assert [step["name"] for step in result["steps"]] == list(STEPS)
+    assert result["recomputed"] is None
+
+
+def test_a_bundle_comes_from_standard_input_too(bundle: Path, run: Any) -> None:
+    assert run("verify", "-", stdin=bundle.read_bytes()).exit_code == 0
+
+
+def test_the_same_plan_in_other_words_is_the_same_plan(
+    bundle: Path, save: Any, document: Make, run: Any
+) -> None:
+    other = json.dumps(document(version=1.0), indent=4)
+    assert run("verify", str(bundle), "--plan", save(other, "other.yaml")).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"target": {"epsilon": 0.1, "delta": 1e-5}}, 1),
+        ({"optimizer": {"name": "dp_dice"}}, 1),
+    ],
+)
+def test_a_verified_refusal_is_not_a_pass(
+    document: Make, save: Any, run: Any, tmp_path: Path, changes: dict[str, Any], code: int
+) -> None:
+    run("keys", "new")
+    path = str(tmp_path / "bundle.json")
+    run("certify", save(document(**changes)), "--out", path)
+    assert run("verify", path).exit_code == code
+
+
+def test_another_plan_is_rejected(bundle: Path, save: Any, document: Make, answer: Answer) -> None:
+    other = save(document(steps=11), "other.json")
+    code, result = answer("verify", str(bundle), "--plan", other, "--json")
+    assert code == 1
+    assert (result["verified"], result["step_name"], result["code"]) == (
+        False,
+        "plan",
+        "other_plan",
+    )
+
+
+def test_another_key_is_rejected(
+    bundle: Path, home: Path, run: Any, answer: Answer, save: Any
+) -> None:
+    (mine,) = (home / "keys").glob("*.json")
+    assert run("verify", str(bundle), "--keys", str(mine)).exit_code == 0
+    (home / "keys").rename(home / "before")
+    run("keys", "new")
+    code, result = answer("verify", str(bundle), "--json")
+    assert (code, result["step_name"], result["code"]) == (1, "key", "unknown_key")
+    listed = save(run("keys", "list", "--json").stdout, "keys.json")
+    assert run("verify", str(bundle), "--keys", listed).exit_code == 1
+    old = home / "before" / mine.name
+    assert run("verify", str(bundle), "--keys", listed, "--keys", str(old)).exit_code == 0
+
+
+def test_no_changed_byte_passes(bundle: Path, run: Any) -> None:
+    whole = bundle.read_bytes()
+    for place in range(0, len(whole), max(1, len(whole) // 60)):
+        changed = whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
+        result = run("verify", "-", stdin=changed)
+        assert result.exit_code == 1, place
+        assert "rejected at step" in result.stdout
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00", b"[" * 100_000, b'{"bundleType": NaN}'])
+def test_what_is_no_bundle_is_rejected_at_the_first_step(run: Any, content: bytes) -> None:
+    result = run("verify", "-", stdin=content)
+    assert result.exit_code == 1
+    assert "rejected at step 1 (size and form)" in result.stdout
+
+
+def test_what_cannot_be_read_is_a_mistake_of_use(bundle: Path, run: Any, save: Any) -> None:
+    for arguments in (
+        ("missing.json",),
+        (str(bundle), "--plan", "missing.yaml"),
+        (str(bundle), "--plan", save("version: one", "bad.yaml")),
+        (str(bundle), "--keys", "missing.json"),
+        (str(bundle), "--keys", save("[1]", "keys.json")),
+        (str(bundle), "--keys", save("not json", "keys.json")),
+    ):
+        result = run("verify", *arguments)
+        assert result.exit_code == 2, arguments
+        assert result.stderr
+        assert result.stdout == ""
+
+
+def test_recomputing_confirms(bundle: Path, run: Any, answer: Answer) -> None:
+    told = run("verify", str(bundle), "--recompute")
+    assert told.exit_code == 0
+    assert "the accountants agree" in told.stdout
+    assert answer("verify", str(bundle), "--recompute", "--json")[1]["recomputed"] is True
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"verdict": "under_noised"},
+        {"epsilon": Bracket(lower=100.0, upper=101.0)},
+    ],
+)
+def test_recomputing_to_another_answer_decides_nothing(
+    bundle: Path,
+    run: Any,
+    answer: Answer,
+    monkeypatch: pytest.MonkeyPatch,
+    otherwise: dict[str, Any],
+) -> None:
+    certify = verifying.certify
+    monkeypatch.setattr(verifying, "certify", lambda plan: replace(certify(plan), **otherwise))
+    assert run("verify", str(bundle)).exit_code == 0
+    told = run("verify", str(bundle), "--recompute")
+    assert told.exit_code == 3
+    assert "recomputed" in told.stdout
+    code, result = answer("verify", str(bundle), "--recompute", "--json")
+    assert (code, result["recomputed"], result["reasons"][0]["code"]) == (3, False, "recomputed")

@@ -1,0 +1,35 @@
+"""A session in which a room was imported by its bare name fails, and only such a one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "code"), [("plan", "0", 1), ("gate", "2", 1), ("plants", "0", 0)]
+)
+def test_a_room_by_its_bare_name_fails_the_session(
+    tmp_path: Path, name: str, workers: str, code: int
+) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / "test_it.py").write_text(
+        f"import {name}\n\n\ndef test_passes() -> None:\n    assert {name}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout
+    assert ("without `affidavit.` in front: " + name in done.stdout) == (code == 1)

@@ -1,0 +1,103 @@
+"""The wheel has one top-level name and all that runs, and nothing that only tests."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from affidavit import __version__
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ("src", "pyproject.toml", "README.md", "LICENSE")
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    """The wheel, built without network from a copy of the tracked files."""
+    where = tmp_path_factory.mktemp("wheel")
+    rooms = [path.name for path in (ROOT / "src" / "affidavit").iterdir() if path.is_symlink()]
+    for name in (*NEEDED, *rooms):
+        source = ROOT / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(source, where / name, symlinks=True, ignore=ignored)
+        else:
+            shutil.copy(source, where / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"],
+        cwd=where,
+        env={**os.environ, "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (where / "dist").glob("*.whl")
+    return zipfile.Path(built)
+
+
+def names(wheel: zipfile.Path) -> set[str]:
+    """Every file of the wheel."""
+    return set(wheel.root.namelist())
+
+
+def test_there_is_one_top_level_name(wheel: zipfile.Path) -> None:
+    tops = {name.split("/")[0] for name in names(wheel)}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"affidavit"}
+    assert len(tops) == 2
+
+
+def test_every_module_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
+    rooms = [path for path in (ROOT / "src" / "affidavit").iterdir() if path.is_symlink()]
+    expected = {
+        "affidavit/" + (Path(room.name) / path.relative_to(room.resolve())).as_posix()
+        for room in rooms
+        for path in room.resolve().rglob("*.py")
+    }
+    assert len(expected) > 50
+    assert expected <= names(wheel)
+
+
+def test_types_and_migrations_travel_with_it(wheel: zipfile.Path) -> None:
+    found = names(wheel)
+    assert "affidavit/py.typed" in found
+    assert "affidavit/migrations/script.py.mako" in found
+    versions = {path.name for path in (ROOT / "migrations" / "versions").glob("0*.py")}
+    assert versions
+    assert {f"affidavit/migrations/versions/{name}" for name in versions} <= found
+
+
+def test_no_test_travels_with_it(wheel: zipfile.Path) -> None:
+    for name in names(wheel):
+        parts = name.split("/")
+        assert not {"tests", "conftest.py", "bench", "examples"} & set(parts), name
+        assert not parts[-1].startswith("test_"), name
+
+
+def test_the_command_line_is_declared(wheel: zipfile.Path) -> None:
+    (points,) = (name for name in names(wheel) if name.endswith("entry_points.txt"))
+    assert "affidavit = affidavit.gate.cli:main" in wheel.root.read(points).decode()
+
+
+def test_the_wheel_runs_from_where_there_is_no_source(wheel: zipfile.Path, tmp_path: Path) -> None:
+    wheel.root.extractall(tmp_path / "site")
+    code = "import affidavit.gate.cli as cli; print(cli.__file__); cli.main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--version"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=60,
+    )
+    where, version = done.stdout.split()
+    assert where.startswith(str(tmp_path))
+    assert version == __version__
