@@ -23,9 +23,10 @@ from typing import Any, Literal
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from affidavit.plan.loading import Document, Path, load_json, load_yaml, locate_in_json
+from affidavit.plan.loading import load_json, load_yaml, locate_in_json
 from affidavit.plan.model import PHASE_FIELDS, Plan
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan.strictness import Document, Path
 
 Syntax = Literal["json", "yaml"]
 MAX_REASONS = 20
