@@ -116,7 +116,7 @@ def number(literal: str, *, integral: bool) -> int | float | BadNumber:
 
 
 def checked(node: Any, path: Path) -> Any:
-    """``node`` as plain dicts and lists; raises ``Refused`` for the first thing in it that is not."""
+    """``node`` as plain dicts and lists; raises ``Refused`` for what may not be in them."""
     if len(path) > MAX_DEPTH:
         reason = too_deep(path)
         raise Refused(path, reason.code, reason.message, reason.remedy)
