@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from affidavit.accountants.bracket import decimal_up
 from affidavit.certificate.certify import certify
 from affidavit.plan.model import Dataset, ExtraEvent, Optimizer, Phase, Plan, Release, Sampling
 from affidavit.plan.parse import parse_plan
@@ -61,6 +62,17 @@ def test_the_optimal_allocation_saves_what_the_example_claims() -> None:
     allocation = certify(plan, second_opinion=False).allocation
     assert allocation is not None
     assert allocation["saving"] == pytest.approx(0.37, abs=0.005)
+
+
+@pytest.mark.parametrize("stem", ["e2e-dp-muon-corrected", "e2e-dp-muon-published"])
+def test_the_numbers_of_the_readme_are_those_of_the_demo(stem: str) -> None:
+    readme = (ROOT / "README.md").read_text()
+    plan = parse_plan((ROOT / f"examples/{stem}.yaml").read_bytes(), "yaml")
+    found = certify(plan, second_opinion=False)
+    assert found.epsilon is not None
+    assert f"{found.verdict}: ε ≤ {decimal_up(found.epsilon.upper, 6)} at" in readme
+    if stem.endswith("corrected"):
+        assert all(f"{release.required:.7g}" in readme for release in found.releases)
 
 
 def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
