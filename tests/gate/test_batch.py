@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -111,6 +112,13 @@ def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
         found.kill()
 
 
+def next_line(process: subprocess.Popen[bytes]) -> bytes:
+    """The next line of its output, which must come while its input stays open."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 30)[0], "no answer came"
+    return process.stdout.readline()
+
+
 def test_an_answer_comes_before_the_next_line_is_written(
     process: subprocess.Popen[bytes], document: Make
 ) -> None:
@@ -119,7 +127,7 @@ def test_an_answer_comes_before_the_next_line_is_written(
     for steps in (3, 4):
         process.stdin.write(json.dumps(document(steps=steps)).encode() + b"\n")
         process.stdin.flush()
-        assert json.loads(process.stdout.readline())["sampling"]["steps"] == steps
+        assert json.loads(next_line(process))["sampling"]["steps"] == steps
     process.stdin.close()
     assert process.stdout.read() == b""
     assert process.wait(30) == 0
@@ -133,7 +141,7 @@ def test_a_reader_that_leaves_ends_it_quietly(
     assert process.stderr is not None
     process.stdin.write((json.dumps(document()).encode() + b"\n") * 2)
     process.stdin.flush()
-    process.stdout.readline()
+    next_line(process)
     process.stdout.close()
     try:
         process.stdin.write((json.dumps(document()).encode() + b"\n") * 50)
