@@ -39,14 +39,6 @@ class Bracket:
         return self.lower <= other.upper * slack and other.lower <= self.upper * slack
 
 
-def outward(lower: float, upper: float, ulps: int = 4) -> Bracket:
-    """A bracket moved ``ulps`` units in the last place outward, never below zero."""
-    for _ in range(ulps):
-        lower = math.nextafter(lower, -math.inf)
-        upper = math.nextafter(upper, math.inf)
-    return Bracket(lower=max(0.0, lower), upper=max(0.0, upper))
-
-
 def decimal_up(value: float, digits: int = 12) -> str:
     """The least decimal of at most ``digits`` digits that, read as a double, is >= ``value``."""
     return _decimal(value, digits, ROUND_CEILING)

@@ -43,12 +43,11 @@ class Saddle:
     log_delta: float
     mean: float
     variance: float
-    skewness: float
 
 
 def at_order(laws: Composition, order: float) -> Saddle:
     """The point of the approximate curve whose saddle is ``order``."""
-    log_moment = mean = variance = third = 0.0
+    log_moment = mean = variance = 0.0
     for atoms, count in laws:
         exponents = order * atoms.losses
         peak = float(exponents.max())
@@ -56,9 +55,7 @@ def at_order(laws: Composition, order: float) -> Saddle:
         total = float(weights.sum())
         first = float(weights @ atoms.losses) / total
         centred = atoms.losses - first
-        squares = weights * centred * centred
-        second = float(squares.sum()) / total
-        third += count * float(squares @ centred) / total
+        second = float(weights @ (centred * centred)) / total
         log_moment += count * (peak + math.log(total))
         mean += count * first
         variance += count * second
@@ -80,7 +77,6 @@ def at_order(laws: Composition, order: float) -> Saddle:
         log_delta=log_delta,
         mean=mean,
         variance=variance,
-        skewness=third / (variance * math.sqrt(variance)),
     )
 
 

@@ -185,7 +185,9 @@ class ComposedTransform:
         peak = self._peak
         sum_of_g = 1 / (self._step * slow * fast) + peak
         powers = UNIT_ROUNDOFF * (64.0 + 16.0 * self._steps) * self._size_of_sum
-        error = self._transform_error * math.sqrt(peak * sum_of_g) + powers + _NEGLIGIBLE * sum_of_g
+        error = (
+            self._transform_error * math.sqrt(peak * sum_of_g) + powers + self._left_out * sum_of_g
+        )
         return total, error
 
     def _scale(self, epsilon: float) -> tuple[float, float]:

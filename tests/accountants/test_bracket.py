@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up, outward
+from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 
 positive = st.floats(1e-300, 1e300)
 
@@ -40,12 +40,6 @@ def test_infinity_is_written_and_nan_refused() -> None:
 def test_a_bracket_that_is_none_is_refused(lower: float, upper: float) -> None:
     with pytest.raises(ValueError, match="bracket"):
         Bracket(lower=lower, upper=upper)
-
-
-def test_outward_widens_and_stays_above_zero() -> None:
-    bracket = outward(0.0, 1.0)
-    assert bracket.lower == 0.0
-    assert bracket.upper > 1.0
 
 
 def test_brackets_meet_when_they_overlap_or_nearly_do() -> None:
