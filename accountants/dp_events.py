@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import assert_never
 
 import dp_accounting
+import numpy as np
 
 from affidavit.accountants.composition import leaves
 from affidavit.plan.events import (
@@ -49,11 +50,12 @@ def compose_into(accountant: dp_accounting.PrivacyAccountant, event: Event) -> N
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's warnings off the terminal: orders that it drops only loosen a bound."""
+    """Keep the library's warnings to itself: an order that it drops only loosens a bound."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        with np.errstate(all="ignore"):
+            yield
     finally:
         logger.setLevel(level)

@@ -38,6 +38,7 @@ SMALLEST_DELTA = 1e-9
 LARGEST_GRID = 400_000
 DEFAULT_INTERVAL = 1e-4
 LARGEST_NOISE = 1e4
+MOST_STEPS = 1_000_000
 MOST_LEAVES = 8
 """Kinds of release in one run; each costs the library up to a second."""
 ROUNDING = 1e-9
@@ -106,6 +107,12 @@ class PldAccountant:
         parts = leaves(event)
         for leaf, _ in parts:
             _require_known(leaf)
+        steps = sum(count for _, count in parts)
+        if steps > MOST_STEPS:
+            raise OutOfReach(
+                f"{steps} releases are more than the {MOST_STEPS} that the PLD engine composes.",
+                "Use another accountant.",
+            )
         if len(parts) > MOST_LEAVES:
             raise OutOfReach(
                 f"the run has {len(parts)} kinds of release; the PLD engine takes {MOST_LEAVES}.",

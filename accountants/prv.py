@@ -43,6 +43,7 @@ SECONDS = 30.0
 EPSILON_ERROR = 0.01
 ACCURACY = 1e-3
 SMALLEST_DELTA = 1e-9
+SMALLEST_NOISE = 0.05
 
 
 class _AddDirection(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
@@ -170,4 +171,10 @@ class PrvAccountant:
         parts = leaves(event)
         for leaf, _ in parts:
             _variable(leaf, False)
+            if leaf.noise_multiplier < SMALLEST_NOISE:
+                raise OutOfReach(
+                    f"noise multiplier {leaf.noise_multiplier:.3g} is below {SMALLEST_NOISE}, "
+                    "where the PRV accountant's grid has no end.",
+                    "Add more noise.",
+                )
         return PrvCurve(leaves=parts)

@@ -75,6 +75,15 @@ def test_a_plan_beyond_memory_is_refused_before_work() -> None:
     assert time.monotonic() - started < 10
 
 
+def test_more_steps_than_a_grid_can_hold_are_refused_before_work() -> None:
+    endless = Repeated(
+        event=PoissonSubsampledGaussian(sampling_probability=1e-9, noise_multiplier=1.0),
+        count=10**12,
+    )
+    with pytest.raises(OutOfReach, match="1000000000000"):
+        PldAccountant().curve(endless)
+
+
 def test_a_renyi_bound_that_underflows_is_not_zero() -> None:
     weak = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1000.0)
     assert RdpAccountant().curve(weak).delta(1.0).upper > 0
