@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,13 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.limits import time_limit
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.versions import PRV_ACCOUNTANT
-from affidavit.plan.events import Event, Gaussian, Leaf, PoissonSubsampledGaussian
+from affidavit.plan.events import (
+    Event,
+    Gaussian,
+    Leaf,
+    PoissonSubsampledGaussian,
+    WithoutReplacementGaussian,
+)
 
 LARGEST_GRID = 2_000_000
 SECONDS = 30.0
@@ -151,12 +157,14 @@ def _variable(leaf: Leaf, add: bool) -> GaussianMechanism | PoissonSubsampledGau
         ):
             kind = _AddDirection if add else PoissonSubsampledGaussianMechanism
             return kind(sampling_probability=q, noise_multiplier=sigma)
-        case _:
+        case PoissonSubsampledGaussian() | WithoutReplacementGaussian():
             raise Unsupported(
                 "the PRV accountant knows Gaussian releases, unsampled or Poisson-sampled "
                 "under add_remove.",
                 "Use another accountant.",
             )
+        case _:
+            assert_never(leaf)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import assert_never
 
 from dp_accounting import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant as LibraryAccountant
@@ -26,6 +27,7 @@ from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import (
     Event,
     Gaussian,
+    Leaf,
     PoissonSubsampledGaussian,
     WithoutReplacementGaussian,
 )
@@ -92,7 +94,7 @@ class RdpAccountant:
         return RdpCurve(ledger=ledger, empty=not leaves(event))
 
 
-def _relation(leaf: object) -> NeighboringRelation | None:
+def _relation(leaf: Leaf) -> NeighboringRelation | None:
     """The adjacency under which the library knows the leaf; None where either will do."""
     match leaf:
         case PoissonSubsampledGaussian(pair="replace_one"):
@@ -111,4 +113,4 @@ def _relation(leaf: object) -> NeighboringRelation | None:
         case Gaussian():
             return None
         case _:
-            raise Unsupported("this event is not known to the Rényi accountant.")
+            assert_never(leaf)

@@ -35,27 +35,12 @@ from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
 
 POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
-PLAN: dict[str, Any] = {
-    "version": 1,
-    "name": "quick",
-    "dataset": {"name": "toy", "size": 1000},
-    "adjacency": "add_remove",
-    "sampling": {"scheme": "full_batch"},
-    "steps": 10,
-    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
-    "target": {"epsilon": 8, "delta": 1e-5},
-}
-"""A single Gaussian: exact, and accounted in milliseconds."""
 
 
-def plan(**changes: Any) -> dict[str, Any]:
-    """The quick plan with some fields changed."""
-    return {**PLAN, **changes}
-
-
-@pytest.fixture(name="plan")
-def _plan() -> Callable[..., dict[str, Any]]:
-    return plan
+@pytest.fixture
+def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The quick plan's document with some fields changed."""
+    return document
 
 
 # ---- databases ---------------------------------------------------------------------

@@ -18,14 +18,14 @@ JSON, YAML = "application/json", "application/yaml"
 
 
 @pytest.fixture
-def document(client: TestClient) -> dict[str, Any]:
+def openapi(client: TestClient) -> dict[str, Any]:
     found: dict[str, Any] = client.get("/openapi.json").json()
     return found
 
 
-def schema_for(document: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
+def schema_for(openapi: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:
     """A validator of ``schema`` with the document's components at hand."""
-    return Draft202012Validator({**schema, "components": document["components"]})
+    return Draft202012Validator({**schema, "components": openapi["components"]})
 
 
 EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
@@ -50,7 +50,7 @@ EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
 @pytest.mark.parametrize(("method", "path", "filled", "body", "headers", "status"), EXCHANGES)
 def test_an_answer_has_a_documented_status_media_type_and_shape(
     client: TestClient,
-    document: dict[str, Any],
+    openapi: dict[str, Any],
     plan: Callable[..., Any],
     method: str,
     path: str,
@@ -63,39 +63,39 @@ def test_an_answer_has_a_documented_status_media_type_and_shape(
     sent = {"json": plan(**body)} if isinstance(body, dict) else {"content": body}
     answer = client.request(method, where, headers=headers, **sent)
     assert answer.status_code == status
-    documented = document["paths"][path][method]["responses"][str(status)]
+    documented = openapi["paths"][path][method]["responses"][str(status)]
     media = answer.headers["content-type"]
-    schema_for(document, documented["content"][media]["schema"]).validate(answer.json())
+    schema_for(openapi, documented["content"][media]["schema"]).validate(answer.json())
 
 
 def test_a_known_certificate_fits_what_is_documented(
-    client: TestClient, document: dict[str, Any], plan: Any, post: Any
+    client: TestClient, openapi: dict[str, Any], plan: Any, post: Any
 ) -> None:
     location = post(client, plan()).headers["location"]
     assert post(client, plan()).status_code == 200
     for path in ("/v1/certificates/{certificate_id}", "/v1/certificates/{certificate_id}/bundle"):
         answer = client.get(path.replace("/v1/certificates/{certificate_id}", location))
-        content = document["paths"][path]["get"]["responses"]["200"]["content"]
-        schema_for(document, content[JSON]["schema"]).validate(answer.json())
+        content = openapi["paths"][path]["get"]["responses"]["200"]["content"]
+        schema_for(openapi, content[JSON]["schema"]).validate(answer.json())
 
 
 def test_every_operation_documents_problems_and_nothing_of_another_framework(
-    document: dict[str, Any],
+    openapi: dict[str, Any],
 ) -> None:
-    assert "HTTPValidationError" not in document["components"]["schemas"]
-    for path, operations in document["paths"].items():
+    assert "HTTPValidationError" not in openapi["components"]["schemas"]
+    for path, operations in openapi["paths"].items():
         for operation in operations.values():
             assert operation["summary"], path
             assert "500" in operation["responses"], path
             for status, response in operation["responses"].items():
                 media = [JSON] if int(status) < 400 else ["application/problem+json"]
                 assert list(response["content"]) == media, (path, status)
-    body = document["paths"]["/v1/certificates"]["post"]["requestBody"]
+    body = openapi["paths"]["/v1/certificates"]["post"]["requestBody"]
     assert set(body["content"]) == {JSON, YAML, "application/x-yaml", "text/yaml"}
 
 
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
-    schemas = document["components"]["schemas"]
+def test_every_reference_leads_somewhere(openapi: dict[str, Any]) -> None:
+    schemas = openapi["components"]["schemas"]
 
     def walk(node: Any) -> None:
         if isinstance(node, dict):
@@ -107,11 +107,11 @@ def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
             for value in node:
                 walk(value)
 
-    walk(document)
+    walk(openapi)
 
 
-def test_plans_fit_the_documented_schema(document: dict[str, Any], plan: Any) -> None:
-    validator = schema_for(document, {"$ref": "#/components/schemas/Plan"})
+def test_plans_fit_the_documented_schema(openapi: dict[str, Any], plan: Any) -> None:
+    validator = schema_for(openapi, {"$ref": "#/components/schemas/Plan"})
     assert EXAMPLES
     for path in EXAMPLES:
         validator.validate(load_yaml(path.read_bytes()).data)
@@ -120,7 +120,7 @@ def test_plans_fit_the_documented_schema(document: dict[str, Any], plan: Any) ->
     assert not validator.is_valid({})
 
 
-def test_not_ready_is_a_503_that_says_why(client: TestClient, document: dict[str, Any]) -> None:
+def test_not_ready_is_a_503_that_says_why(client: TestClient, openapi: dict[str, Any]) -> None:
     services = client.app.state.services  # type: ignore[attr-defined]
     engine = services.engine
     with engine.begin() as connection:
@@ -128,5 +128,5 @@ def test_not_ready_is_a_503_that_says_why(client: TestClient, document: dict[str
     answer = client.get("/readyz")
     assert answer.status_code == 503
     assert answer.json()["reasons"][0]["code"] == "schema_not_at_head"
-    content = document["paths"]["/readyz"]["get"]["responses"]["503"]["content"]
-    schema_for(document, content["application/problem+json"]["schema"]).validate(answer.json())
+    content = openapi["paths"]["/readyz"]["get"]["responses"]["503"]["content"]
+    schema_for(openapi, content["application/problem+json"]["schema"]).validate(answer.json())
