@@ -24,8 +24,9 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.service.database import open_engine
 from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
 from affidavit.service.migrate import require_head as require
+from affidavit.service.schema import metadata
 from affidavit.service.store import CertificateStore, Filters, Place, Request, StoredCertificate
-from affidavit.service.tables import audit, certificates, metadata, requests, signing_keys
+from affidavit.service.tables import audit, certificates, requests, signing_keys
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
 TABLES = (signing_keys, certificates, requests, audit)

@@ -1,0 +1,32 @@
+"""Who asks, and what they may do: a name for the records, and scopes.
+
+>>> Actor("token:ci", frozenset({Scope.SUBMIT})).may(Scope.APPROVE)
+False
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Scope(StrEnum):
+    """What a token may be used for."""
+
+    SUBMIT = "submit"
+    APPROVE = "approve"
+    AUDIT = "audit"
+    WORK = "work"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Someone who was identified; ``name`` is what certificates and the log call them."""
+
+    name: str
+    scopes: frozenset[Scope]
+
+    def may(self, scope: Scope) -> bool:
+        """Whether ``scope`` is among theirs."""
+        return scope in self.scopes

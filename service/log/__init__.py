@@ -1,0 +1,1 @@
+"""The transparency log: what happened, in an order that cannot be rewritten."""
