@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate.advise import Advice
 from affidavit.certificate.advise import advise as advice_for
-from affidavit.certificate.assessment import malformed_result
+from affidavit.gate.console import err, out, read, refuse, write
 from affidavit.gate.exits import Exit
-from affidavit.gate.files import Output, print_json, write_whole
-from affidavit.gate.reading import read_plan
-from affidavit.gate.report import finding
+from affidavit.gate.files import print_json
 from affidavit.gate.strategy import table
-from affidavit.plan.reasons import MalformedPlan, Reason, RefusedPlan
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+from affidavit.plan.reasons import RefusedPlan
 
 
 def advise(
@@ -31,21 +25,14 @@ def advise(
     ] = None,
 ) -> None:
     """Mechanisms for the plan's ε and δ: noise per step, error of the sum, buffers."""
-    try:
-        file = read_plan(plan)
-    except MalformedPlan as error:
-        _refuse(plan, error.reasons, Exit.USAGE, as_json=as_json)
+    file = read(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
             found = advice_for(file.plan, lambda what: status.update(f"{what} ..."))
     except RefusedPlan as refusal:
-        _refuse(plan, file.locate(refusal.reasons), Exit.USAGE, as_json=as_json)
+        refuse(plan, file.locate(refusal.reasons), Exit.USAGE, as_json=as_json)
     if svg is not None:
-        try:
-            write_whole(svg, found.picture().encode())
-        except OSError as error:
-            err.print(f"[red]error[/] {escape(str(svg))} cannot be written: {error.strerror}.")
-            raise typer.Exit(Exit.USAGE) from None
+        write(svg, found.picture().encode())
     if as_json:
         print_json(found.as_document())
     else:
@@ -90,12 +77,3 @@ def _conditions(found: Advice) -> list[str]:
             "certified, because a removal moves the other records."
         )
     return said
-
-
-def _refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool) -> NoReturn:
-    if as_json:
-        print_json(malformed_result(reasons))
-    else:
-        for reason in reasons:
-            err.print(escape(finding(name, reason)), highlight=False)
-    raise typer.Exit(code)

@@ -19,22 +19,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from affidavit import __version__
 from affidavit.accountants.registry import NAMES
-from affidavit.certificate.assessment import Assessment, malformed_result
+from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify as assess
 from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, home
 from affidavit.gate import batch as batching
 from affidavit.gate.advise import advise
+from affidavit.gate.console import err, out, print_findings, read, require_engine, stop, write
 from affidavit.gate.curve import curve
 from affidavit.gate.diagnose import diagnose
 from affidavit.gate.exits import OF_VERDICT, Exit, worst
-from affidavit.gate.files import Output, print_json, write_whole
+from affidavit.gate.files import print_json
 from affidavit.gate.mechanisms import mechanisms
 from affidavit.gate.reading import PlanFile, lines_as_they_come, read_plan
-from affidavit.gate.report import finding, headline, print_assessment, printable
+from affidavit.gate.report import headline, print_assessment, printable
 from affidavit.gate.strategy import strategy
 from affidavit.gate.verifying import verify_bundle
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan.reasons import MalformedPlan
 
 app = typer.Typer(
     name="affidavit",
@@ -45,9 +46,6 @@ app = typer.Typer(
 )
 keys_app = typer.Typer(help="Signing keys.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
 
 PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]
@@ -67,8 +65,8 @@ def certify(
     engine: EngineOption = None,
 ) -> None:
     """The noise a plan needs, or the ε it really has, as a bracket with the reasons."""
-    _require_engine(engine)
-    file = _read(plan, as_json=as_json)
+    require_engine(engine)
+    file = read(plan, as_json=as_json)
     key = _signing_key(required=bundle is not None)
     assessment = assess(file.plan, engine=engine)
     certificate: Certificate | None = None
@@ -77,7 +75,7 @@ def certify(
             assessment, key, requester=_user(), issued_at=datetime.now(UTC).replace(microsecond=0)
         )
     if bundle is not None and certificate is not None:
-        _write(bundle, certificate.bundle)
+        write(bundle, certificate.bundle)
     if as_json:
         print_json(
             assessment.as_result() if certificate is None else certificate.as_result(assessment)
@@ -97,11 +95,11 @@ def check(
         try:
             file = read_plan(name)
         except MalformedPlan as error:
-            _print_findings(name, error.reasons)
+            print_findings(name, error.reasons)
             exits.append(Exit.USAGE)
             continue
         assessment = assess(file.plan, second_opinion=False)
-        _print_findings(name, file.locate(assessment.reasons))
+        print_findings(name, file.locate(assessment.reasons))
         if assessment.verdict == "certified":
             out.print(
                 f"[green]{escape(printable(name))}: {escape(headline(assessment))}[/]",
@@ -122,7 +120,7 @@ def batch(
     ] = False,
 ) -> None:
     """One result a line, in the order of the plans; a bad line stops nothing."""
-    _require_engine(engine)
+    require_engine(engine)
     exits: set[Exit] = set()
     with _open(plans) as lines, _progress() as progress:
         total = None if plans == "-" else _count_lines(plans)
@@ -162,11 +160,11 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
-    file = None if plan is None else _read(plan, as_json=False)
+    file = None if plan is None else read(plan, as_json=False)
     try:
         code = verify_bundle(out, bundle, file, keys or [], recompute=recompute, as_json=as_json)
     except (KeyFailure, MalformedPlan) as failure:
-        _stop(str(failure))
+        stop(str(failure))
     raise typer.Exit(code)
 
 
@@ -200,7 +198,7 @@ def keys_new(
     try:
         key = _store().new(label)
     except OSError as error:
-        _stop(f"{error.filename} cannot be written: {error.strerror}.")
+        stop(f"{error.filename} cannot be written: {error.strerror}.")
     out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}", highlight=False)
     out.print(f"kept in {_store().directory}", highlight=False)
 
@@ -211,7 +209,7 @@ def keys_list(as_json: JsonOption = False) -> None:
     try:
         found = _store().public_keys()
     except KeyFailure as failure:
-        _stop(str(failure))
+        stop(str(failure))
     if as_json:
         print_json({"keys": [key.as_record() for key in found]})
         return
@@ -243,22 +241,6 @@ def main() -> None:
 # ---- shared by the commands --------------------------------------------------------
 
 
-def _read(name: str, *, as_json: bool) -> PlanFile:
-    try:
-        return read_plan(name)
-    except MalformedPlan as error:
-        if as_json:
-            print_json(malformed_result(error.reasons))
-        else:
-            _print_findings(name, error.reasons)
-        raise typer.Exit(Exit.USAGE) from None
-
-
-def _print_findings(name: str, reasons: tuple[Reason, ...]) -> None:
-    for reason in reasons:
-        err.print(escape(finding(name, reason)), highlight=False)
-
-
 def _print_for_people(
     file: PlanFile,
     assessment: Assessment,
@@ -274,11 +256,6 @@ def _print_for_people(
         out.print(f"bundle written to {escape(str(bundle))}", highlight=False)
 
 
-def _require_engine(name: str | None) -> None:
-    if name is not None and name not in NAMES:
-        _stop(f"--engine {name} is not known; choose one of {', '.join(NAMES)}.")
-
-
 def _store() -> KeyStore:
     return KeyStore(home() / "keys")
 
@@ -287,17 +264,10 @@ def _signing_key(*, required: bool) -> SigningKey | None:
     try:
         key = _store().signing_key()
     except KeyFailure as failure:
-        _stop(str(failure))
+        stop(str(failure))
     if key is None and required:
-        _stop("--out needs a signing key and there is none; run `affidavit keys new`.")
+        stop("--out needs a signing key and there is none; run `affidavit keys new`.")
     return key
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        write_whole(path, content)
-    except OSError as error:
-        _stop(f"{path} cannot be written: {error.strerror}.")
 
 
 def _user() -> str:
@@ -308,7 +278,7 @@ def _open(name: str) -> BinaryIO:
     try:
         return sys.stdin.buffer if name == "-" else Path(name).open("rb")
     except OSError as error:
-        _stop(f"{name} cannot be read: {error.strerror}.")
+        stop(f"{name} cannot be read: {error.strerror}.")
 
 
 def _count_lines(name: str) -> int:
@@ -336,8 +306,3 @@ def _become_service(*arguments: str) -> NoReturn:
     """
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "affidavit.service", *arguments])
-
-
-def _stop(message: str) -> NoReturn:
-    err.print(f"[red]error[/] {escape(message)}", highlight=False)
-    raise typer.Exit(Exit.USAGE)

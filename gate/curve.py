@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 from affidavit.accountants.posterior import belief
 from affidavit.accountants.registry import NAMES
-from affidavit.certificate.assessment import Assessment, malformed_result
+from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.curve_charts import KINDS, picture
 from affidavit.certificate.curves import ALPHAS, FALSE_POSITIVE_RATES, Curves, curves
-from affidavit.gate.exits import OF_VERDICT, Exit
-from affidavit.gate.files import Output, print_json, write_whole
-from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.gate.report import finding, headline
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.gate.console import err, out, print_findings, read, require_engine, stop, write
+from affidavit.gate.exits import OF_VERDICT
+from affidavit.gate.files import print_json
+from affidavit.gate.report import headline
 
 DIGITS = 5
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
 
 
 def curve(
@@ -46,7 +40,7 @@ def curve(
     """What the guarantee says beside one ε: δ at any ε, attacks, beliefs, as table and picture."""
     kinds = tuple(dict.fromkeys(kind or ()))
     _require_known(kinds, engine, svg)
-    file = _read(plan, as_json=as_json)
+    file = read(plan, as_json=as_json)
     with err.status("accounting ...") as status:
         found = curves(
             file.plan,
@@ -56,12 +50,13 @@ def curve(
             ),
         )
     if isinstance(found, Assessment):
-        _refuse(file, found, as_json=as_json)
+        if as_json:
+            print_json(found.as_result())
+        else:
+            print_findings(file.name, file.locate(found.reasons))
+        raise typer.Exit(OF_VERDICT[found.verdict])
     if svg is not None:
-        try:
-            write_whole(svg, picture(found, kinds).encode())
-        except OSError as error:
-            _stop(f"{svg} cannot be written: {error.strerror}.")
+        write(svg, picture(found, kinds).encode())
     if as_json:
         print_json(found.as_document())
     else:
@@ -69,30 +64,6 @@ def curve(
         if svg is not None:
             out.print(f"drawn to {escape(str(svg))}", highlight=False)
     raise typer.Exit(OF_VERDICT[found.assessment.verdict])
-
-
-def _read(name: str, *, as_json: bool) -> PlanFile:
-    try:
-        return read_plan(name)
-    except MalformedPlan as error:
-        if as_json:
-            print_json(malformed_result(error.reasons))
-        else:
-            _print_findings(name, error.reasons)
-        raise typer.Exit(Exit.USAGE) from None
-
-
-def _refuse(file: PlanFile, assessment: Assessment, *, as_json: bool) -> NoReturn:
-    if as_json:
-        print_json(assessment.as_result())
-    else:
-        _print_findings(file.name, file.locate(assessment.reasons))
-    raise typer.Exit(OF_VERDICT[assessment.verdict])
-
-
-def _print_findings(name: str, reasons: tuple[Reason, ...]) -> None:
-    for reason in reasons:
-        err.print(escape(finding(name, reason)), highlight=False)
 
 
 def _print(found: Curves) -> None:
@@ -158,16 +129,9 @@ def _ends(bracket: Bracket) -> tuple[str, str]:
 def _require_known(kinds: tuple[str, ...], engine: str | None, svg: Path | None) -> None:
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        _stop(f"--kind {unknown[0]} is not known; choose among {', '.join(KINDS)}.")
+        stop(f"--kind {unknown[0]} is not known; choose among {', '.join(KINDS)}.")
     if kinds and svg is None:
-        _stop("--kind says what to draw; give --svg FILE too.")
-    if engine is not None and engine not in NAMES:
-        _stop(f"--engine {engine} is not known; choose one of {', '.join(NAMES)}.")
+        stop("--kind says what to draw; give --svg FILE too.")
+    require_engine(engine)
     if svg is not None and not svg.parent.is_dir():
-        _stop(f"{svg} cannot be written: {svg.parent} is not a directory.")
-
-
-def _stop(message: str) -> NoReturn:
-    err.print(f"[red]error[/] {escape(message)}", highlight=False)
-    sys.stderr.flush()
-    raise typer.Exit(Exit.USAGE)
+        stop(f"{svg} cannot be written: {svg.parent} is not a directory.")

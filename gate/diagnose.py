@@ -6,26 +6,21 @@ or malformed input, 3 the engines contradict each other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate.assessment import malformed_result
+from affidavit.gate.console import out, refuse
 from affidavit.gate.exits import Exit
-from affidavit.gate.files import Output, print_json
+from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.gate.report import finding
 from affidavit.plan.claim import Claim
 from affidavit.plan.reasons import MalformedPlan, Reason
 
 if TYPE_CHECKING:
     from affidavit.certificate.diagnose.diagnosis import Diagnosis
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
 
 
 def diagnose(
@@ -50,11 +45,11 @@ def diagnose(
         file = read_plan(plan)
         claim = _claim(file, claimed_epsilon, claimed_noise_multiplier)
     except MalformedPlan as error:
-        _stop(plan, error.reasons, as_json=as_json)
+        refuse(plan, error.reasons, Exit.USAGE, as_json=as_json)
     try:
         found = find(file.plan, claim)
     except MalformedPlan as error:
-        _stop(plan, file.locate(error.reasons), as_json=as_json)
+        refuse(plan, file.locate(error.reasons), Exit.USAGE, as_json=as_json)
     if as_json:
         print_json(found.as_result())
     else:
@@ -85,15 +80,6 @@ def _claim(file: PlanFile, epsilon: str | None, noise_multiplier: str | None) ->
 
 def _wrong(message: str, remedy: str) -> Reason:
     return Reason(code="invalid_claim", pointer="", message=message, remedy=remedy)
-
-
-def _stop(name: str, reasons: tuple[Reason, ...], *, as_json: bool) -> NoReturn:
-    if as_json:
-        print_json(malformed_result(reasons))
-    else:
-        for reason in reasons:
-            err.print(escape(finding(name, reason)), highlight=False)
-    raise typer.Exit(Exit.USAGE)
 
 
 def _exit(found: Diagnosis) -> Exit:

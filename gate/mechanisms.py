@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.gate.exits import Exit
-from affidavit.gate.files import Output, print_json
+from affidavit.gate.console import out, stop
+from affidavit.gate.files import print_json
 from affidavit.gate.report import printable
 from affidavit.mechanisms.mechanism import Mechanism
 from affidavit.mechanisms.registry import catalogue
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
 
 
 def mechanisms(
@@ -39,7 +35,9 @@ def mechanisms(
             out.print(_table(known))
         return
     if name not in known:
-        _stop(name, known)
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
+        stop(f"there is no mechanism {printable(name[:80])}; {hint}")
     if as_json:
         print_json(known[name].as_dict())
     else:
@@ -75,13 +73,3 @@ def _lines(found: Mechanism) -> Iterator[str]:
     for each in found.hyperparameters():
         cost = "changes the guarantee" if each["changes_the_guarantee"] else "free"
         yield escape(f"  {each['field']}: {each['takes']}, {each['meaning']} ({cost})")
-
-
-def _stop(name: str, known: dict[str, Mechanism]) -> None:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
-    err.print(
-        f"[red]error[/] there is no mechanism {escape(printable(name[:80]))}; {hint}",
-        highlight=False,
-    )
-    raise typer.Exit(Exit.USAGE)

@@ -5,28 +5,24 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment, malformed_result
+from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.comparison import Comparison, compare
 from affidavit.certificate.measured import Measured
+from affidavit.gate.console import err, out, print_findings, read, refuse, stop, write
 from affidavit.gate.exits import OF_VERDICT, Exit
-from affidavit.gate.files import Output, print_json, write_whole
-from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.gate.report import finding, headline
+from affidavit.gate.files import print_json
+from affidavit.gate.report import headline
 from affidavit.mechanisms.strategies.contents import digest_of
 from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
-from affidavit.plan.reasons import MalformedPlan, Reason, RefusedPlan
-
-out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+from affidavit.plan.reasons import RefusedPlan
 
 FORMATS = (".json", ".npy", ".npz")
 
@@ -44,15 +40,19 @@ def strategy(
 ) -> None:
     """Sensitivity, errors and buffers of a plan's noise, beside independent noise."""
     if export is not None and export.suffix not in FORMATS:
-        _stop(f"--export {export} must end in {', '.join(FORMATS)}.")
-    file = _read(plan, as_json=as_json)
+        stop(f"--export {export} must end in {', '.join(FORMATS)}.")
+    file = read(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
             found = compare(file.plan, lambda what: status.update(f"{what} ..."))
     except RefusedPlan as refusal:
-        _refuse(file, refusal.reasons, as_json=as_json)
+        refuse(plan, file.locate(refusal.reasons), Exit.BLOCKED, as_json=as_json)
     if isinstance(found, Assessment):
-        _refuse(file, found.reasons, as_json=as_json, assessment=found)
+        if as_json:
+            print_json(found.as_result())
+        else:
+            print_findings(plan, file.locate(found.reasons))
+        raise typer.Exit(Exit.BLOCKED)
     written = _write(found, svg, export)
     if as_json:
         print_json({**found.as_document(), "written": written})
@@ -72,14 +72,11 @@ def _write(found: Comparison, svg: Path | None, export: Path | None) -> dict[str
         try:
             contents[export] = exported(found.strategy, export.suffix)
         except TooLarge as error:
-            _stop(f"--export: {error} is too large to write.")
+            stop(f"--export: {error} is too large to write.")
         except NotSquare as error:
-            _stop(f"--export: {error}.")
+            stop(f"--export: {error}.")
     for path, content in contents.items():
-        try:
-            write_whole(path, content)
-        except OSError as error:
-            _stop(f"{path} cannot be written: {error.strerror}.")
+        write(path, content)
     return {str(path): digest_of(content) for path, content in contents.items()}
 
 
@@ -167,40 +164,3 @@ def _epsilon(row: Measured) -> str:
         return "refused"
     chance = "" if found.confidence is None else f" {found.confidence}"
     return decimal_up(found.epsilon.upper, 6) + chance
-
-
-def _read(name: str, *, as_json: bool) -> PlanFile:
-    try:
-        return read_plan(name)
-    except MalformedPlan as error:
-        if as_json:
-            print_json(malformed_result(error.reasons))
-        else:
-            _print_reasons(name, error.reasons)
-        raise typer.Exit(Exit.USAGE) from None
-
-
-def _refuse(
-    file: PlanFile,
-    reasons: tuple[Reason, ...],
-    *,
-    as_json: bool,
-    assessment: Assessment | None = None,
-) -> NoReturn:
-    if as_json and assessment is not None:
-        print_json(assessment.as_result())
-    elif as_json:
-        print_json(malformed_result(reasons))
-    else:
-        _print_reasons(file.name, file.locate(reasons))
-    raise typer.Exit(Exit.BLOCKED)
-
-
-def _print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
-    for reason in reasons:
-        err.print(escape(finding(name, reason)), highlight=False)
-
-
-def _stop(message: str) -> NoReturn:
-    err.print(f"[red]error[/] {escape(message)}", highlight=False)
-    raise typer.Exit(Exit.USAGE)
