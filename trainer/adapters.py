@@ -1,0 +1,127 @@
+"""Adapters: what the trainer asks of a model and of data, and nothing more.
+
+A ``DataAdapter`` is numbered records 0..N-1. A record is what one unit of the plan's
+``dataset`` protects; the samplers choose numbers, ``collate`` turns numbers into a batch, and
+``digest`` says which data set that was, content and order, in the run record. ``collate`` must
+treat each record by itself: padding to the longest record is fine where the loss ignores it,
+packing two records into one row is not.
+
+A ``ModelAdapter`` is a module, its loss for each record by itself, and ``blocks``: for every
+release of the plan its groups of parameters. A release of ``count`` K has K groups; each
+group is clipped together to the release's clip norm, and every trainable tensor of the
+module is in exactly one group (freeze the others with ``requires_grad_(False)``). The release
+of tensors that are no hidden matrices, which DP-Muon leaves to AdamW, has a name that begins
+with "aux". ``made_up`` makes a batch of records that are of no data set and differ from each
+other; the trainer probes the model with them before it reads any data.
+
+A batch is a tensor, or tuples, lists and dicts of tensors, on the processor; the trainer
+moves it to its device. No method may keep anything of a batch, and none may draw from data:
+weights come from a seed or a file that is public.
+
+>>> class Line:
+...     def __init__(self):
+...         self.module = nn.Linear(2, 1)
+...     def losses(self, batch):
+...         x, y = batch
+...         return (self.module(x).squeeze(1) - y).square()
+...     def blocks(self):
+...         return {"all": (Group(names=("weight", "bias")),)}
+...     def made_up(self, records):
+...         return torch.randn(records, 2), torch.randn(records)
+>>> class Points:
+...     digest = digest_of_tensors(torch.zeros(8, 2), torch.ones(8))
+...     def __len__(self):
+...         return 8
+...     def collate(self, indices):
+...         return torch.zeros(8, 2)[indices], torch.ones(8)[indices]
+>>> model, data = Line(), Points()
+>>> isinstance(model, ModelAdapter), isinstance(data, DataAdapter)
+(True, True)
+>>> model.losses(data.collate(torch.tensor([0, 3, 5]))).shape
+torch.Size([3])
+
+On the command line both are named ``NAME`` or ``NAME:ARGUMENT``. A new built-in adapter is a
+file in ``affidavit.trainer.data`` or ``affidavit.trainer.models`` and one line in the registry
+of its folder; ``python:MODULE:FUNCTION[:ARGUMENT]`` names one of your own (``sources``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+Batch = Any
+"""A tensor, or tuples, lists and dicts of tensors; the records are the first dimension."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Parameters clipped together: one block of a release.
+
+    ``uses`` is for a tied tensor of which every use is clipped by itself: the layers that use
+    it, each with its share of the release's clip norm; the shares add to at most 1.
+    """
+
+    names: tuple[str, ...]
+    uses: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class ModelAdapter(Protocol):
+    """A model that can be trained record by record."""
+
+    module: nn.Module
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each record of ``batch`` by itself, shape (n,)."""
+
+    def blocks(self) -> Mapping[str, Sequence[Group]]:
+        """The groups of every release, by the release's name."""
+
+    def made_up(self, records: int) -> Batch:
+        """A batch of ``records`` records of no data set, different from each other."""
+
+
+@runtime_checkable
+class DataAdapter(Protocol):
+    """Numbered records; ``digest`` is ``sha256:`` and 64 hexadecimal digits."""
+
+    @property
+    def digest(self) -> str:
+        """The digest of all records in their order."""
+
+    def __len__(self) -> int:
+        """N, how many records there are."""
+
+    def collate(self, indices: Tensor) -> Batch:
+        """The records at ``indices``, a sorted int64 tensor that is not empty."""
+
+
+def digest_of_tensors(*tensors: Tensor) -> str:
+    """sha256 over the types, shapes and little-endian bytes of ``tensors`` in turn.
+
+    >>> digest_of_tensors(torch.arange(3))[:23]
+    'sha256:e0eb7780825780e8'
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        held = tensor.detach().cpu().contiguous()
+        found.update(f"{held.dtype} {list(held.shape)}\n".encode())
+        found.update(held.view(-1).view(torch.uint8).numpy().tobytes())
+    return f"sha256:{found.hexdigest()}"
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """``batch`` with every tensor on ``device``."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: on_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(on_device(value, device) for value in batch)
+    return batch

@@ -1,0 +1,1 @@
+"""Data adapters, one file each; the registry names them."""

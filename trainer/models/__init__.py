@@ -1,0 +1,1 @@
+"""Model adapters, one file each; the registry names them."""

@@ -1,0 +1,79 @@
+"""Sources: from what a command line names to the data and the model that it means.
+
+``NAME`` or ``NAME:ARGUMENT`` is looked up among the built-in adapters; what the argument means
+is theirs to say. ``python:MODULE:FUNCTION[:ARGUMENT]`` calls a function of your own, found on
+Python's path or in the folder where the command is run. A function for data gets the argument
+(a text, empty if there is none) and returns a ``DataAdapter``; one for a model gets the
+argument and the data, for sizes that are public, and returns a ``ModelAdapter``.
+
+>>> data_of("nothing:here")
+Traceback (most recent call last):
+    ...
+affidavit.trainer.sources.UnknownSource: --data nothing: there is no such data...
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+
+DataSource = Callable[[str], DataAdapter]
+"""From the argument to the data."""
+ModelSource = Callable[[str, DataAdapter], ModelAdapter]
+"""From the argument and the data to the model."""
+
+
+class UnknownSource(ValueError):
+    """A name that means no data or model here; the message says what is known."""
+
+
+def data_of(named: str) -> DataAdapter:
+    """The data that ``named`` means; raises ``UnknownSource``."""
+    from affidavit.trainer.data.registry import DATA
+
+    source, argument = _found(named, DATA, "data")
+    found = source(argument)
+    if not isinstance(found, DataAdapter):
+        raise UnknownSource(f"--data {named}: what it returns is no DataAdapter.")
+    return found
+
+
+def model_of(named: str, data: DataAdapter) -> ModelAdapter:
+    """The model that ``named`` means; raises ``UnknownSource``."""
+    from affidavit.trainer.models.registry import MODELS
+
+    source, argument = _found(named, MODELS, "model")
+    found = source(argument, data)
+    if not isinstance(found, ModelAdapter):
+        raise UnknownSource(f"--model {named}: what it returns is no ModelAdapter.")
+    return found
+
+
+def _found(named: str, known: Mapping[str, Any], kind: str) -> tuple[Any, str]:
+    name, _, argument = named.partition(":")
+    if name == "python":
+        module, _, rest = argument.partition(":")
+        function, _, argument = rest.partition(":")
+        return _imported(module, function, kind), argument
+    if name not in known:
+        raise UnknownSource(
+            f"--{kind} {name}: there is no such {kind}; known are {', '.join(sorted(known))}, and "
+            "python:MODULE:FUNCTION for your own."
+        )
+    return known[name], argument
+
+
+def _imported(module: str, function: str, kind: str) -> Any:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownSource(f"--{kind} python:{module}:{function}: {error}.") from None
+    if not callable(found):
+        raise UnknownSource(f"--{kind} python:{module}:{function}: it is no function.")
+    return found
