@@ -18,7 +18,7 @@ import binascii
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys import SigningPort
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -65,11 +65,11 @@ def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def seal(payload: bytes, key: SigningKey) -> Envelope:
-    """Sign ``payload`` as an in-toto statement."""
-    signature = key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
+def seal(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
+    """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
+    signature = key.sign(pre_authentication_encoding(payload_type, payload))
     return Envelope(
-        payload_type=PAYLOAD_TYPE, payload=payload, key_id=key.key_id, signature=signature
+        payload_type=payload_type, payload=payload, key_id=key.key_id, signature=signature
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.envelope import seal
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.statement import address, statement
 from affidavit.plan.canonical import canonical_json, digest
 from affidavit.plan.model import Plan
@@ -55,7 +55,7 @@ def certificate_id(plan: Plan) -> str:
 
 def issue(
     assessment: Assessment,
-    key: SigningKey,
+    key: SigningPort,
     *,
     requester: str,
     issued_at: datetime,

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import (
@@ -109,9 +109,28 @@ class PublicKey:
         return found
 
 
+class SigningPort(Protocol):
+    """Whoever can sign for a public key, wherever the private half is kept.
+
+    ``sign`` returns the 64-byte Ed25519 signature of a message of any length, or raises
+    ``KeyFailure``; whoever asks for a signature takes one of these and nothing narrower.
+    """
+
+    @property
+    def public(self) -> PublicKey:
+        """The public half, with its window."""
+
+    @property
+    def key_id(self) -> str:
+        """The public half's key id."""
+
+    def sign(self, message: bytes) -> bytes:
+        """The signature of ``message``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigningKey:
-    """A key pair; the private half never leaves this object but to its own file."""
+    """A key pair in memory; the private half never leaves this object but to its own file."""
 
     private: Ed25519PrivateKey = field(repr=False)
     public: PublicKey

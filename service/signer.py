@@ -13,7 +13,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.keys import KeyStore, SigningKey, development_key
+from affidavit.certificate.keys import KeyStore, SigningPort, development_key
 
 log = logging.getLogger("affidavit.service")
 
@@ -30,7 +30,7 @@ class Signers:
         self._store = KeyStore(directory)
         self._development = development_key()
 
-    def current(self) -> SigningKey:
+    def current(self) -> SigningPort:
         """Who signs now."""
         return self._store.signing_key() or self._development
 

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.issue import certificate_id, issue
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys import SigningPort
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, parse_plan
 from affidavit.service.pool import AccountingPool
@@ -91,7 +91,7 @@ class SubmitPlan:
 
 
 def _sign(
-    plan: Plan, assessment: Assessment, request: Request, key: SigningKey
+    plan: Plan, assessment: Assessment, request: Request, key: SigningPort
 ) -> StoredCertificate:
     issued_at = datetime.now(UTC)
     certificate = issue(assessment, key, requester=request.requester, issued_at=issued_at)
