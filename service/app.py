@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
+from affidavit.service.identity.access import require_guards
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
@@ -41,6 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
     openapi.install(app)
     for router in ROUTERS:
         app.include_router(router)
+    require_guards(app)
     return app
 
 

@@ -25,6 +25,8 @@ Responses = dict[int | str, dict[str, Any]]
 
 _MEANINGS = {
     400: "The body is not a plan of schema version 1; the reasons say where and why.",
+    401: "It is not known who asks: no token, or one that does not count.",
+    403: "The token's scopes do not allow this.",
     404: "There is nothing of that name.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",

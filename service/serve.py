@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 
 import uvicorn
 
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
+from affidavit.service.identity.anonymous import is_loopback
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
@@ -48,10 +50,12 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     # Alembic tells of its every look at the revision.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     config = uvicorn.Config(
-        create_app(settings),
+        create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0]))),
         log_config=None,
         access_log=False,
         server_header=False,
+        # Whatever a header says, the peer is who connected.
+        proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     _Server(config).run(sockets=[listening])

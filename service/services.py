@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,7 +21,11 @@ from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Services:
-    """The parts of one application; ``head`` is the schema revision that it needs."""
+    """The parts of one application.
+
+    ``head`` is the schema revision that it needs, ``loopback`` whether it listens on this
+    machine alone.
+    """
 
     engine: Engine
     store: CertificateStore
@@ -32,6 +35,7 @@ class Services:
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
     head: str
+    loopback: bool
 
     @classmethod
     def of(cls, settings: Settings) -> Services:
@@ -49,6 +53,7 @@ class Services:
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
             head=head(),
+            loopback=settings.loopback,
         )
 
     def close(self) -> None:
@@ -62,15 +67,4 @@ def _services(request: Request) -> Services:
     return found
 
 
-def _requester(request: Request) -> str:
-    """Who asks. There are no identities yet, so all that is known is from where."""
-    host = request.client.host if request.client is not None else "loopback"
-    try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    return f"anonymous@{'loopback' if local else host}"
-
-
 TheServices = Annotated[Services, Depends(_services)]
-Requester = Annotated[str, Depends(_requester)]

@@ -41,13 +41,17 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The settings of one service process; times in seconds, sizes in bytes."""
+    """The settings of one service process; times in seconds, sizes in bytes.
+
+    ``loopback`` is no variable: only who opened the port knows that nobody else reaches it.
+    """
 
     database_url: str
     key_directory: Path
     workers: int = WORKERS
     time_limit: float = float(TIME_LIMIT)
     body_limit: int = MIB
+    loopback: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:

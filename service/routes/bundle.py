@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.routes.certificate import found
 from affidavit.service.routes.parameters import CertificateId
@@ -16,8 +17,8 @@ router = APIRouter()
     "/v1/certificates/{certificate_id}/bundle",
     summary="A certificate's signed bundle",
     response_class=Response,
-    responses={200: answers("The bundle.", "Bundle"), **problems(404, 422, 503)},
+    responses={200: answers("The bundle.", "Bundle"), **problems(401, 403, 404, 422, 503)},
 )
-def bundle(services: TheServices, certificate_id: CertificateId) -> Response:
+def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What ``affidavit verify`` reads."""
     return Response(found(services, certificate_id).bundle, media_type=JSON)

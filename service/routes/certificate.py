@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
+from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.parameters import CertificateId
@@ -17,9 +18,9 @@ router = APIRouter()
     "/v1/certificates/{certificate_id}",
     summary="A certificate by its id",
     response_class=Response,
-    responses={200: answers("The result.", "Result"), **problems(404, 422, 503)},
+    responses={200: answers("The result.", "Result"), **problems(401, 403, 404, 422, 503)},
 )
-def certificate(services: TheServices, certificate_id: CertificateId) -> Response:
+def certificate(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The result document with its bundle."""
     return Response(found(services, certificate_id).result, media_type=JSON)
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from affidavit.plan.reasons import Reason
 from affidavit.plan.types import Name
+from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import ID_PATTERN, answers, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.parameters import Instant
@@ -40,9 +41,11 @@ class Wanted(BaseModel):
     "/v1/certificates",
     summary="List certificates",
     response_class=JSONResponse,
-    responses={200: answers("A page.", "Page"), **problems(422, 503)},
+    responses={200: answers("A page.", "Page"), **problems(401, 403, 422, 503)},
 )
-def certificates(services: TheServices, wanted: Annotated[Wanted, Query()]) -> JSONResponse:
+def certificates(
+    _: Reader, services: TheServices, wanted: Annotated[Wanted, Query()]
+) -> JSONResponse:
     """Newest first; ``next`` is the path of the following page, or null."""
     filters = Filters(**wanted.model_dump(exclude={"cursor", "limit"}))
     try:

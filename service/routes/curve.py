@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
@@ -24,9 +25,9 @@ router = APIRouter()
     "/v1/certificates/{certificate_id}/curve",
     summary="A certificate's curves",
     response_class=Response,
-    responses={200: answers("The curves.", "Curves"), **problems(404, 422, 503)},
+    responses={200: answers("The curves.", "Curves"), **problems(401, 403, 404, 422, 503)},
 )
-async def curve(services: TheServices, certificate_id: CertificateId) -> Response:
+async def curve(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What ``affidavit curve --json`` prints: ε at any δ, attacks, beliefs, trade-off."""
     return Response((await _drawn(services, certificate_id)).document, media_type=JSON)
 
@@ -37,10 +38,10 @@ async def curve(services: TheServices, certificate_id: CertificateId) -> Respons
     response_class=Response,
     responses={
         200: {"description": "The picture.", "content": {SVG: {"schema": {"type": "string"}}}},
-        **problems(404, 422, 503),
+        **problems(401, 403, 404, 422, 503),
     },
 )
-async def picture(services: TheServices, certificate_id: CertificateId) -> Response:
+async def picture(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What ``affidavit curve --svg`` draws."""
     drawn = await _drawn(services, certificate_id)
     return Response(

@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 
 from affidavit.plan.parse import Syntax
 from affidavit.service.bodies import read_body
+from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import answers, body, problems
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.routes.submit import not_now, syntax_of_body
@@ -24,11 +25,12 @@ router = APIRouter()
     response_class=JSONResponse,
     responses={
         200: answers("What is certified, and which mistakes explain the claim.", "Diagnosis"),
-        **problems(400, 408, 415, 503),
+        **problems(400, 401, 403, 408, 415, 503),
     },
     openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),
 )
 async def diagnoses(
+    _: Reader,
     services: TheServices,
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     content: Annotated[bytes, Depends(read_body)],

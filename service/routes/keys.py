@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 from affidavit.service.services import TheServices
 
@@ -13,6 +14,7 @@ router = APIRouter()
 
 @router.get(
     "/v1/keys",
+    dependencies=[open_to_all()],
     summary="Public keys",
     response_class=JSONResponse,
     responses={200: answers("Public key records.", "Keys"), **problems(503)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 
 router = APIRouter()
@@ -12,6 +13,7 @@ router = APIRouter()
 
 @router.get(
     "/livez",
+    dependencies=[open_to_all()],
     summary="Is the process alive",
     response_class=JSONResponse,
     responses={200: answers("It is.", "Alive"), **problems()},

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
 from affidavit.mechanisms.registry import catalogue
+from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 from affidavit.service.problems import Problem
 
@@ -20,6 +21,7 @@ MechanismName = Annotated[
 
 @router.get(
     "/v1/mechanisms",
+    dependencies=[open_to_all()],
     summary="All mechanisms",
     response_class=JSONResponse,
     responses={200: answers("Every optimiser, and what wraps any.", "Mechanisms"), **problems()},
@@ -31,6 +33,7 @@ def mechanisms() -> JSONResponse:
 
 @router.get(
     "/v1/mechanisms/{name}",
+    dependencies=[open_to_all()],
     summary="A mechanism by its name",
     response_class=JSONResponse,
     responses={200: answers("Its description.", "Mechanism"), **problems(404, 422)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
@@ -15,6 +16,7 @@ router = APIRouter()
 
 @router.get(
     "/readyz",
+    dependencies=[open_to_all()],
     summary="Can the service do its work",
     response_class=JSONResponse,
     responses={200: answers("It can.", "Ready"), **problems(503)},

@@ -10,10 +10,12 @@ from fastapi import Request as HttpRequest
 
 from affidavit.plan.parse import Syntax
 from affidavit.service.bodies import read_body
+from affidavit.service.identity.access import needs
+from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import JSON, YAML, answers, plan_body, problems
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
-from affidavit.service.services import Requester, TheServices
+from affidavit.service.services import TheServices
 from affidavit.service.store import Request
 from affidavit.service.use_cases.submit_plan import TooBusy
 
@@ -49,19 +51,19 @@ def syntax_of_body(http: HttpRequest) -> Syntax:
     summary="Certify a plan",
     response_class=Response,
     status_code=201,
-    responses={201: CREATED, 200: KNOWN, **problems(400, 408, 415, 503)},
+    responses={201: CREATED, 200: KNOWN, **problems(400, 401, 403, 408, 415, 503)},
     openapi_extra=plan_body(),
 )
 async def submit(
+    actor: Annotated[Actor, needs(Scope.SUBMIT)],
     http: HttpRequest,
     services: TheServices,
-    requester: Requester,
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     body: Annotated[bytes, Depends(read_body)],
 ) -> Response:
     """Whatever the verdict, a well-formed plan gets a signed certificate that is stored."""
     request = Request(
-        requester=requester,
+        requester=actor.name,
         received_at=datetime.now(UTC),
         content_type=http.headers["content-type"][:255],
         body=body,

@@ -141,13 +141,30 @@ def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
 def settings(sqlite_url: str, tmp_path: Path) -> Settings:
     """Settings with a migrated database and a key to sign with."""
     KeyStore(tmp_path / "keys").new("test")
-    return Settings(database_url=sqlite_url, key_directory=tmp_path / "keys", workers=1)
+    return Settings(
+        database_url=sqlite_url, key_directory=tmp_path / "keys", workers=1, loopback=True
+    )
+
+
+def client_of(settings: Settings, address: str = "127.0.0.1") -> TestClient:
+    """A client on this machine, or at ``address``; a 500 is an answer, not an exception."""
+    return TestClient(
+        create_app(settings),
+        base_url="http://127.0.0.1",
+        client=(address, 50_000),
+        raise_server_exceptions=False,
+    )
+
+
+@pytest.fixture(name="client_of")
+def _client_of() -> Callable[..., TestClient]:
+    return client_of
 
 
 @pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
-    """A client of a running application; a 500 is an answer, not an exception."""
-    with TestClient(create_app(settings), raise_server_exceptions=False) as found:
+    """A client of a running application that nobody made a token for yet."""
+    with client_of(settings) as found:
         yield found
 
 

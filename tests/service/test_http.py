@@ -91,7 +91,7 @@ def exchange(running: Any, request: bytes, seconds: float = 3) -> bytes:
 
 
 HEAD = (
-    b"POST /v1/certificates HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    b"POST /v1/certificates HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\n"
 )
 

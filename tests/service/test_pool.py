@@ -15,7 +15,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from affidavit.service import pool
-from affidavit.service.app import create_app
 from affidavit.service.settings import Settings
 
 LIMIT = 2.0
@@ -35,11 +34,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def client(settings: Settings, slow: ModuleType) -> Iterator[TestClient]:
+def client(settings: Settings, slow: ModuleType, client_of: Any) -> Iterator[TestClient]:
     """A client of a service whose workers were started when the stand-ins were importable."""
     assert slow.__file__
-    app = create_app(replace(settings, time_limit=LIMIT))
-    with TestClient(app, raise_server_exceptions=False) as found:
+    with client_of(replace(settings, time_limit=LIMIT)) as found:
         yield found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from sqlalchemy import create_engine, select
 from affidavit.certificate.keys import KeyStore, PublicKey
 from affidavit.certificate.verify import verify
 from affidavit.plan.parse import parse_plan
-from affidavit.service.app import create_app
 from affidavit.service.settings import Settings
 from affidavit.service.tables import audit, certificates, requests
 
@@ -66,7 +66,7 @@ def test_a_new_plan_is_certified_with_201_and_kept_with_request_and_audit(
     assert row["result"].encode() == answer.content
     (asked,) = rows(requests)
     assert (asked["body"], asked["content_type"]) == (raw, "application/json")
-    assert asked["requester"] == "anonymous@testclient"
+    assert asked["requester"] == "anonymous@loopback"
     (entry,) = rows(audit)
     assert (entry["action"], entry["subject"]) == ("certificate.issued", identity)
     assert json.loads(entry["details"])["request"] == asked["id"]
@@ -182,15 +182,15 @@ def test_no_content_type_and_a_compressed_body_are_415(client: TestClient) -> No
 
 
 def test_without_a_key_every_certificate_says_untrusted_until_there_is_one(
-    settings: Settings, plan: Plan, post: Post, tmp_path: Path, caplog: Any
+    settings: Settings, plan: Plan, post: Post, tmp_path: Path, caplog: Any, client_of: Any
 ) -> None:
-    bare = Settings(database_url=settings.database_url, key_directory=tmp_path / "none", workers=1)
-    with TestClient(create_app(bare)) as client:
+    bare = replace(settings, key_directory=tmp_path / "none")
+    with client_of(bare) as client:
         assert "UNTRUSTED" in caplog.text
         assert client.get("/readyz").json()["signer"]["development"] is True
         first = post(client, plan())
         assert "untrusted" in [each["code"] for each in first.json()["warnings"]]
-    with TestClient(create_app(bare)) as client:
+    with client_of(bare) as client:
         # Another process, another development key: the old bundle still has its key here.
         again = post(client, plan())
         assert (again.status_code, again.content) == (200, first.content)
