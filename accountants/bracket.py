@@ -37,6 +37,10 @@ class Bracket:
         """What both allow; two proved brackets of one value always have that in common."""
         return Bracket(lower=max(self.lower, other.lower), upper=min(self.upper, other.upper))
 
+    def larger(self, other: Bracket) -> Bracket:
+        """Bracket of the larger of two values, one in each."""
+        return Bracket(lower=max(self.lower, other.lower), upper=max(self.upper, other.upper))
+
     def meets(self, other: Bracket, relative: float = 0.0) -> bool:
         """Whether the two brackets overlap once each is widened by ``relative``."""
         slack = 1.0 + relative

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import reduce
 
 from affidavit.accountants.allocation.directions import Direction
 from affidavit.accountants.allocation.reach import NOISE_MULTIPLIERS, check_range
@@ -145,7 +146,7 @@ class AllocationCurve:
         best = bracket_epsilon(remove, delta, self.relative_width)
         if math.isinf(best.upper) or not ruled_out(add, best.upper, delta):
             other = bracket_epsilon(add, delta, self.relative_width)
-            best = Bracket(lower=max(best.lower, other.lower), upper=max(best.upper, other.upper))
+            best = best.larger(other)
         return best
 
     def delta(self, epsilon: float) -> Bracket:
@@ -153,7 +154,4 @@ class AllocationCurve:
         if not (epsilon >= 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
         brackets = [bracket_delta(each, epsilon, self.relative_width) for each in self.directions]
-        return Bracket(
-            lower=max((each.lower for each in brackets), default=0.0),
-            upper=max((each.upper for each in brackets), default=0.0),
-        )
+        return reduce(Bracket.larger, brackets, Bracket(lower=0.0, upper=0.0))

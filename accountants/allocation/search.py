@@ -10,7 +10,8 @@ import math
 
 from affidavit.accountants.allocation.directions import Curves, Direction
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.refine import crossing, refinement
+from affidavit.accountants.fourier.passes import crossing
+from affidavit.accountants.fourier.refine import refinement
 from affidavit.accountants.protocol import OutOfReach
 
 SMALLEST_WIDTH = 1e-6

@@ -28,12 +28,8 @@ from affidavit.accountants.fourier.answers import Answers
 from affidavit.accountants.fourier.approximation import approximate_epsilon
 from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.nesting import nested
-from affidavit.accountants.fourier.refine import (
-    SMALLEST_WIDTH,
-    DeltaSearch,
-    EpsilonSearch,
-    transforms,
-)
+from affidavit.accountants.fourier.passes import transforms
+from affidavit.accountants.fourier.refine import SMALLEST_WIDTH, DeltaSearch, EpsilonSearch
 from affidavit.accountants.fourier.steering import (
     Laws,
     saddle_at_delta,
@@ -173,7 +169,7 @@ def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) 
                 if index and _ruled_out(laws, found.upper, delta):
                     continue
                 searches[index] = EpsilonSearch(laws, delta)
-            found = _worse(found, searches[index].refine(width))
+            found = found.larger(searches[index].refine(width))
         best = best.intersect(found)
     return best
 
@@ -187,13 +183,9 @@ def _delta(directions: Sequence[Laws], epsilon: float, widths: Sequence[float]) 
         found = Bracket(lower=0.0, upper=0.0)
         for search in searches:
             if search.bracket.upper > found.lower:
-                found = _worse(found, search.refine(width))
+                found = found.larger(search.refine(width))
         best = best.intersect(found)
     return best
-
-
-def _worse(one: Bracket, other: Bracket) -> Bracket:
-    return Bracket(lower=max(one.lower, other.lower), upper=max(one.upper, other.upper))
 
 
 def _ceiling(laws: Laws) -> float:

@@ -147,7 +147,7 @@ class MonteCarloCurve:
             if self._ruled_out(family, best.upper, delta):
                 continue
             found = self._epsilon(family, delta)
-            best = Bracket(lower=max(best.lower, found.lower), upper=max(best.upper, found.upper))
+            best = best.larger(found)
         return best
 
     def delta(self, epsilon: float) -> Bracket:
@@ -164,7 +164,7 @@ class MonteCarloCurve:
             if certain <= best.lower:
                 continue
             found = self._delta(family, epsilon, certain)
-            best = Bracket(lower=max(best.lower, found.lower), upper=max(best.upper, found.upper))
+            best = best.larger(found)
         return best
 
     def predicted_epsilon(self, delta: float) -> float:

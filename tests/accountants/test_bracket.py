@@ -47,3 +47,12 @@ def test_brackets_meet_when_they_overlap_or_nearly_do() -> None:
     assert not low.meets(high)
     assert low.meets(high, 1e-3)
     assert high.meets(low, 1e-3)
+
+
+@given(st.lists(st.tuples(positive, positive, positive), min_size=2, max_size=2))
+def test_the_larger_of_two_values_lies_in_the_larger_bracket(
+    numbers: list[tuple[float, float, float]],
+) -> None:
+    (low, one, high), (other_low, other, other_high) = map(sorted, numbers)
+    found = Bracket(lower=low, upper=high).larger(Bracket(lower=other_low, upper=other_high))
+    assert found.lower <= max(one, other) <= found.upper

@@ -10,7 +10,7 @@ import pytest
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, refine
 from affidavit.accountants.fourier.nesting import COARSE, nested
-from affidavit.accountants.fourier.refine import Sum, transforms
+from affidavit.accountants.fourier.passes import Sum, transforms
 from affidavit.accountants.fourier.steering import Laws, Steering
 from affidavit.plan.events import (
     Event,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, refine
-from affidavit.accountants.fourier.refine import Sum, transforms
+from affidavit.accountants.fourier.passes import Sum, transforms
 from affidavit.accountants.fourier.steering import Laws, Steering
 from affidavit.accountants.fourier.truncation import attained_rate, truncated_law
 from affidavit.accountants.pld import PldAccountant

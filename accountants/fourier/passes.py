@@ -1,0 +1,155 @@
+"""One pass over a direction: the curves of its upper and lower measures, and reading them.
+
+``transforms`` turns a steering into two curves that bound δ(ε) from above and below, and
+``crossing`` finds the ε at which such a curve passes a δ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from affidavit.accountants.fourier.lattice import (
+    HalfCells,
+    LatticeMeasure,
+    lower_measure,
+    upper_measure,
+)
+from affidavit.accountants.fourier.saddle import Saddle
+from affidavit.accountants.fourier.steering import Laws, Steering, steer, steer_in_strata
+from affidavit.accountants.fourier.transform import ComposedTransform
+from affidavit.accountants.protocol import OutOfReach
+
+MOST_POINTS = 1 << 23
+"""Longest grid or transform; 64 MiB an array of doubles."""
+
+ENDLESS = 1e6
+"""An ε at which the search for one is given up."""
+
+
+def check_cost(steering: Steering) -> None:
+    """Refuse a steering whose arrays would be too long."""
+    if steering.points > MOST_POINTS:
+        raise OutOfReach(
+            f"needs a grid of {steering.points} points, at most {MOST_POINTS}",
+            "ask for a wider bracket (relative_width) or use another accountant",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """The curve of a composition as the sum of its strata's."""
+
+    strata: tuple[ComposedTransform, ...]
+
+    def upper(self, epsilon: float) -> float:
+        """An upper bound of δ at ``epsilon``, at most 1."""
+        return min(1.0, sum(one.upper(epsilon) for one in self.strata) * (1 + 1e-15))
+
+    def lower(self, epsilon: float) -> float:
+        """A lower bound of δ at ``epsilon``, at least 0."""
+        return sum(one.lower(epsilon) for one in self.strata) * (1 - 1e-15)
+
+
+def transforms(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[Sum, Sum]:
+    """The curves of the upper and of the lower measures.
+
+    Without ``lower`` the second is the first, whose lower curve is then no bound: for
+    callers that read the upper one only.
+    """
+    check_cost(steering)
+    releases = laws.direction.laws
+    cells = [
+        HalfCells.of(law, grid) for (law, _), grid in zip(releases, steering.grids, strict=True)
+    ]
+    counts = [count for _, count in releases]
+    above = _sum(list(zip(map(upper_measure, cells), counts, strict=True)), steering)
+    if not lower:
+        return above, above
+    lowers = []
+    for index, (attained, span) in enumerate(
+        zip(laws.direction.attained, steering.lower_ranges, strict=True)
+    ):
+        same = attained == releases[index][0]
+        held = cells[index] if same else HalfCells.of(attained, steering.grids[index])
+        lowers.append((lower_measure(held, span), counts[index]))
+    return above, _sum(lowers, steering)
+
+
+def _sum(parts: list[tuple[LatticeMeasure, int]], steering: Steering) -> Sum:
+    if steering.cut is None:
+        return Sum((ComposedTransform(parts, steering.windows[0]),))
+    common = [(measure.up_to(steering.cut), count) for measure, count in parts]
+    return Sum(
+        (
+            ComposedTransform(common, steering.windows[0]),
+            ComposedTransform(parts, steering.windows[1], steering.cut),
+        )
+    )
+
+
+def steered(
+    laws: Laws,
+    saddle: Saddle,
+    epsilon: float,
+    delta: float,
+    tolerance: float,
+    slope: float | None,
+    step: float | None,
+) -> Steering:
+    """Steering in strata if there is a ``slope``, else in one piece."""
+    tolerance = min(0.5, tolerance)
+
+    def at(step: float | None) -> Steering:
+        if slope is None:
+            return steer(laws, saddle, epsilon, delta, tolerance, step)
+        return steer_in_strata(laws, saddle, epsilon, delta, tolerance, slope, step)
+
+    steering = at(step)
+    if step is None and steering.points > MOST_POINTS:
+        # A wider bracket is worth more than none.
+        return at(1.05 * steering.step * steering.points / MOST_POINTS)
+    return steering
+
+
+def crossing(
+    curve: Callable[[float], float], delta: float, start: float, stride: float, accuracy: float
+) -> tuple[float, float]:
+    """ε on either side of where a decreasing ``curve`` passes ``delta``, ``accuracy`` apart.
+
+    The curve is above ``delta`` at the first and at most ``delta`` at the second; the
+    first is 0 if the curve never is, the second infinite. Gallops from ``start``, then
+    regula falsi in log δ with the Illinois weights.
+    """
+
+    def excess(epsilon: float) -> float:
+        return math.log(max(curve(epsilon), 1e-320)) - math.log(delta)
+
+    low = high = max(0.0, start)
+    above = below = excess(low)
+    while above <= 0:
+        if low == 0.0:
+            return 0.0, 0.0
+        high, below = low, above
+        low, stride = max(0.0, low - stride), 2 * stride
+        above = excess(low)
+    while below > 0:
+        if high > ENDLESS:
+            return low, math.inf
+        low, above = high, below
+        high, stride = high + stride, 2 * stride
+        below = excess(high)
+    weight_low, weight_high = above, below
+    for _ in range(80):
+        if high - low <= accuracy:
+            break
+        # Aim a little past the root, on alternate sides, so that both ends close in.
+        share = weight_low / (weight_low - weight_high)
+        middle = low + (high - low) * min(0.95, max(0.05, share))
+        value = excess(middle)
+        if value > 0:
+            low, weight_low, weight_high = middle, value, weight_high / 2
+        else:
+            high, weight_high, weight_low = middle, value, weight_low / 2
+    return low, high
