@@ -20,8 +20,8 @@ from pebble import ProcessExpired, ProcessPool
 
 from affidavit.certificate.assessment import malformed_result
 from affidavit.certificate.certify import certify
-from affidavit.gate.attachments import attach
 from affidavit.gate.exits import OF_VERDICT, Exit
+from affidavit.mechanisms.attachments import attach
 from affidavit.plan.parse import parse_plan
 from affidavit.plan.reasons import MalformedPlan, Reason
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from affidavit.gate.attachments import attach
+from affidavit.mechanisms.attachments import attach
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, locate, parse_plan, syntax_of
 from affidavit.plan.reasons import MalformedPlan, Reason

@@ -2,7 +2,7 @@
 
 A plan travels: it is reviewed, sent and certified by others. So a file is named relative to
 the plan, below its folder, and with its sha256; what is read is compared with that digest
-before anything is made of it. Only the command line reads files. The service never does.
+before anything is made of it. Only commands read files. The service never does.
 """
 
 from __future__ import annotations

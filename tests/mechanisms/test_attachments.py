@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.gate.attachments import attach
+from affidavit.mechanisms.attachments import attach
 from affidavit.gate.batch import answer
 from affidavit.gate.reading import read_plan
 from affidavit.mechanisms.lowering import lower
