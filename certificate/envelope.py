@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.certificate.keys import SigningPort
+from affidavit.plan.canonical import digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
@@ -50,6 +51,11 @@ class Envelope:
         }
 
     @property
+    def digest(self) -> str:
+        """sha256 of the envelope's RFC 8785 canonical JSON, by which others refer to it."""
+        return digest_of(self.as_document())
+
+    @property
     def signed_bytes(self) -> bytes:
         """What the signature is over."""
         return pre_authentication_encoding(self.payload_type, self.payload)
@@ -75,33 +81,36 @@ def seal(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> 
 
 def read_envelope(document: Any) -> Envelope:
     """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
-    fields = _exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
+    fields = exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
     signatures = fields["signatures"]
     if not isinstance(signatures, list) or len(signatures) != 1:
         raise BadEnvelope("the envelope does not have exactly one signature")
-    signature = _exactly(signatures[0], {"keyid", "sig"}, "the signature")
+    signature = exactly(signatures[0], {"keyid", "sig"}, "the signature")
     return Envelope(
-        payload_type=_text(fields["payloadType"], "payloadType"),
-        payload=_base64(fields["payload"], "payload"),
-        key_id=_text(signature["keyid"], "keyid"),
-        signature=_base64(signature["sig"], "sig"),
+        payload_type=read_text(fields["payloadType"], "payloadType"),
+        payload=read_base64(fields["payload"], "payload"),
+        key_id=read_text(signature["keyid"], "keyid"),
+        signature=read_base64(signature["sig"], "sig"),
     )
 
 
-def _exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
+def exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
+    """``document`` as an object with exactly those fields."""
     if not isinstance(document, dict) or document.keys() != names:
         raise BadEnvelope(f"{what} does not have exactly the fields {', '.join(sorted(names))}")
     return document
 
 
-def _text(value: Any, what: str) -> str:
+def read_text(value: Any, what: str) -> str:
+    """``value`` as a string."""
     if not isinstance(value, str):
         raise BadEnvelope(f"{what} is not a string")
     return value
 
 
-def _base64(value: Any, what: str) -> bytes:
-    text = _text(value, what)
+def read_base64(value: Any, what: str) -> bytes:
+    """The bytes of canonical base64."""
+    text = read_text(value, what)
     try:
         decoded = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

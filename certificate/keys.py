@@ -82,8 +82,8 @@ class PublicKey:
             "key_id": self.key_id,
             "algorithm": "ed25519",
             "public_key": pem.decode("ascii"),
-            "not_before": _written(self.not_before),
-            "not_after": _written(self.not_after),
+            "not_before": as_instant(self.not_before),
+            "not_after": as_instant(self.not_after),
             "label": self.label,
             "development": self.development,
         }
@@ -97,8 +97,8 @@ class PublicKey:
                 raise KeyFailure("the record holds a key that is not Ed25519.")
             found = cls(
                 key=key,
-                not_before=_read(record["not_before"]),
-                not_after=_read(record["not_after"]),
+                not_before=read_instant(record["not_before"]),
+                not_after=read_instant(record["not_after"]),
                 label=str(record.get("label", "")),
                 development=bool(record.get("development", False)),
             )
@@ -254,9 +254,11 @@ def _write_once(path: Path, content: bytes, mode: int) -> None:
     partial.rename(path)
 
 
-def _written(moment: datetime) -> str:
+def as_instant(moment: datetime) -> str:
+    """A moment as records write it, in whole seconds of UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _read(text: str) -> datetime:
+def read_instant(text: str) -> datetime:
+    """The moment of a record; raises ``ValueError``."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

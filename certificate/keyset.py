@@ -1,0 +1,278 @@
+"""The keyset: which keys may sign certificates, said by root keys that are kept offline.
+
+A keyset is a numbered document: the keys that sign, each with its window, those that were
+revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and
+each version also by t of the roots of the version before, so that the roots themselves
+can be replaced without anybody having to be told anew (as in TUF, whose keys only sign
+metadata and never come near the service). A version names the digest of the one before.
+
+``revoked`` names an instant: what the key signed for an earlier one still counts. That
+instant is written by whoever held the key, so a revocation is to name the first moment at
+which a stranger may have had it, and the window's start where nobody knows; a certificate
+is known to be older than its key's loss only if a checkpoint that was kept elsewhere says
+so.
+
+The payload is RFC 8785 canonical JSON, so that a version has one digest.
+
+>>> from datetime import UTC, datetime
+>>> from affidavit.certificate.keys import SigningKey
+>>> root, signer = SigningKey.generate(), SigningKey.generate("service")
+>>> now = datetime.now(UTC)
+>>> first = draft(None, roots=Roots.of([root.public], threshold=1), keys=[signer.public],
+...               revoked=[], issued_at=now, expires_at=signer.public.not_after)
+>>> [key.label for key in read_keyset(first.signed_by(root).as_bytes()).keyset.public_keys()]
+['service']
+
+References: TUF specification 1.0.33, section 5.3 (root rotation, rollback, expiry).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from affidavit.certificate.cosigned import Cosigned, read_cosigned
+from affidavit.certificate.envelope import BadEnvelope
+from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort, as_instant, read_instant
+from affidavit.plan.canonical import canonical_json
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan
+
+KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
+PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"
+MOST_BYTES = 1024 * 1024
+MOST_ROOTS, MOST_KEYS = 32, 1024
+NO_END = "9999-12-31T23:59:59Z"
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class KeysetError(Exception):
+    """A keyset that cannot be used: a stable code, what is wrong and what to do."""
+
+    def __init__(self, code: str, message: str, remedy: str) -> None:
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        super().__init__(f"{message} {remedy}")
+
+
+def _instant(text: str) -> str:
+    if as_instant(read_instant(text)) != text:
+        raise ValueError("this is not a time as YYYY-MM-DDThh:mm:ssZ")
+    return text
+
+
+Instant = Annotated[str, AfterValidator(_instant)]
+KeyId = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Label = Annotated[str, Field(max_length=255)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class RootKey(_Part):
+    """A key that signs keysets and nothing else; it has no window of its own."""
+
+    key_id: KeyId
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: str
+    label: Label = ""
+
+    def public(self) -> PublicKey:
+        """The key; raises ``KeyFailure`` when the record does not hold it."""
+        always = {"not_before": "1970-01-01T00:00:00Z", "not_after": NO_END}
+        return PublicKey.from_record({**self.model_dump(), **always})
+
+
+class KeyEntry(_Part):
+    """A key that signs certificates, and from when to when; both ends belong to it."""
+
+    key_id: KeyId
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: str
+    not_before: Instant
+    not_after: Instant
+    label: Label = ""
+
+    def public(self) -> PublicKey:
+        """The key; raises ``KeyFailure`` when the record does not hold it."""
+        return PublicKey.from_record(self.model_dump())
+
+
+class Revocation(_Part):
+    """A key whose signatures count no more from ``since`` on."""
+
+    key_id: KeyId
+    since: Instant
+    reason: Annotated[str, Field(max_length=1000)] = ""
+
+
+class Roots(_Part):
+    """Root keys, ``threshold`` of which have to sign."""
+
+    threshold: Annotated[int, Field(ge=1, le=MOST_ROOTS)]
+    keys: Annotated[tuple[RootKey, ...], Field(min_length=1, max_length=MOST_ROOTS)]
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        ids = _unique(self.keys, "root key")
+        if self.threshold > len(ids):
+            raise ValueError(f"a threshold of {self.threshold} is not reached by {len(ids)} keys")
+        return self
+
+    @classmethod
+    def of(cls, keys: Iterable[PublicKey], threshold: int) -> Self:
+        """The roots of these keys; raises ``KeysetError``."""
+        parts = [
+            _without(key.as_record(), "development", "not_before", "not_after") for key in keys
+        ]
+        return read_model(cls, {"threshold": threshold, "keys": parts})
+
+    def signed(self, envelope: Cosigned) -> bool:
+        """Whether enough of these keys have signed ``envelope``."""
+        return len(envelope.signers(key.public() for key in self.keys)) >= self.threshold
+
+
+class Keyset(_Part):
+    """One version of the keyset."""
+
+    type_: Annotated[Literal["https://affidavit.dev/keyset/v1"], Field(alias="_type")]
+    version: Annotated[int, Field(ge=1, le=2**53 - 1)]
+    previous: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None
+    issued_at: Instant
+    expires_at: Instant
+    roots: Roots
+    keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MOST_KEYS)]
+    revoked: Annotated[tuple[Revocation, ...], Field(max_length=MOST_KEYS)] = ()
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if (self.previous is None) != (self.version == 1):
+            raise ValueError("the first version, and no other, has no previous one")
+        if self.expires_at <= self.issued_at:
+            raise ValueError("it would expire before it is issued")
+        known = _unique(self.keys, "key")
+        if shared := known & {key.key_id for key in self.roots.keys}:
+            raise ValueError(f"{min(shared)[:16]} is a root key and cannot sign certificates")
+        if missing := _unique(self.revoked, "revoked key") - known:
+            raise ValueError(f"the revoked key {min(missing)[:16]} is not among the keys")
+        for key in self.keys:
+            if key.not_after < key.not_before:
+                raise ValueError(f"the window of {key.key_id[:16]} ends before it begins")
+        return self
+
+    def public_keys(self) -> tuple[PublicKey, ...]:
+        """The keys with their windows, revoked ones too: they may have signed before."""
+        return tuple(key.public() for key in self.keys)
+
+    def revoked_since(self) -> dict[str, datetime]:
+        """From when on each revoked key's signatures do not count, by key id."""
+        return {each.key_id: read_instant(each.since) for each in self.revoked}
+
+
+@dataclass(frozen=True, slots=True)
+class SignedKeyset:
+    """A keyset with the envelope it came in."""
+
+    keyset: Keyset
+    envelope: Cosigned
+
+    @property
+    def digest(self) -> str:
+        """``sha256:`` and the digest of the payload, which the next version names."""
+        return "sha256:" + hashlib.sha256(self.envelope.payload).hexdigest()
+
+    def signed_by(self, key: SigningPort) -> SignedKeyset:
+        """This, signed by ``key`` too."""
+        return replace(self, envelope=self.envelope.signed_by(key))
+
+    def as_bytes(self) -> bytes:
+        """The file to keep and to hand out."""
+        return canonical_json(self.envelope.as_document())
+
+
+def draft(
+    previous: SignedKeyset | None,
+    *,
+    roots: Roots,
+    keys: Iterable[PublicKey],
+    revoked: Iterable[Revocation],
+    issued_at: datetime,
+    expires_at: datetime,
+) -> SignedKeyset:
+    """The version after ``previous``, without a signature; raises ``KeysetError``."""
+    document = {
+        "_type": KEYSET_TYPE,
+        "version": 1 if previous is None else previous.keyset.version + 1,
+        "previous": None if previous is None else previous.digest,
+        "issued_at": as_instant(issued_at),
+        "expires_at": as_instant(expires_at),
+        "roots": roots.model_dump(mode="json"),
+        "keys": [_without(key.as_record(), "development") for key in keys],
+        "revoked": [each.model_dump(mode="json") for each in revoked],
+    }
+    keyset = read_model(Keyset, document)
+    payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))
+    return SignedKeyset(keyset, Cosigned(payload_type=PAYLOAD_TYPE, payload=payload))
+
+
+def read_keyset(raw: bytes) -> SignedKeyset:
+    """The keyset of a file's bytes, whoever signed it; raises ``KeysetError``."""
+    try:
+        envelope = read_cosigned(load_json(raw, MOST_BYTES).data)
+    except BadEnvelope as error:
+        raise _malformed(f"{error}.") from None
+    except MalformedPlan as error:
+        raise _malformed(error.reasons[0].message) from None
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise _malformed("the envelope does not hold a keyset.")
+    try:
+        document = load_json(envelope.payload, MOST_BYTES).data
+    except MalformedPlan as error:
+        raise _malformed(error.reasons[0].message) from None
+    keyset = read_model(Keyset, document)
+    if canonical_json(keyset.model_dump(mode="json", by_alias=True)) != envelope.payload:
+        raise _malformed("the payload is not in canonical JSON.")
+    return SignedKeyset(keyset, envelope)
+
+
+def read_model(kind: type[Model], document: Any) -> Model:
+    """``document`` as a ``kind`` whose every key is what its id says; or ``KeysetError``."""
+    try:
+        found = kind.model_validate_json(canonical_json(document))
+        for part in ("keys", "roots"):
+            for key in _keys_of(getattr(found, part, ())):
+                key.public()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "/".join(str(step) for step in first["loc"]) or "the document"
+        raise _malformed(f"{where}: {first['msg']}.") from None
+    except KeyFailure as failure:
+        raise _malformed(str(failure)) from None
+    return found
+
+
+def _keys_of(part: Any) -> tuple[RootKey | KeyEntry, ...]:
+    return tuple(part.keys) if isinstance(part, Roots) else tuple(part)
+
+
+def _unique(parts: Iterable[RootKey | KeyEntry | Revocation], what: str) -> set[str]:
+    ids = [part.key_id for part in parts]
+    if len(set(ids)) != len(ids):
+        raise ValueError(f"a {what} is listed twice")
+    return set(ids)
+
+
+def _without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in names}
+
+
+def _malformed(message: str) -> KeysetError:
+    return KeysetError("keyset_malformed", message, "Fetch the keyset again (GET /v1/keyset).")
