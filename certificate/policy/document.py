@@ -1,0 +1,161 @@
+"""The policy document, schema version 1: what an organisation allows beyond what is proved.
+
+Accountancy says what is true of a plan; a policy says what is wanted. It is read as
+strictly as a plan, and addressed by the digest of its canonical JSON, so that a certificate
+can say under which rules it came to be. A rule that is left out does not restrict, with two
+exceptions that have to be asked for: a δ of 1/N or more (``allow_large_delta``), and going
+on when the service cannot be reached (``on_outage: warn``).
+
+A policy is for the data sets that it names, or for all that no other policy names
+(``datasets: default``). An empty list is how a policy is retired: it is for nothing.
+
+>>> policy = Policy(schema_version=1, name="nlg", version=3, datasets=("e2e-nlg",),
+...                 epsilon_cap=8.0, delta_cap=1e-5, caps={"e2e-nlg": Caps(epsilon=4.0)})
+>>> policy.cap("e2e-nlg")
+Caps(epsilon=4.0, delta=1e-05)
+>>> policy.reference()["name"], policy.covers("e2e-nlg"), policy.covers("other")
+('nlg', True, False)
+
+Units: ε in nats, δ a probability, ``valid_days`` in days.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from affidavit.accountants.registry import NAMES
+from affidavit.plan.canonical import digest_of
+from affidavit.plan.model import Adjacency, PrivacyUnit, Scheme
+from affidavit.plan.reasons import PlanError, Reason, pointer_to
+from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Text, at_most
+
+SCHEMA_VERSION = 1
+MOST_DATASETS = 1000
+LONGEST_VALIDITY = 3650
+MOST_APPROVALS = 10
+VERSION_PATTERN = r"^[0-9]{1,6}(\.[0-9]{1,6}){0,4}$"
+
+
+class MalformedPolicy(PlanError):
+    """The document cannot be read as a policy of schema version 1."""
+
+
+def _distinct_in_order(given: tuple[str, ...]) -> tuple[str, ...]:
+    """Sorted, because the order says nothing and must not change the digest."""
+    if len(set(given)) < len(given):
+        raise PydanticCustomError("twice", "a name is listed twice")
+    return tuple(sorted(given))
+
+
+def _known_engine(name: str) -> str:
+    if name not in NAMES:
+        raise PydanticCustomError("no_engine", f"there are the engines {', '.join(NAMES)}")
+    return name
+
+
+def _known_schema(version: int) -> int:
+    if version != SCHEMA_VERSION:
+        raise PydanticCustomError("schema_version", "this release reads schema version 1")
+    return version
+
+
+def _released(version: str) -> str:
+    if re.fullmatch(VERSION_PATTERN, version, re.ASCII) is None:
+        raise PydanticCustomError("not_version", "a version is text like '0.6.0'")
+    return version
+
+
+Engine = Annotated[str, Field(strict=True), AfterValidator(_known_engine)]
+Release = Annotated[str, Field(strict=True), AfterValidator(_released)]
+_Few = Field(min_length=1, fail_fast=True)
+
+
+class Caps(Part):
+    """The largest ε and δ that may be certified; None is no cap."""
+
+    epsilon: Positive | None = None
+    delta: Probability | None = None
+
+
+class Policy(Part):
+    """The rules for some data sets; ``version`` counts one name's documents from 1."""
+
+    schema_version: Annotated[Integer, AfterValidator(_known_schema)]
+    name: Name
+    version: Annotated[Integer, Field(ge=1)]
+    notes: Text | None = None
+    datasets: (
+        Literal["default"]
+        | Annotated[tuple[Name, ...], at_most(MOST_DATASETS), AfterValidator(_distinct_in_order)]
+    )
+    adjacencies: (
+        Annotated[tuple[Adjacency, ...], _Few, AfterValidator(_distinct_in_order)] | None
+    ) = None
+    samplers: Annotated[tuple[Scheme, ...], _Few, AfterValidator(_distinct_in_order)] | None = None
+    units: Annotated[tuple[PrivacyUnit, ...], _Few, AfterValidator(_distinct_in_order)] | None = (
+        None
+    )
+    engines: Annotated[tuple[Engine, ...], _Few, AfterValidator(_distinct_in_order)] | None = None
+    accountants: dict[Engine, Release] = Field(default={})
+    second_opinion: Literal["required", "if_available"] = "if_available"
+    epsilon_cap: Positive | None = None
+    delta_cap: Probability | None = None
+    caps: Annotated[dict[Name, Caps], Field(max_length=MOST_DATASETS)] = Field(default={})
+    allow_large_delta: Annotated[bool, Field(strict=True)] = False
+    budget: Literal["required", "optional"] = "optional"
+    approvals: Annotated[Integer, Field(ge=0, le=MOST_APPROVALS)] = 0
+    valid_days: Annotated[Integer, Field(ge=1, le=LONGEST_VALIDITY)] = 365
+    on_outage: Literal["block", "warn"] = "block"
+
+    @model_validator(mode="after")
+    def _caps_are_of_its_data_sets(self) -> Policy:
+        if self.datasets != "default" and (
+            strange := sorted(self.caps.keys() - set(self.datasets))
+        ):
+            raise MalformedPolicy(
+                Reason(
+                    code="conflict",
+                    pointer=pointer_to("caps", strange[0]),
+                    message=f"the policy is not for the data set {strange[0]}.",
+                    remedy="Add it to datasets, or remove its caps.",
+                )
+            )
+        return self
+
+    def covers(self, dataset: str | None) -> bool:
+        """Whether the policy is for ``dataset``; one without a name is for the default."""
+        return self.datasets == "default" or dataset in self.datasets
+
+    def cap(self, dataset: str | None) -> Caps:
+        """The caps for ``dataset``: its own, and the policy's where it has none of its own."""
+        own = self.caps.get(dataset, Caps()) if dataset is not None else Caps()
+        return Caps(
+            epsilon=self.epsilon_cap if own.epsilon is None else own.epsilon,
+            delta=self.delta_cap if own.delta is None else own.delta,
+        )
+
+    def as_document(self) -> dict[str, Any]:
+        """The policy as plain data, defaults filled in."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def digest(self) -> str:
+        """``sha256:`` and the digest of the canonical JSON."""
+        return digest_of(self.as_document())
+
+    def reference(self) -> dict[str, Any]:
+        """How a certificate names the policy."""
+        return {"name": self.name, "version": self.version, "digest": self.digest()}
+
+
+BUILT_IN = Policy(
+    schema_version=SCHEMA_VERSION,
+    name="default",
+    version=2,
+    datasets="default",
+    allow_large_delta=True,
+)
+"""What holds where nobody set a policy: it lets through whatever is proved."""

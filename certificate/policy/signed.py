@@ -1,0 +1,67 @@
+"""Policies and waivers as they are kept: DSSE envelopes over in-toto statements.
+
+The subject is the document by its digest, the predicate the document itself, and the
+predicate's type says which kind, so that a waiver cannot pass for a policy. What is read
+back is what was signed: digest, form and signature are checked every time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, read_envelope, seal
+from affidavit.certificate.keys import PublicKey, SigningPort
+from affidavit.plan.canonical import canonical_json, digest_of
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan
+
+Kind = Literal["policy", "waiver"]
+
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPES: dict[Kind, str] = {
+    "policy": "https://affidavit.dev/dp-policy/v1",
+    "waiver": "https://affidavit.dev/dp-waiver/v1",
+}
+LARGEST = 1024 * 1024
+
+
+class NotAsSigned(Exception):
+    """The envelope does not hold what was signed, or not what it is said to hold."""
+
+
+def sealed(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
+    """The envelope of ``document``, signed by ``key``, as the bytes to keep."""
+    algorithm, _, value = digest_of(document).partition(":")
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": kind, "digest": {algorithm: value}}],
+        "predicateType": PREDICATE_TYPES[kind],
+        "predicate": document,
+    }
+    return canonical_json(seal(canonical_json(statement), key).as_document())
+
+
+def opened(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
+    """The document that ``key`` signed in ``envelope``; raises ``NotAsSigned``."""
+    try:
+        found = read_envelope(load_json(envelope, LARGEST).data)
+        if found.payload_type != PAYLOAD_TYPE or found.key_id != key.key_id:
+            raise NotAsSigned("the envelope is of another type or key")
+        if not key.accepts(found.signature, found.signed_bytes):
+            raise NotAsSigned("the signature does not fit")
+        statement = load_json(found.payload, LARGEST).data
+    except (BadEnvelope, MalformedPlan) as error:
+        raise NotAsSigned(str(error)) from None
+    if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):
+        raise NotAsSigned(f"the statement is not about a {kind}")
+    document: dict[str, Any] = statement["predicate"]
+    algorithm, _, value = digest_of(document).partition(":")
+    expected = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": kind, "digest": {algorithm: value}}],
+        "predicateType": PREDICATE_TYPES[kind],
+        "predicate": document,
+    }
+    if statement != expected:
+        raise NotAsSigned(f"the statement is not about this {kind}")
+    return document

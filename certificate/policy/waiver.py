@@ -1,0 +1,148 @@
+"""Waivers: one rule of one policy version does not apply to one plan, or one data set, for a time.
+
+A waiver is kept by the service and never stands in a plan. It names who answers for it
+(``owner``), who granted it (``created_by``), why, and until when; its id is the digest of all
+that. It is about the very policy that it was granted against: a new version asks anew. Nobody
+is helped by a waiver that they granted themselves. What a waiver lets through stays visible
+in the certificate, which ends no later than the waiver does.
+
+Only reasons of a policy can be waived: there is no code here for what accountancy refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from affidavit.certificate.policy.rules import WAIVABLE
+from affidavit.plan.canonical import digest_of
+from affidavit.plan.reasons import Reason
+from affidavit.plan.types import Name, Part
+
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+
+
+def _waivable(rule: str) -> str:
+    if rule not in WAIVABLE:
+        known = ", ".join(sorted(WAIVABLE))
+        raise PydanticCustomError("not_waivable", f"what can be waived is one of {known}")
+    return rule
+
+
+def _instant(text: str) -> str:
+    try:
+        read = datetime.strptime(text, TIME_FORMAT)
+    except ValueError:
+        read = None
+    if read is None or read.strftime(TIME_FORMAT) != text:
+        raise PydanticCustomError("not_instant", "a time is text like 2027-01-31T00:00:00Z")
+    return text
+
+
+Rule = Annotated[str, Field(strict=True), AfterValidator(_waivable)]
+Digest = Annotated[str, StringConstraints(strict=True, pattern=DIGEST_PATTERN)]
+Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
+Person = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=255)]
+Why = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=2000)]
+
+
+class Waiver(Part):
+    """An exception; ``plan_digest`` or ``dataset`` says for what, exactly one of them."""
+
+    rule: Rule
+    policy: Digest
+    plan_digest: Digest | None = None
+    dataset: Name | None = None
+    owner: Person
+    reason: Why
+    created_by: Person
+    created_at: Instant
+    expires_at: Instant
+
+    @model_validator(mode="after")
+    def _is_about_one_thing(self) -> Waiver:
+        if (self.plan_digest is None) == (self.dataset is None):
+            raise PydanticCustomError("scope", "a waiver is for a plan_digest or for a dataset")
+        if self.expires <= instant(self.created_at):
+            raise PydanticCustomError("expired", "a waiver ends after it was granted")
+        return self
+
+    @property
+    def id(self) -> str:
+        """The digest of the waiver's canonical JSON."""
+        return digest_of(self.as_document())
+
+    @property
+    def expires(self) -> datetime:
+        """The first moment at which it no longer holds."""
+        return instant(self.expires_at)
+
+    def as_document(self) -> dict[str, Any]:
+        """The waiver as plain data."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def is_for(self, plan_digest: str, dataset: str | None) -> bool:
+        """Whether that plan, on that data set, is what it was granted for."""
+        if self.plan_digest is not None:
+            return self.plan_digest == plan_digest
+        return self.dataset == dataset
+
+
+class Waived(Part):
+    """A reason that does not block, and the waiver because of which it does not."""
+
+    reason: Reason
+    waiver: Waiver
+
+    def as_dict(self) -> dict[str, Any]:
+        """How results and certificates show it."""
+        return {
+            **self.reason.as_dict(),
+            "waiver": {
+                "id": self.waiver.id,
+                "owner": self.waiver.owner,
+                "reason": self.waiver.reason,
+                "granted_by": self.waiver.created_by,
+                "expires": self.waiver.expires_at,
+            },
+        }
+
+
+def in_force(
+    waivers: Iterable[Waiver],
+    *,
+    policy: str,
+    plan_digest: str,
+    dataset: str | None,
+    requester: str,
+    now: datetime,
+) -> tuple[Waiver, ...]:
+    """Which of ``waivers`` help ``requester`` with that plan under ``policy`` (a digest) now."""
+    return tuple(
+        sorted(
+            (
+                each
+                for each in waivers
+                if each.policy == policy
+                and each.is_for(plan_digest, dataset)
+                and each.created_by != requester
+                and instant(each.created_at) <= now < each.expires
+            ),
+            key=lambda each: each.id,
+        )
+    )
+
+
+def instant(text: str) -> datetime:
+    """The time that ``text`` says, in UTC."""
+    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+
+
+def written(moment: datetime) -> str:
+    """``moment`` to the second, cut off."""
+    return moment.astimezone(UTC).strftime(TIME_FORMAT)
