@@ -7,75 +7,47 @@
 5. statement: version, predicate, subject and every critical field are understood
 6. key window: the certificate was issued while the key might sign
 7. plan: the subject is the plan carried inside, and the plan at hand if one is given
-8. validity: now lies between the certificate's dates
+8. accountants and policy: not below what the verifier asks
+9. validity: now lies between the certificate's dates
+10. inclusion: the certificate's own leaf is in the log's tree, at the place given
+11. checkpoint: a trusted key signed that tree's root for the log, inside its window
+12. consistency: the log only grew since the verifier last saw it
+13. status: not revoked, by a list that is not stale
 
 Each step raises ``VerificationError`` with its own number and code; there is no boolean
-to forget. A verified certificate may still be a refusal: read its verdict.
-
-Not checked yet: inclusion in a transparency log, and revocation.
+to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
+offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
+unchecked, unless the verifier demands them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
 from affidavit.certificate.issue import BUNDLE_TYPE
 from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.log import steps as log_steps
+from affidavit.certificate.log.inclusion import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,
     STATEMENT_TYPE,
     TIME_FORMAT,
 )
+from affidavit.certificate.verification import STEPS, Demands, VerificationError, Verified
 from affidavit.plan.canonical import digest, digest_of
 from affidavit.plan.loading import load_json
 from affidavit.plan.model import Plan
 from affidavit.plan.reasons import MalformedPlan
 
-STEPS = (
-    "size and form",
-    "payload type",
-    "key",
-    "signature",
-    "statement",
-    "key window",
-    "plan",
-    "validity",
-)
-
+__all__ = ["STEPS", "Demands", "VerificationError", "Verified", "verify"]
 
 MAX_BUNDLE_BYTES = 8 * 1024 * 1024
 """A plan of the largest size, with what is said about each of its releases, fits."""
-
-
-class VerificationError(Exception):
-    """The step that rejected a bundle, by number, name and code, and what to do."""
-
-    def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
-        self.step = step
-        self.step_name = STEPS[step - 1]
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verified:
-    """A bundle that passed every step: its statement and what each step saw."""
-
-    statement: dict[str, Any]
-    steps: tuple[tuple[int, str, str], ...]
-
-    @property
-    def predicate(self) -> dict[str, Any]:
-        """The certificate's content."""
-        predicate: dict[str, Any] = self.statement["predicate"]
-        return predicate
 
 
 def verify(
@@ -84,41 +56,63 @@ def verify(
     *,
     plan: Plan | None = None,
     now: datetime | None = None,
+    demands: Demands | None = None,
 ) -> Verified:
     """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
-    seen: list[tuple[int, str, str]] = []
-
-    def passed(step: int, detail: str) -> None:
-        seen.append((step, STEPS[step - 1], detail))
-
-    envelope = _form(bundle)
-    passed(1, f"{len(bundle)} bytes")
+    trusted, asked = tuple(trusted), demands or Demands()
+    report = _Report()
+    envelope, log = _form(bundle)
+    report.passed(1, f"{len(bundle)} bytes")
     _payload_type(envelope)
-    passed(2, envelope.payload_type)
+    report.passed(2, envelope.payload_type)
     key = _key(envelope, trusted)
-    passed(3, f"key {key.key_id[:16]}")
+    report.passed(3, f"key {key.key_id[:16]}")
     _signature(envelope, key)
-    passed(4, "Ed25519 over the payload as signed")
+    report.passed(4, "Ed25519 over the payload as signed")
     statement = _statement(envelope)
     predicate = statement["predicate"]
-    passed(5, f"verdict {predicate['verdict']}")
+    report.passed(5, f"verdict {predicate['verdict']}")
     not_before, not_after = _dates(predicate)
     _window(key, not_before)
-    passed(6, f"issued {predicate['validity']['not_before']}")
+    report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
-    passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
+    report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
+    report.passed(8, _rules(predicate, asked))
     _validity(not_before, not_after, now or datetime.now(UTC))
-    passed(8, f"until {predicate['validity']['not_after']}")
-    return Verified(statement=statement, steps=tuple(seen))
+    report.passed(9, f"until {predicate['validity']['not_after']}")
+    kept = _log(envelope, statement, log, trusted, asked, report)
+    report.unchecked(13, "not checked: no list of revoked certificates is known here")
+    return Verified(
+        statement=statement,
+        steps=tuple(report.steps),
+        unchecked=tuple(report.skipped),
+        checkpoint=kept,
+    )
 
 
-def _form(bundle: bytes) -> Envelope:
+class _Report:
+    """What each step saw, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, str, str]] = []
+        self.skipped: list[int] = []
+
+    def passed(self, step: int, detail: str) -> None:
+        self.steps.append((step, STEPS[step - 1], detail))
+
+    def unchecked(self, step: int, detail: str) -> None:
+        self.passed(step, detail)
+        self.skipped.append(step)
+
+
+def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
     remedy = "Fetch the bundle again; it must be stored as it was sent."
     try:
         document = load_json(bundle, MAX_BUNDLE_BYTES).data
     except MalformedPlan as error:
         raise VerificationError(1, "bad_form", error.reasons[0].message, remedy) from None
-    if not isinstance(document, dict) or document.keys() != {"bundleType", "envelope"}:
+    required = {"bundleType", "envelope"}
+    if not isinstance(document, dict) or not required <= document.keys() <= required | {"log"}:
         raise VerificationError(1, "bad_form", "this is not a certificate bundle.", remedy)
     if document["bundleType"] != BUNDLE_TYPE:
         raise VerificationError(
@@ -128,9 +122,12 @@ def _form(bundle: bytes) -> Envelope:
             "Verify it with the release that wrote it, or a later one.",
         )
     try:
-        return read_envelope(document["envelope"])
+        envelope = read_envelope(document["envelope"])
+        return envelope, read_inclusion(document["log"]) if "log" in document else None
     except BadEnvelope as error:
         raise VerificationError(1, "bad_form", f"{error}.", remedy) from None
+    except BadLogPart as error:
+        raise VerificationError(1, "bad_log_part", f"its log part: {error}.", remedy) from None
 
 
 def _payload_type(envelope: Envelope) -> None:
@@ -248,10 +245,76 @@ def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
     return carried
 
 
+def _rules(predicate: dict[str, Any], asked: Demands) -> str:
+    """Step 8: every engine as new as asked, and a policy that is accepted."""
+    versions = _engines(predicate)
+    for name, lowest in asked.accountants.items():
+        found = versions.get(name)
+        if found is None or _numbers(found) < _numbers(lowest):
+            raise VerificationError(
+                8,
+                "old_accountant",
+                f"it was accounted by a release with {name} {found or 'missing'}; "
+                f"you ask for {lowest} or later.",
+                "Certify the plan again with a newer release.",
+            )
+    policy = predicate.get("policy")
+    accepted = policy.get("digest") if isinstance(policy, dict) else None
+    if asked.policies and accepted not in asked.policies:
+        raise VerificationError(
+            8,
+            "other_policy",
+            f"it was issued under the policy {str(accepted)[:23]}…, which you do not accept.",
+            "Certify the plan under a policy that you accept.",
+        )
+    if not asked.accountants and not asked.policies:
+        return "no lowest version and no policy was asked for"
+    return f"as asked: {len(asked.accountants)} versions, {len(asked.policies)} policies"
+
+
+def _engines(predicate: dict[str, Any]) -> dict[str, str]:
+    try:
+        return {str(each["name"]): str(each["version"]) for each in predicate["engines"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which may follow a library's name.
+
+    >>> _numbers("dp-accounting 0.6.0") < _numbers("0.10")
+    True
+    """
+    return tuple(int(each) for each in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
+
+
 def _validity(not_before: datetime, not_after: datetime, now: datetime) -> None:
     if now < not_before:
         raise VerificationError(
-            8, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
+            9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
         )
     if now > not_after:
-        raise VerificationError(8, "expired", "it has expired.", "Certify the plan again.")
+        raise VerificationError(9, "expired", "it has expired.", "Certify the plan again.")
+
+
+def _log(
+    envelope: Envelope,
+    statement: dict[str, Any],
+    part: Inclusion | None,
+    trusted: tuple[PublicKey, ...],
+    asked: Demands,
+    report: _Report,
+) -> str | None:
+    """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
+    if part is None:
+        log_steps.require_logged(asked)
+        for step in (10, 11, 12):
+            report.unchecked(step, "not logged: the bundle has no proof of a log")
+        return None
+    checkpoint = log_steps.included(envelope, statement, part)
+    report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
+    key = log_steps.signed(part.checkpoint, trusted, asked.log_origin)
+    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}")
+    link = log_steps.consistent(checkpoint, asked)
+    (report.passed if link.checked else report.unchecked)(12, link.detail)
+    return part.checkpoint if link.keep else None

@@ -185,7 +185,7 @@ def test_step_7_another_plan(
     assert rejected(resigned(certificate, key, subject=elsewhere), key, plan=plan).step == 7
 
 
-def test_step_8_validity(certificate: Certificate, key: SigningKey) -> None:
+def test_step_9_validity(certificate: Certificate, key: SigningKey) -> None:
     now = datetime.now(UTC)
     assert rejected(certificate.bundle, key, now=now - timedelta(days=1)).code == "not_yet_valid"
     assert rejected(certificate.bundle, key, now=now + timedelta(days=366)).code == "expired"

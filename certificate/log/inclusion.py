@@ -1,0 +1,114 @@
+"""A bundle's ``log`` part: the certificate's place in the log, and what proves it.
+
+::
+
+    {"leafIndex": 17, "treeSize": 1204, "inclusionProof": ["base64", ...],
+     "checkpoint": "affidavit.example.com/log\\n1204\\n..."}
+
+``treeSize``, which the checkpoint says too, may be left out. Consistency proofs travel as
+documents of their own, ``{"first": 900, "second": 1204, "hashes": ["base64", ...]}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from affidavit.certificate.log.note import BadNote, decoded, written
+from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES
+
+MOST_HASHES = 128
+"""More than any proof in a tree of 2^53 leaves has."""
+
+
+class BadLogPart(Exception):
+    """A document about a log does not have the form of one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inclusion:
+    """A certificate's place in a log, with the proof for the tree of ``checkpoint``."""
+
+    leaf_index: int
+    tree_size: int | None
+    proof: tuple[bytes, ...]
+    checkpoint: str
+
+    def as_document(self) -> dict[str, Any]:
+        """The part as JSON data."""
+        return {
+            "leafIndex": self.leaf_index,
+            **({} if self.tree_size is None else {"treeSize": self.tree_size}),
+            "inclusionProof": [written(each) for each in self.proof],
+            "checkpoint": self.checkpoint,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Consistency:
+    """A proof that the tree of ``second`` leaves begins with that of ``first``."""
+
+    first: int
+    second: int
+    hashes: tuple[bytes, ...]
+
+    def as_document(self) -> dict[str, Any]:
+        """The proof as JSON data."""
+        return {
+            "first": self.first,
+            "second": self.second,
+            "hashes": [written(each) for each in self.hashes],
+        }
+
+
+def read_inclusion(document: Any) -> Inclusion:
+    """The part of JSON data; raises ``BadLogPart`` for any other shape."""
+    fields = _fields(document, {"leafIndex", "inclusionProof", "checkpoint"}, {"treeSize"})
+    if not isinstance(fields["checkpoint"], str):
+        raise BadLogPart("checkpoint is not a text")
+    return Inclusion(
+        leaf_index=_count(fields["leafIndex"], "leafIndex"),
+        tree_size=_count(fields["treeSize"], "treeSize") if "treeSize" in fields else None,
+        proof=_hashes(fields["inclusionProof"], "inclusionProof"),
+        checkpoint=fields["checkpoint"],
+    )
+
+
+def read_consistency(document: Any) -> Consistency:
+    """A proof as ``GET /v1/log/proof/consistency`` answers it; raises ``BadLogPart``."""
+    fields = _fields(document, {"first", "second", "hashes"}, set())
+    return Consistency(
+        first=_count(fields["first"], "first"),
+        second=_count(fields["second"], "second"),
+        hashes=_hashes(fields["hashes"], "hashes"),
+    )
+
+
+def _fields(document: Any, required: set[str], optional: set[str]) -> dict[str, Any]:
+    if not isinstance(document, dict) or not required <= document.keys() <= required | optional:
+        raise BadLogPart(f"there are not exactly the fields {', '.join(sorted(required))}")
+    return document
+
+
+def _count(value: Any, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_LEAVES:
+        raise BadLogPart(f"{what} is not a number of leaves")
+    return value
+
+
+def _hashes(document: Any, what: str) -> tuple[bytes, ...]:
+    if not isinstance(document, list) or len(document) > MOST_HASHES:
+        raise BadLogPart(f"{what} is not a list of at most {MOST_HASHES} hashes")
+    return tuple(_hash(each, what) for each in document)
+
+
+def _hash(value: Any, what: str) -> bytes:
+    if not isinstance(value, str):
+        raise BadLogPart(f"{what} holds what is not base64")
+    try:
+        found = decoded(value, what)
+    except BadNote as error:
+        raise BadLogPart(str(error)) from None
+    if len(found) != HASH_BYTES:
+        raise BadLogPart(f"{what} holds what is not a hash of {HASH_BYTES} bytes")
+    return found

@@ -1,0 +1,201 @@
+"""C2SP signed notes: text, a blank line, and signature lines, as Go's sumdb writes them.
+
+::
+
+    the text, which ends in a newline
+
+    — name base64(key hash || signature)
+
+The key hash is the first four bytes of ``SHA-256(name || 0x0A || 0x01 || public key)``,
+where 0x01 stands for Ed25519; it is a hint, not an identity. A signature of an unknown
+key is passed over; one that bears a known name and key hash and is false makes the whole
+note false; and where two trusted keys share name and hash the note is refused, because it
+cannot be said who signed. A verifier key is written ``name+hash+base64(0x01 || key)``.
+
+References: C2SP, signed-note.md; golang.org/x/mod/sumdb/note.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+ED25519 = b"\x01"
+MAX_NOTE_BYTES = 1_000_000
+MAX_SIGNATURES = 100
+_LINE = re.compile("— ([^ ]+) ([^ ]+)")
+
+
+class BadNote(Exception):
+    """The text is not a signed note, or nobody who is known signed it."""
+
+
+class UnknownSigner(BadNote):
+    """Nobody who is trusted signed the note."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteSignature:
+    """One signature line; ``key_hash`` has four bytes."""
+
+    name: str
+    key_hash: bytes
+    signature: bytes
+
+    def is_by(self, key: NoteKey) -> bool:
+        """Whether it says that it is ``key``'s; that is not checked here."""
+        return (self.name, self.key_hash) == (key.name, key.key_hash)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A text and what stands under it; no signature was checked yet."""
+
+    text: str
+    signatures: tuple[NoteSignature, ...]
+
+    def __str__(self) -> str:
+        lines = (
+            f"— {each.name} {written(each.key_hash + each.signature)}\n" for each in self.signatures
+        )
+        return f"{self.text}\n{''.join(lines)}"
+
+
+@dataclass(frozen=True, slots=True)
+class NoteKey:
+    """A public key, its 32 bytes, by the name under which it signs notes."""
+
+    name: str
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        require_name(self.name)
+
+    @property
+    def key_hash(self) -> bytes:
+        """Four bytes that tell keys apart where nobody means ill."""
+        named = self.name.encode() + b"\n" + ED25519 + self.raw
+        return hashlib.sha256(named).digest()[:4]
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.key_hash.hex()}+{written(ED25519 + self.raw)}"
+
+    @classmethod
+    def parse(cls, text: str) -> NoteKey:
+        """The key of a verifier key; raises ``BadNote``."""
+        name, _, rest = text.strip().partition("+")
+        key_hash, _, encoded = rest.partition("+")
+        raw = decoded(encoded, "the verifier key")
+        if len(raw) != 33 or raw[:1] != ED25519:
+            raise BadNote("the verifier key does not hold an Ed25519 key")
+        found = cls(name, raw[1:])
+        if found.key_hash.hex() != key_hash:
+            raise BadNote("the verifier key's hash is not that of its name and key")
+        return found
+
+    def accepts(self, line: NoteSignature, text: str) -> bool:
+        """Whether ``line`` is this key's signature under ``text``."""
+        try:
+            key = Ed25519PublicKey.from_public_bytes(self.raw)
+            key.verify(line.signature, text.encode())
+        except InvalidSignature:
+            return False
+        return True
+
+
+def sign_note(text: str, key: NoteKey, sign: Callable[[bytes], bytes]) -> Note:
+    """``text`` signed by the private half of ``key``."""
+    _require_text(text)
+    return Note(text, (NoteSignature(key.name, key.key_hash, sign(text.encode())),))
+
+
+def parse_note(raw: str | bytes) -> Note:
+    """The note that ``raw`` is; its signatures are still to be checked."""
+    text = _characters(raw)
+    body, separator, lines = text.rpartition("\n\n")
+    if not separator or not lines.endswith("\n"):
+        raise BadNote("the note has no signature below a blank line")
+    found = tuple(_signature(line) for line in lines[:-1].split("\n"))
+    if len(found) > MAX_SIGNATURES:
+        raise BadNote(f"the note has more than {MAX_SIGNATURES} signatures")
+    return Note(body + "\n", found)
+
+
+def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[NoteKey]]:
+    """The text of a note and which of ``keys`` signed it, at least one; raises ``BadNote``."""
+    note = parse_note(raw)
+    trusted = set(keys)
+    signers: list[NoteKey] = []
+    for line in note.signatures:
+        known = [
+            each for each in trusted if (each.name, each.key_hash) == (line.name, line.key_hash)
+        ]
+        if len(known) > 1:
+            raise BadNote(f"two keys that you trust share the hash of {line.name}'s signature")
+        for key in known:
+            if not key.accepts(line, note.text):
+                raise BadNote(f"the signature of {line.name} does not fit the text")
+            if key not in signers:
+                signers.append(key)
+    if not signers:
+        raise UnknownSigner("no key that you trust signed the note")
+    return note.text, signers
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot name a key: empty, or with white space, a plus or a control."""
+    bad = any(each.isspace() or each == "+" or not each.isprintable() for each in name)
+    if not name or bad or len(name.encode(errors="replace")) > 255:
+        raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
+
+
+def written(raw: bytes) -> str:
+    """Standard base64."""
+    return base64.b64encode(raw).decode("ascii")
+
+
+def decoded(text: str, what: str) -> bytes:
+    """The bytes of base64 in its one canonical form; raises ``BadNote``."""
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BadNote(f"{what} is not base64") from None
+    if written(raw) != text:
+        raise BadNote(f"{what} is not in canonical base64")
+    return raw
+
+
+def _signature(line: str) -> NoteSignature:
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise BadNote("a signature line does not read '— name base64'")
+    require_name(found[1])
+    raw = decoded(found[2], "a signature")
+    if len(raw) < 5:
+        raise BadNote("a signature is too short")
+    return NoteSignature(found[1], raw[:4], raw[4:])
+
+
+def _characters(raw: str | bytes) -> str:
+    try:
+        content = raw.encode() if isinstance(raw, str) else raw
+        if len(content) > MAX_NOTE_BYTES:
+            raise BadNote("the note is too long")
+        text = content.decode()
+    except UnicodeError:
+        raise BadNote("the note is not UTF-8") from None
+    if any(each < " " and each != "\n" for each in text):
+        raise BadNote("the note has control characters")
+    return text
+
+
+def _require_text(text: str) -> None:
+    if not text.endswith("\n") or _characters(text) != text:
+        raise BadNote("a note's text ends in a newline")

@@ -1,0 +1,175 @@
+"""Steps 10 to 12 of verification: in the log, signed by it, and the log that was seen before.
+
+The proof leads from the certificate's own signed bytes to a root hash, the checkpoint's
+signature says that the log vouches for that root, and consistency says that the log was
+not rolled back or forked since the verifier last saw it. Only the last of these needs
+memory, and only it catches an operator who shows different logs to different people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from affidavit.certificate.envelope import Envelope
+from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
+from affidavit.certificate.log.inclusion import Inclusion
+from affidavit.certificate.log.leaf import certificate_entry
+from affidavit.certificate.log.note import BadNote, UnknownSigner
+from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
+from affidavit.certificate.verification import Demands, VerificationError
+
+
+def require_logged(demands: Demands) -> None:
+    """Reject a bundle without a log part where the verifier asks for one."""
+    if demands.require_log:
+        raise VerificationError(
+            10,
+            "not_logged",
+            "the bundle does not say where in a log the certificate stands.",
+            "Fetch it from the service, which adds the proof within seconds of issuing it.",
+        )
+
+
+def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> Checkpoint:
+    """Step 10: the certificate's leaf is in the tree of the checkpoint, which is returned."""
+    remedy = "Fetch the bundle again; if it stays so, ask the log's operator."
+    try:
+        checkpoint = read_checkpoint(part.checkpoint)
+    except BadNote as error:
+        raise VerificationError(10, "bad_checkpoint", f"{error}.", remedy) from None
+    if part.tree_size not in (None, checkpoint.size):
+        raise VerificationError(
+            10, "bad_tree_size", "the tree's size is not the checkpoint's.", remedy
+        )
+    try:
+        leaf = certificate_entry(envelope, statement).leaf_hash
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise VerificationError(
+            10, "bad_leaf", "the statement lacks what its entry in a log is made of.", remedy
+        ) from None
+    try:
+        verify_inclusion(
+            leaf,
+            index=part.leaf_index,
+            size=checkpoint.size,
+            proof=part.proof,
+            root=checkpoint.root_hash,
+        )
+    except ProofError as error:
+        raise VerificationError(
+            10, "not_included", f"the certificate is not in the log: {error}.", remedy
+        ) from None
+    return checkpoint
+
+
+def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> PublicKey:
+    """Step 11: a trusted key signed the checkpoint inside its window; that key."""
+    try:
+        checkpoint, signers = open_checkpoint(note, trusted)
+        at = checkpoint.signed_at
+    except UnknownSigner:
+        raise _unsigned(
+            "unknown_checkpoint_key", "no key that you trust signed the checkpoint."
+        ) from None
+    except BadNote as error:
+        raise _unsigned("bad_checkpoint_signature", f"{error}.") from None
+    if origin not in (None, checkpoint.origin):
+        raise VerificationError(
+            11,
+            "wrong_origin",
+            f"the checkpoint is of the log {checkpoint.origin!r}, not of {origin!r}.",
+            "Ask for a bundle of the log that you follow.",
+        )
+    if at is None:
+        raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
+    keys = [each for each in signers if not each.development]
+    if not keys:
+        raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
+    for key in keys:
+        if key.covers(at):
+            return key
+    raise _unsigned(
+        "checkpoint_key_outside_window", "the checkpoint was signed when its key might not sign."
+    )
+
+
+class Link(NamedTuple):
+    """What step 12 found: what to say, whether it was checked, whether to keep it as seen."""
+
+    detail: str
+    checked: bool
+    keep: bool
+
+
+def consistent(checkpoint: Checkpoint, demands: Demands) -> Link:
+    """Step 12: the checkpoint and the last one seen of its log are of one growing tree."""
+    note = demands.seen.get(checkpoint.origin)
+    if note is None:
+        return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
+    last = _last(note, checkpoint.origin)
+    older, newer = sorted((last, checkpoint), key=lambda each: each.size)
+    if older.size > 0:
+        hashes: tuple[bytes, ...] = ()
+        if older.size != newer.size:
+            proof = demands.consistency
+            if proof is None or (proof.first, proof.second) != (older.size, newer.size):
+                return Link(_unlinked(older, newer, demands), False, False)
+            hashes = proof.hashes
+        _require_consistency(older, newer, hashes)
+    grew = checkpoint.size >= last.size
+    relation = "continues" if grew else "is continued by"
+    return Link(f"{relation} the checkpoint of size {last.size} seen before", True, grew)
+
+
+def _last(note: str, origin: str) -> Checkpoint:
+    try:
+        last = read_checkpoint(note)
+    except BadNote as error:
+        raise _inconsistent("bad_seen_checkpoint", f"the last checkpoint seen: {error}.") from None
+    if last.origin != origin:
+        raise _inconsistent("bad_seen_checkpoint", "the last checkpoint seen is of another log.")
+    return last
+
+
+def _require_consistency(older: Checkpoint, newer: Checkpoint, hashes: tuple[bytes, ...]) -> None:
+    try:
+        verify_consistency(
+            first=older.size,
+            second=newer.size,
+            first_root=older.root_hash,
+            second_root=newer.root_hash,
+            proof=hashes,
+        )
+    except ProofError as error:
+        raise _inconsistent(
+            "log_rewritten", f"the log was rolled back or forked since it was last seen: {error}."
+        ) from None
+
+
+def _unlinked(older: Checkpoint, newer: Checkpoint, demands: Demands) -> str:
+    where = f"/v1/log/proof/consistency?first={older.size}&second={newer.size}"
+    if demands.require_log:
+        raise VerificationError(
+            12,
+            "consistency_unproved",
+            f"nothing links size {older.size} of the log to size {newer.size}.",
+            f"Pass --consistency with the answer of GET {where}.",
+        )
+    return f"not checked: pass --consistency with the answer of GET {where}"
+
+
+def _unsigned(code: str, message: str) -> VerificationError:
+    return VerificationError(
+        11, code, message, "Get the log's keys over a channel you trust, or a newer bundle."
+    )
+
+
+def _inconsistent(code: str, message: str) -> VerificationError:
+    return VerificationError(
+        12,
+        code,
+        message,
+        "Keep both checkpoints: together they are the evidence. Do not rely on this log.",
+    )

@@ -1,0 +1,248 @@
+"""The Merkle tree of RFC 9162: hashes, which subtrees make a proof, and its verification.
+
+A leaf's hash is ``SHA-256(0x00 || entry)``, an inner node's ``SHA-256(0x01 || left ||
+right)``; the prefixes keep a node from passing as a leaf. A tree of n leaves is split at
+the largest power of two below n, so that every subtree but those on the right edge is
+perfect and never changes again. A perfect subtree is called by its place: its level (0
+is a leaf) and its position among those of its level.
+
+A proof is made from places: ``inclusion_path`` and ``consistency_path`` say which ranges of
+leaves it is made of, ``places`` which perfect subtrees these need, about 2 log2 n in all,
+and ``assemble`` turns their hashes into the proof. Where the hashes are kept is the
+caller's affair.
+
+Verification recomputes roots from a proof alone and raises ``ProofError``: there is no
+boolean to forget. A proof with a hash too many or too few, or of a place outside the
+tree, is refused. The empty tree is the beginning of every other, so that there is nothing
+to prove about it: its consistency proof is refused.
+
+>>> leaves = [leaf_hash(bytes([each])) for each in range(5)]
+>>> tree = Frontier()
+>>> nodes = {place: found for each in leaves for place, found in tree.append(each)}
+>>> proof = assemble(inclusion_path(3, 5), nodes)
+>>> verify_inclusion(leaves[3], index=3, size=5, proof=proof, root=tree.root())
+>>> verify_inclusion(leaves[3], index=2, size=5, proof=proof, root=tree.root())
+Traceback (most recent call last):
+affidavit.certificate.log.tree.ProofError: the proof leads to another root
+
+References: RFC 9162 (Certificate Transparency 2.0), sections 2.1.1 to 2.1.5; the tree is
+that of RFC 6962, section 2.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+HASH_BYTES = 32
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+"""The root of the tree without leaves."""
+MOST_LEAVES = 2**53 - 1
+"""A size that JSON readers hold exactly; no tree here comes near it."""
+
+
+class ProofError(Exception):
+    """A proof does not prove what it is for; the message says why."""
+
+
+class Place(NamedTuple):
+    """A perfect subtree: it has ``2**level`` leaves from ``position * 2**level`` on."""
+
+    level: int
+    position: int
+
+
+class Range(NamedTuple):
+    """A subtree of a tree, by its leaves ``start`` to ``end``, the latter excluded."""
+
+    start: int
+    end: int
+
+
+def leaf_hash(entry: bytes) -> bytes:
+    """The hash of a leaf that holds ``entry``."""
+    return hashlib.sha256(b"\x00" + entry).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """The hash of the node above two subtrees."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+# ---- a tree that grows -------------------------------------------------------------
+
+
+class Frontier:
+    """A tree's perfect subtrees from left to right: all that it takes to go on with it.
+
+    ``append`` costs one hash on average and log2 n at most.
+    """
+
+    def __init__(self, size: int = 0, hashes: Iterable[bytes] = ()) -> None:
+        self.size = size
+        self._hashes = list(hashes)
+        if len(self._hashes) != size.bit_count():
+            raise ValueError(f"a tree of {size} leaves has {size.bit_count()} perfect subtrees")
+
+    def append(self, leaf: bytes) -> list[tuple[Place, bytes]]:
+        """Add a leaf by its hash; the perfect subtrees that this makes, the leaf first."""
+        made = [(Place(0, self.size), leaf)]
+        position, level = self.size, 0
+        while position & 1:
+            leaf = node_hash(self._hashes.pop(), leaf)
+            position, level = position >> 1, level + 1
+            made.append((Place(level, position), leaf))
+        self._hashes.append(leaf)
+        self.size += 1
+        return made
+
+    def root(self) -> bytes:
+        """The root hash of the tree as it stands."""
+        return _folded(self._hashes) if self._hashes else EMPTY_ROOT
+
+
+def frontier_places(size: int) -> list[Place]:
+    """The perfect subtrees of a tree of ``size`` leaves, left to right."""
+    return places(Range(0, size))
+
+
+def places(part: Range) -> list[Place]:
+    """The perfect subtrees, left to right, that a subtree of a tree is made of."""
+    start, found = part.start, []
+    while start < part.end:
+        level = (part.end - start).bit_length() - 1
+        found.append(Place(level, start >> level))
+        start += 1 << level
+    return found
+
+
+# ---- making proofs -----------------------------------------------------------------
+
+
+def inclusion_path(index: int, size: int) -> list[Range]:
+    """What proves leaf ``index`` of a tree of ``size``, from the leaf upwards (2.1.3.1)."""
+    if not 0 <= index < size:
+        raise ProofError(f"a tree of {size} leaves has no leaf {index}")
+    start, end, path = 0, size, []
+    while end - start > 1:
+        middle = start + _split(end - start)
+        if index < middle:
+            path.append(Range(middle, end))
+            end = middle
+        else:
+            path.append(Range(start, middle))
+            start = middle
+    return path[::-1]
+
+
+def consistency_path(first: int, second: int) -> list[Range]:
+    """What proves that a tree of ``second`` leaves begins with one of ``first`` (2.1.4.1)."""
+    if not 0 < first <= second:
+        raise ProofError(f"there is no consistency proof from size {first} to size {second}")
+    start, end, path = 0, second, []
+    while first != end:
+        middle = start + _split(end - start)
+        if first <= middle:
+            path.append(Range(middle, end))
+            end = middle
+        else:
+            path.append(Range(start, middle))
+            start = middle
+    # Where the first tree is a whole subtree of the second, the verifier has its root.
+    own = [] if start == 0 else [Range(start, end)]
+    return own + path[::-1]
+
+
+def assemble(path: Iterable[Range], hashes: Mapping[Place, bytes]) -> list[bytes]:
+    """The proof that ``path`` describes; ``hashes`` holds all its ``places``."""
+    return [_folded([hashes[place] for place in places(part)]) for part in path]
+
+
+# ---- verifying proofs --------------------------------------------------------------
+
+
+def verify_inclusion(
+    leaf: bytes, *, index: int, size: int, proof: Sequence[bytes], root: bytes
+) -> None:
+    """That the leaf with hash ``leaf`` is number ``index`` of the tree (RFC 9162, 2.1.3.2)."""
+    if not 0 <= index < size:
+        raise ProofError(f"a tree of {size} leaves has no leaf {index}")
+    _require_hashes(leaf, root, *proof)
+    below, last, found = index, size - 1, leaf
+    for each in proof:
+        if last == 0:
+            raise ProofError("the proof is too long")
+        if below & 1 or below == last:
+            found = node_hash(each, found)
+            while below and not below & 1:
+                below, last = below >> 1, last >> 1
+        else:
+            found = node_hash(found, each)
+        below, last = below >> 1, last >> 1
+    if last != 0:
+        raise ProofError("the proof is too short")
+    if found != root:
+        raise ProofError("the proof leads to another root")
+
+
+def verify_consistency(
+    *, first: int, second: int, first_root: bytes, second_root: bytes, proof: Sequence[bytes]
+) -> None:
+    """That the tree of ``second`` leaves begins with that of ``first`` (RFC 9162, 2.1.4.2)."""
+    if not 0 < first <= second:
+        raise ProofError(f"nothing can be proved from size {first} to size {second}")
+    _require_hashes(first_root, second_root, *proof)
+    if first == second:
+        if proof:
+            raise ProofError("the proof is too long")
+        if first_root != second_root:
+            raise ProofError("two trees of one size have different roots")
+        return
+    old, new = _roots_of(first, second, first_root, proof)
+    if old != first_root:
+        raise ProofError("the proof is not of the first tree")
+    if new != second_root:
+        raise ProofError("the proof does not lead to the second tree")
+
+
+def _roots_of(
+    first: int, second: int, first_root: bytes, proof: Sequence[bytes]
+) -> tuple[bytes, bytes]:
+    below, last = first - 1, second - 1
+    while below & 1:
+        below, last = below >> 1, last >> 1
+    path = [first_root, *proof] if first & (first - 1) == 0 else list(proof)
+    if not path:
+        raise ProofError("the proof is too short")
+    old = new = path[0]
+    for each in path[1:]:
+        if last == 0:
+            raise ProofError("the proof is too long")
+        if below & 1 or below == last:
+            old, new = node_hash(each, old), node_hash(each, new)
+            while below and not below & 1:
+                below, last = below >> 1, last >> 1
+        else:
+            new = node_hash(new, each)
+        below, last = below >> 1, last >> 1
+    if last != 0:
+        raise ProofError("the proof is too short")
+    return old, new
+
+
+def _require_hashes(*hashes: bytes) -> None:
+    if any(len(each) != HASH_BYTES for each in hashes):
+        raise ProofError(f"a hash does not have {HASH_BYTES} bytes")
+
+
+def _split(size: int) -> int:
+    """The largest power of two below ``size``."""
+    return 1 << ((size - 1).bit_length() - 1)
+
+
+def _folded(hashes: Sequence[bytes]) -> bytes:
+    found = hashes[-1]
+    for each in reversed(hashes[:-1]):
+        found = node_hash(each, found)
+    return found
