@@ -1,0 +1,122 @@
+"""Execution: what a certified plan obliges every step of its run to be, as plain numbers.
+
+This is what a trainer compares itself with before it starts, and what a run record is held
+against afterwards: for each step its phase, the clip norm and the standard deviation of the
+noise (on the sum) of every release, and the divisor. A clip schedule lowers or raises the
+clip norm of a step and leaves the noise as it is.
+
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 3, "dataset": {"size": 9},
+...     "sampling": {"scheme": "cyclic", "lot_size": 3}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 0.5, "noise_multiplier": 4}]})
+>>> execution = Execution.of(plan)
+>>> execution.steps, execution.at(2).noise_std, execution.at(2).divisor
+(3, {'all': 2.0}, '3')
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any
+
+from affidavit.mechanisms.joint import noise_multiplier
+from affidavit.plan import schedule
+from affidavit.plan.model import Phase, Plan, Release
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Required:
+    """One step: its phase, its place in it, and its public privacy parameters by release."""
+
+    phase: int
+    place: int
+    clip_norm: dict[str, float]
+    noise_std: dict[str, float]
+    divisor: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Execution:
+    """All steps of a closed plan, counted from 0; ``lengths`` has those of each phase."""
+
+    plan: Plan
+    lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, plan: Plan) -> Execution:
+        """Raises ``ValueError`` for a plan that leaves something open."""
+        lengths = tuple(_length(plan, phase) for phase in plan.phases)
+        return cls(plan=plan, lengths=lengths)
+
+    @property
+    def steps(self) -> int:
+        """T, of all phases together."""
+        return sum(self.lengths)
+
+    def at(self, step: int) -> Required:
+        """What ``step`` must be; raises ``IndexError`` beyond the plan."""
+        ends = list(accumulate(self.lengths))
+        if not 0 <= step < self.steps:
+            raise IndexError(f"the plan has {self.steps} steps; there is no step {step}")
+        index = bisect_right(ends, step)
+        place = step - (ends[index] - self.lengths[index])
+        phase = self.plan.phases[index]
+        factor = 1.0 if phase.clip_schedule is None else phase.clip_schedule[place]
+        return Required(
+            phase=index,
+            place=place,
+            clip_norm={each.name: each.clip_norm * factor for each in phase.releases},
+            noise_std={each.name: noise_std(each) for each in phase.releases},
+            divisor=str(schedule.divisor(self.plan, phase)),
+        )
+
+    def phases(self) -> list[dict[str, Any]]:
+        """Every phase in the words of a run record."""
+        return [
+            _described(self.plan, phase, steps)
+            for phase, steps in zip(self.plan.phases, self.lengths, strict=True)
+        ]
+
+
+def noise_std(release: Release) -> float:
+    """σ_g C_g of the noise on the sum, rounded up; raises ``ValueError`` where it is open."""
+    exact = noise_multiplier(release) * Fraction(release.clip_norm)
+    nearest = float(exact)
+    return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
+
+
+def _length(plan: Plan, phase: Phase) -> int:
+    found = schedule.steps(plan, phase)
+    if found is None or any(not release.has_noise for release in phase.releases):
+        raise ValueError("the plan leaves its steps or its noise open")
+    if phase.clip_schedule is not None and len(phase.clip_schedule) != found:
+        raise ValueError("the clip schedule has not one factor a step")
+    return found
+
+
+def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
+    sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
+    return {
+        "steps": steps,
+        "sampling": {
+            **sampling,
+            "probability": str(schedule.sampling_probability(plan, phase)),
+        },
+        "divisor": str(schedule.divisor(plan, phase)),
+        "clipping": phase.clipping,
+        "scheduled": phase.clip_schedule is not None,
+        "noise": phase.noise.model_dump(mode="json", exclude_none=True, by_alias=True),
+        "releases": [
+            {
+                "name": release.name,
+                "count": release.count,
+                "clip_norm": release.clip_norm,
+                "noise_std": noise_std(release),
+            }
+            for release in phase.releases
+        ],
+    }

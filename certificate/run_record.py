@@ -1,0 +1,121 @@
+"""The run record: JSON lines, each of which commits to all lines before it.
+
+A line is the RFC 8785 canonical JSON of an entry, with ``previous``, the digest of the line
+before (``START`` for the first), and ``digest``, sha256 of the canonical JSON of everything
+else in the line. A field that is changed, a line that is dropped, added, repeated or moved
+breaks the chain at that place. The chain has no signature: who writes a whole new record
+can chain it as well. What ties a record to a run is its last digest, told to somebody else
+in time (``affidavit train`` prints it).
+
+An entry has a ``type``:
+
+header      certificate, plan, code, data, sampler, tensors and blocks, before anything is run
+checkpoint  the digest of a checkpoint, before it takes the place of the one before
+resumed     where a run went on, and how many steps were charged and lost before
+charge      one step with all its public parameters, *before* its noise is drawn
+release     what the step came to: commitments and the digest of the parameters
+final       how the run ended, with counts and the digest of the weights
+
+Nothing in it depends on the data beyond what was released with noise: lot sizes and the data
+set are committed to under a secret of the run.
+
+>>> entry = {"type": "release", "step": 0, "lot_size_commitment": "", "parameters": None}
+>>> line, digest = sealed(entry, START)
+>>> unsealed(line, START)["step"], digest[:15]
+(0, 'sha256:7ee6089f')
+>>> unsealed(line.replace(b":0", b":1"), START)
+Traceback (most recent call last):
+    ...
+affidavit.certificate.run_record.BrokenLine: the line is not what its digest says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from affidavit.plan.canonical import canonical_json, digest_of
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan
+
+Entry = dict[str, Any]
+
+VERSION = 1
+START = "sha256:" + 64 * "0"
+"""What stands before the first line."""
+MAX_LINE_BYTES = 8 * 1024 * 1024
+
+FIELDS: dict[str, frozenset[str]] = {
+    "header": frozenset(
+        {
+            "version",
+            "run",
+            "certificate_id",
+            "plan_digest",
+            "started_at",
+            "code",
+            "generator",
+            "adjacency",
+            "unit",
+            "steps",
+            "data",
+            "phases",
+            "optimizer",
+            "tensors",
+            "parameters",
+            "performance",
+        }
+    ),
+    "checkpoint": frozenset({"step", "checkpoint", "parameters"}),
+    "resumed": frozenset({"step", "from_step", "lost", "parameters", "performance", "at"}),
+    "charge": frozenset(
+        {
+            "step",
+            "phase",
+            "plan_digest",
+            "clip_norm",
+            "noise_std",
+            "divisor",
+            "learning_rate",
+            "key_commitment",
+        }
+    ),
+    "release": frozenset({"step", "lot_size_commitment", "parameters"}),
+    "final": frozenset({"ended", "charged", "released", "parameters", "at"}),
+}
+"""The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
+
+
+class BrokenLine(ValueError):
+    """A line that is not one of a chain; ``code`` says how."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def sealed(entry: Entry, previous: str) -> tuple[bytes, str]:
+    """The line of ``entry``, with its end, and its digest."""
+    said = {**entry, "previous": previous}
+    digest = digest_of(said)
+    return canonical_json({**said, "digest": digest}) + b"\n", digest
+
+
+def unsealed(line: bytes, previous: str) -> Entry:
+    """The entry of a line that follows ``previous``; raises ``BrokenLine``."""
+    try:
+        said = load_json(line, MAX_LINE_BYTES).data
+    except MalformedPlan as error:
+        raise BrokenLine("not_json", error.reasons[0].message) from None
+    if not isinstance(said, dict) or not isinstance(said.get("type"), str):
+        raise BrokenLine("not_an_entry", "the line is no entry of a run record.")
+    if canonical_json(said) + b"\n" != line:
+        raise BrokenLine("not_canonical", "the line is not written as the trainer writes it.")
+    rest = {key: value for key, value in said.items() if key != "digest"}
+    if said.get("digest") != digest_of(rest):
+        raise BrokenLine("wrong_digest", "the line is not what its digest says.")
+    if said.get("previous") != previous:
+        raise BrokenLine("broken_chain", "the line does not follow the one before it.")
+    wanted = FIELDS.get(said["type"])
+    if wanted is None or said.keys() != wanted | {"type", "previous", "digest"}:
+        raise BrokenLine("unknown_fields", f"an entry {said['type']!r} has other fields.")
+    return said

@@ -1,0 +1,112 @@
+"""Checkpoints: one file that is whole or absent, and that the run's record names.
+
+A checkpoint has the model, the optimiser, what is kept of the noise, and the *next* key; it
+is as secret as the data (mode 0600). It is written beside the last one and synchronised;
+then its digest goes into the record; then it takes the last one's place. So whatever
+moment the process dies at, a file that the record names is there, and one that it does not
+name (another run's, an altered one) is refused. An older one that the record names may be
+resumed from: the steps after it are charged and lost, and their keys are never used again.
+
+>>> content = packed({"step": 3})
+>>> unpacked(content)["step"], digest_of_bytes(content)[:7]
+(3, 'sha256:')
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.journal import Journal, synchronise, unwritable
+
+NAME = "checkpoint.pt"
+PARTIAL = "checkpoint.pt.part"
+State = dict[str, Any]
+
+
+def packed(state: State) -> bytes:
+    """The content of a checkpoint's file."""
+    stream = io.BytesIO()
+    torch.save(state, stream)
+    return stream.getvalue()
+
+
+def unpacked(content: bytes) -> State:
+    """The state in ``content``, tensors on the processor; no code in it is ever run."""
+    found: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return found
+
+
+def digest_of_bytes(content: bytes) -> str:
+    """``sha256:`` and the digest of a file's content."""
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
+    """Make ``state``, before ``step``, the run's checkpoint; raises ``RunFailure``."""
+    content = packed(state)
+    partial = journal.folder / PARTIAL
+    write(partial, content)
+    journal.append(
+        {
+            "type": "checkpoint",
+            "step": step,
+            "checkpoint": digest_of_bytes(content),
+            "parameters": parameters,
+        }
+    )
+    partial.replace(journal.folder / NAME)
+    synchronise(journal.folder)
+
+
+def load(journal: Journal) -> State:
+    """The newest checkpoint that is whole and that the record names."""
+    found = [
+        (entry["step"], content)
+        for name in (NAME, PARTIAL)
+        if (content := _content(journal.folder / name)) is not None
+        and (entry := journal.standing.checkpoints.get(digest_of_bytes(content))) is not None
+    ]
+    if not found:
+        raise RunFailure(
+            "no_checkpoint",
+            f"{journal.folder} has no checkpoint that its record names: it is damaged, altered or "
+            "of another run. Put back the one that the run wrote, or start a new run; the steps "
+            "that were charged stay spent.",
+        )
+    _, content = max(found, key=lambda each: each[0])
+    try:
+        return unpacked(content)
+    except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        raise RunFailure(
+            "bad_checkpoint", f"the checkpoint cannot be read by this release: {error}."
+        ) from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write ``path`` and have it on the disk; leaves nothing of it where that fails."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise unwritable(path, error) from None
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

@@ -1,0 +1,197 @@
+"""The journal: a run's record as it is written, and charges that are on disk before noise is.
+
+One process at a time holds a run's folder (a lock that the kernel drops when the process
+ends). Lines are appended; ``charge`` and everything that must not be lost is synchronised to
+the disk before it returns. A line that was cut off when the process died has no end; it was
+never acted upon, and is taken off when the run goes on.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder, Journal.begun(Path(folder)) as journal:
+...     journal.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
+...     list(journal.standing.checkpoints)
+['']
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from affidavit.certificate.run_record import START, BrokenLine, Entry, sealed, unsealed
+from affidavit.trainer.failures import RunFailure
+
+NAME = "record.jsonl"
+LOCK = "lock"
+
+
+@dataclass
+class Standing:
+    """What the lines so far come to; ``checkpoints`` has the entry of each by its digest."""
+
+    head: str = START
+    header: Entry | None = None
+    charged: int = 0
+    released: int = 0
+    ended: str | None = None
+    checkpoints: dict[str, Entry] = field(default_factory=dict)
+
+    def take(self, entry: Entry, digest: str) -> None:
+        """One more line."""
+        self.head = digest
+        match entry["type"]:
+            case "header":
+                self.header = entry
+            case "charge":
+                self.charged += 1
+            case "release":
+                self.released += 1
+            case "checkpoint":
+                self.checkpoints[entry["checkpoint"]] = entry
+            case "final":
+                self.ended = entry["ended"]
+
+
+class Journal:
+    """The open record of a run."""
+
+    def __init__(self, folder: Path, lock: int, stream: int, standing: Standing) -> None:
+        self.folder, self.standing = folder, standing
+        self._lock, self._stream = lock, stream
+        self._length = os.fstat(stream).st_size
+
+    @classmethod
+    def begun(cls, folder: Path) -> Journal:
+        """The record of a new run; the folder is made, and must not hold a run."""
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        lock = _locked(folder)
+        try:
+            path = folder / NAME
+            if path.exists() and b"\n" in path.read_bytes():
+                raise RunFailure(
+                    "run_exists",
+                    f"{folder} holds a run already. Go on with it by --resume, or choose another "
+                    "folder.",
+                )
+            return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), Standing())
+        except BaseException:
+            os.close(lock)
+            raise
+
+    @classmethod
+    def resumed(cls, folder: Path) -> Journal:
+        """The record of a run that goes on; raises ``RunFailure`` where it is broken."""
+        if not (folder / NAME).is_file():
+            raise RunFailure("no_run", f"{folder} holds no run to go on with.")
+        lock = _locked(folder)
+        try:
+            standing, length = _read(folder / NAME)
+            stream = _opened(folder, 0)
+            os.ftruncate(stream, length)
+            os.fsync(stream)
+            return cls(folder, lock, stream, standing)
+        except BaseException:
+            os.close(lock)
+            raise
+
+    def append(self, entry: Entry, *, durable: bool = True) -> None:
+        """Write one line, and unless ``durable`` is false have it on the disk."""
+        line, digest = sealed(entry, self.standing.head)
+        try:
+            _write(self._stream, line)
+            if durable:
+                os.fsync(self._stream)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._stream, self._length)
+            raise unwritable(self.folder / NAME, error) from None
+        self._length += len(line)
+        self.standing.take(entry, digest)
+
+    def close(self) -> None:
+        """Give the folder back."""
+        os.close(self._stream)
+        os.close(self._lock)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _write(stream: int, line: bytes) -> None:
+    left = memoryview(line)
+    while left:
+        left = left[os.write(stream, left) :]
+
+
+def _read(path: Path) -> tuple[Standing, int]:
+    """What the whole lines come to, and how many bytes they have."""
+    *lines, _cut_off = path.read_bytes().split(b"\n")
+    standing = Standing()
+    for number, line in enumerate(lines, start=1):
+        try:
+            entry = unsealed(line + b"\n", standing.head)
+        except BrokenLine as error:
+            raise RunFailure(
+                "broken_record",
+                f"{path}, line {number}: {error} The run cannot be shown to go on from here; "
+                "start a new one in another folder. Every certified step of this one is spent.",
+            ) from None
+        standing.take(entry, entry["digest"])
+    if standing.header is None:
+        raise RunFailure("no_run", f"{path} has no header: nothing was run yet. Start anew.")
+    return standing, sum(len(line) + 1 for line in lines)
+
+
+def synchronise(folder: Path) -> None:
+    """Have the names in ``folder`` on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise RunFailure(
+            "run_in_use", f"another process trains in {folder}. Wait for it to end."
+        ) from None
+    return lock
+
+
+def _opened(folder: Path, flags: int) -> int:
+    try:
+        stream = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | flags, 0o600)
+        synchronise(folder)
+        return stream
+    except OSError as error:
+        raise unwritable(folder / NAME, error) from None
+
+
+def unwritable(path: Path, error: OSError) -> RunFailure:
+    """A file of the run that could not be written."""
+    return RunFailure(
+        "not_written",
+        f"{path} cannot be written: {error.strerror}. Mend that and go on with --resume.",
+    )
