@@ -1,4 +1,4 @@
-"""``python -m affidavit.service serve|migrate``: what the command line runs for a server.
+"""``python -m affidavit.service serve|migrate|tokens``: what the command line runs for a server.
 
 The command line itself must work without a server, so it does not import this room; it
 starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 2
@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.keys import KeyFailure
+from affidavit.service.identity import commands as tokens
+from affidavit.service.identity.tokens_kept import TokenRefused
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings, SettingsError
@@ -27,14 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         settings = Settings.from_environment()
-        if given.command == "migrate":
-            upgrade(settings.database_url)
-            print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
-        else:
-            serve(given.host, given.port, settings)
+        given.run(given, settings)
     except KeyboardInterrupt:
         return 0
-    except (SettingsError, SchemaNotAtHead, KeyFailure) as error:
+    except (SettingsError, SchemaNotAtHead, KeyFailure, TokenRefused) as error:
         return _fail(str(error), OPERATOR)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
@@ -48,6 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(str(error), OPERATOR)
     return 0
+
+
+def _migrate(_given: argparse.Namespace, settings: Settings) -> None:
+    upgrade(settings.database_url)
+    print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
+
+
+def _serve(given: argparse.Namespace, settings: Settings) -> None:
+    serve(given.host, given.port, settings)
 
 
 def _fail(message: str, code: int) -> int:
@@ -64,10 +71,13 @@ def _port(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m affidavit.service")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("migrate", help="bring the database's schema to this release")
+    migrating = commands.add_parser("migrate", help="bring the database's schema to this release")
+    migrating.set_defaults(run=_migrate)
     serving = commands.add_parser("serve", help="answer over HTTP until told to stop")
     serving.add_argument("--host", default="127.0.0.1", help="127.0.0.1: this machine alone")
     serving.add_argument("--port", type=_port, default=8000, help="0: any free one")
+    serving.set_defaults(run=_serve)
+    tokens.add_parser(commands)
     return parser
 
 

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
-from affidavit.service.identity.access import require_guards
+from affidavit.service.identity.guarded import require_guards
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
@@ -32,7 +32,8 @@ def create_app(settings: Settings) -> FastAPI:
         description="Certifies differentially private training plans.",
         lifespan=_lifespan,
         redirect_slashes=False,
-        # The browsable pages load scripts from another host; /openapi.json stays.
+        # The browsable pages load scripts from another host; /openapi.json is a route of ours.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
@@ -49,7 +50,9 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
+    require_guards(app)
     services.signers.announce()
+    await run_in_threadpool(services.identities.announce)
     await run_in_threadpool(services.pool.warm_up)
     try:
         yield

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from affidavit.service.identity import tables as identity
 from affidavit.service.log import entries
 from affidavit.service.tables import metadata
 
-MODULES = (entries,)
+MODULES = (identity, entries)
 """A module with tables is a line here; migrations and tests then see its tables."""
 
 __all__ = ["metadata"]

@@ -9,6 +9,9 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from affidavit.service.database import open_engine
+from affidavit.service.identity.authentication import Identities
+from affidavit.service.identity.limits import Limits
+from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import head
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
@@ -21,11 +24,7 @@ from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Services:
-    """The parts of one application.
-
-    ``head`` is the schema revision that it needs, ``loopback`` whether it listens on this
-    machine alone.
-    """
+    """The parts of one application; ``head`` is the schema revision that it needs."""
 
     engine: Engine
     store: CertificateStore
@@ -34,8 +33,9 @@ class Services:
     submit_plan: SubmitPlan
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
+    identities: Identities
+    limits: Limits
     head: str
-    loopback: bool
 
     @classmethod
     def of(cls, settings: Settings) -> Services:
@@ -52,8 +52,9 @@ class Services:
             submit_plan=SubmitPlan(store, pool, signers),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
+            identities=Identities(TokenStore(engine), loopback=settings.loopback),
+            limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             head=head(),
-            loopback=settings.loopback,
         )
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_WORKERS``          processes that account, 2 when it is not set
 ``AFFIDAVIT_TIME_LIMIT``       seconds after which an accounting is killed, 120
 ``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, 1048576
+``AFFIDAVIT_RATE_LIMIT``       requests a minute of one token or address, 6000
+``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
 =============================  =====================================================
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
@@ -33,6 +35,8 @@ from affidavit.certificate.keys import home
 MIB = 1024 * 1024
 WORKERS = 2
 TIME_LIMIT = 120
+RATE_LIMIT = 6000
+CONCURRENCY_LIMIT = 128
 
 
 class SettingsError(Exception):
@@ -51,6 +55,8 @@ class Settings:
     workers: int = WORKERS
     time_limit: float = float(TIME_LIMIT)
     body_limit: int = MIB
+    rate_limit: int = RATE_LIMIT
+    concurrency_limit: int = CONCURRENCY_LIMIT
     loopback: bool = False
 
     @classmethod
@@ -66,6 +72,8 @@ class Settings:
             workers=_whole(given, "AFFIDAVIT_WORKERS", WORKERS, 256),
             time_limit=float(_whole(given, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
             body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
+            rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
+            concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
         )
 
 

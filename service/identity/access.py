@@ -3,31 +3,33 @@
 ::
 
     @router.post("/v1/certificates")
-    def submit(actor: Annotated[Actor, needs(Scope.SUBMIT)], ...): ...
+    async def submit(actor: Annotated[Actor, needs(Scope.SUBMIT)], ...): ...
 
     @router.get("/v1/keys", dependencies=[open_to_all()])
     def keys(...): ...
 
 ``needs`` with several scopes takes an actor who has any one of them. It stands first among
 a route's parameters, so that nothing of a request is read for somebody who may not send
-it. An application with a route that says neither does not start (``require_guards``).
+it. An application with a route that says neither does not start (``guarded``).
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.routing import iter_route_contexts
+from fastapi import Depends, Request
+from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
+from affidavit.service.identity.authentication import Caller
+from affidavit.service.identity.credentials import NotKnown, bearer
+from affidavit.service.identity.limits import TooManyAtOnce, counted, retry_after
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services
 
-
-class UnguardedRoute(Exception):
-    """A route that does not say who may use it; a fault of ours, met at start-up."""
+REALM = 'Bearer realm="affidavit"'
 
 
 class Guard:
@@ -36,28 +38,36 @@ class Guard:
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = scopes
 
-    def __call__(self, request: Request) -> Actor:
-        """Who asks; raises the problem of not knowing them (401) or of their scopes (403)."""
-        services: Services = request.app.state.services
-        address = request.client.host if request.client is not None else None
-        if not (services.loopback and came_directly(address, request.headers)):
-            raise Problem(
-                401,
-                "unauthenticated",
-                "this needs a token; send Authorization: Bearer TOKEN.",
-                headers={"WWW-Authenticate": 'Bearer realm="affidavit"'},
-            )
-        if not any(ANONYMOUS.may(scope) for scope in self.scopes):
-            wanted = " or ".join(self.scopes)
-            raise Problem(403, "missing_scope", f"this needs a token with the scope {wanted}.")
-        return ANONYMOUS
+    async def __call__(self, request: Request) -> AsyncIterator[Actor]:
+        """Who asks, counted while they are answered.
+
+        Raises the problem of not knowing them (401), of their scopes (403) or of their
+        asking too much (429).
+        """
+        services = _services(request)
+        caller = await _caller(services, request)
+        _take(services, caller.counted_as)
+        if not any(caller.actor.may(scope) for scope in self.scopes):
+            raise missing_scope(caller.actor, *self.scopes)
+        try:
+            with services.limits.running(caller.counted_as):
+                yield caller.actor
+        except TooManyAtOnce:
+            raise _too_many_at_once(services.limits.at_once) from None
+        if services.identities.use_is_due(caller):
+            await run_in_threadpool(services.identities.write_use, caller)
 
 
 class Open:
-    """The mark of a route that anybody may use."""
+    """The mark of a route that anybody may use; ``limited`` counts them by address."""
 
-    def __call__(self) -> None:
-        """Let everybody in."""
+    def __init__(self, *, limited: bool) -> None:
+        self.limited = limited
+
+    async def __call__(self, request: Request) -> None:
+        """Let everybody in who does not ask too often."""
+        if self.limited:
+            _take(_services(request), counted(_address(request)))
 
 
 def needs(*scopes: Scope) -> Any:
@@ -67,26 +77,80 @@ def needs(*scopes: Scope) -> Any:
     return Depends(Guard(*scopes))
 
 
-def open_to_all() -> Any:
+def open_to_all(*, limited: bool = True) -> Any:
     """The dependency that marks a route as one for everybody."""
-    return Depends(Open())
+    return Depends(Open(limited=limited))
 
 
 Reader = Annotated[Actor, needs(Scope.SUBMIT, Scope.AUDIT)]
 """An actor who may see certificates."""
 
 
-def guard_of(route: Any) -> Guard | Open | None:
-    """What ``route`` says about who may use it; None if it says nothing."""
-    dependant = getattr(route, "dependant", None)
-    found = [] if dependant is None else [each.call for each in dependant.dependencies]
-    return next((each for each in found if isinstance(each, Guard | Open)), None)
+def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
+    """The problem of an actor who is known and has none of ``scopes``."""
+    wanted = " or ".join(scopes)
+    held = ", ".join(sorted(actor.scopes)) or "none"
+    remedy = (
+        "make a token, for this is not done anonymously" if actor.anonymous else "ask for a token"
+    )
+    return Problem(
+        403,
+        "missing_scope",
+        f"this needs the scope {wanted}, and {actor.name} has {held}; {remedy} with it.",
+        headers={
+            "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
+        },
+    )
 
 
-def require_guards(app: FastAPI) -> None:
-    """Raise ``UnguardedRoute`` unless every route of ``app`` says who may use it."""
-    for route in iter_route_contexts(app.routes):
-        if guard_of(route) is None and route.path != app.openapi_url:
-            raise UnguardedRoute(
-                f"{route.path} says neither needs(...) nor open_to_all(): {route.original_route!r}"
+async def _caller(services: Services, request: Request) -> Caller:
+    """Who asks; what shows no known identity is counted by its address."""
+    identities = services.identities
+    try:
+        given = bearer(request.headers.getlist("authorization"), request.url.query)
+        if given is None:
+            return await run_in_threadpool(
+                identities.without_token, _address(request), request.headers
             )
+        return await run_in_threadpool(identities.by_token, given, datetime.now(UTC))
+    except NotKnown as unknown:
+        _take(services, counted(_address(request)))
+        raise _not_known(unknown) from None
+
+
+def _not_known(unknown: NotKnown) -> Problem:
+    error = {"unauthenticated": "", "malformed_credentials": ', error="invalid_request"'}.get(
+        unknown.code, ', error="invalid_token"'
+    )
+    return Problem(401, unknown.code, unknown.detail, headers={"WWW-Authenticate": REALM + error})
+
+
+def _take(services: Services, caller: str) -> None:
+    seconds = services.limits.take(caller)
+    if seconds:
+        raise Problem(
+            429,
+            "rate_limited",
+            f"more than {services.limits.per_minute} requests a minute; wait, or ask the "
+            "operator to raise AFFIDAVIT_RATE_LIMIT.",
+            headers={"Retry-After": retry_after(seconds)},
+        )
+
+
+def _too_many_at_once(most: int) -> Problem:
+    return Problem(
+        429,
+        "too_many_at_once",
+        f"{most} requests of this caller are in progress; wait for one, or ask the operator to "
+        "raise AFFIDAVIT_CONCURRENCY.",
+        headers={"Retry-After": "1"},
+    )
+
+
+def _services(request: Request) -> Services:
+    found: Services = request.app.state.services
+    return found
+
+
+def _address(request: Request) -> str | None:
+    return request.client.host if request.client is not None else None

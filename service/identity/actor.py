@@ -27,6 +27,11 @@ class Actor:
     name: str
     scopes: frozenset[Scope]
 
+    @property
+    def anonymous(self) -> bool:
+        """Whether it is not known who this is, so that they count as nobody in particular."""
+        return self.name.startswith("anonymous@")
+
     def may(self, scope: Scope) -> bool:
         """Whether ``scope`` is among theirs."""
         return scope in self.scopes

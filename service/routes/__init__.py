@@ -8,6 +8,7 @@ from affidavit.service.routes import (
     certificates,
     curve,
     diagnoses,
+    document,
     keys,
     livez,
     mechanisms,
@@ -26,4 +27,5 @@ ROUTERS = (
     mechanisms.router,
     livez.router,
     readyz.router,
+    document.router,
 )

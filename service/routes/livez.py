@@ -13,7 +13,7 @@ router = APIRouter()
 
 @router.get(
     "/livez",
-    dependencies=[open_to_all()],
+    dependencies=[open_to_all(limited=False)],
     summary="Is the process alive",
     response_class=JSONResponse,
     responses={200: answers("It is.", "Alive"), **problems()},

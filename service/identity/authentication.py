@@ -1,0 +1,91 @@
+"""Who sends a request: the holder of a token, or the person at this machine.
+
+A request that shows credentials is judged by them alone. One that shows none is known
+only under the conditions of ``anonymous``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from affidavit.service.identity.actor import Actor
+from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
+from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.limits import counted
+from affidavit.service.identity.tokens import PREFIX, parse
+from affidavit.service.identity.tokens_kept import TokenStore
+
+WITHOUT_TOKENS = (
+    "no token was ever made, so that every program on this machine may submit plans and read "
+    "certificates; to end that, run: affidavit tokens new --name NAME --scope submit"
+)
+
+log = logging.getLogger("affidavit.service")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, and under which name their requests are counted."""
+
+    actor: Actor
+    counted_as: str
+    token_id: str | None = None
+
+
+class Identities:
+    """How callers become known; ``loopback`` says that the service listens there alone."""
+
+    def __init__(self, tokens: TokenStore, *, loopback: bool) -> None:
+        self._tokens = tokens
+        self._loopback = loopback
+
+    def by_token(self, text: str, at: datetime) -> Caller:
+        """Who holds the bearer token ``text``; raises ``NotKnown``."""
+        if text.startswith(PREFIX):
+            return self._by_own(text, at)
+        raise _invalid()
+
+    def without_token(self, address: str | None, headers: Mapping[str, str]) -> Caller:
+        """Who shows nothing; raises ``NotKnown`` unless it is the person at this machine."""
+        if self.open_to_this_machine() and came_directly(address, headers):
+            return Caller(ANONYMOUS, counted(address))
+        raise NotKnown("unauthenticated", "this needs a token; send Authorization: Bearer TOKEN.")
+
+    def open_to_this_machine(self) -> bool:
+        """Whether a program on this machine needs no token yet."""
+        return self._loopback and not self._tokens.exist()
+
+    def use_is_due(self, caller: Caller) -> bool:
+        """Whether it is time to write down that the caller's token was used."""
+        return caller.token_id is not None and self._tokens.use_is_due(caller.token_id)
+
+    def write_use(self, caller: Caller) -> None:
+        """Write it down."""
+        if caller.token_id is not None:
+            self._tokens.write_use(caller.token_id, datetime.now(UTC))
+
+    def announce(self) -> None:
+        """Say in the log when no token is asked for."""
+        if self.open_to_this_machine():
+            log.warning("OPEN: %s", WITHOUT_TOKENS)
+
+    def _by_own(self, text: str, at: datetime) -> Caller:
+        parsed = parse(text)
+        token = None if parsed is None else self._tokens.find(parsed)
+        if token is None:
+            raise _invalid()
+        if token.revoked_at is not None:
+            raise NotKnown("revoked_token", f"the token {token.id} was revoked; use another.")
+        if token.expires_at <= at:
+            raise NotKnown(
+                "expired_token",
+                f"the token {token.id} expired on {token.expires_at:%Y-%m-%d}; ask for another.",
+            )
+        return Caller(token.actor, f"token:{token.id}", token.id)
+
+
+def _invalid() -> NotKnown:
+    return NotKnown("invalid_token", "the token is not one that this service knows.")

@@ -1,0 +1,131 @@
+"""``affidavit tokens new|list|revoke``: tokens, made where the database is.
+
+Whoever can reach the database's file or knows its password is its operator already, so
+these commands ask for no token; the log says which account of the machine ran them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pwd
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import LONGEST_DAYS, Token, TokenRefused, TokenStore
+from affidavit.service.migrate import require_head
+from affidavit.service.settings import Settings
+
+DAYS = 90
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``tokens`` and what stands below it to the service's ``commands``."""
+    tokens = commands.add_parser("tokens", help="who may use the service")
+    tokens.set_defaults(run=run)
+    verbs = tokens.add_subparsers(dest="verb", required=True)
+    new = verbs.add_parser("new", help="make a token; it is shown once")
+    new.add_argument("--name", required=True, help="who holds it, as certificates will say")
+    new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
+    new.add_argument("--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if left")
+    new.add_argument("--json", action="store_true")
+    listing = verbs.add_parser("list", help="the tokens that were made; none can be shown again")
+    listing.add_argument("--json", action="store_true")
+    revoke = verbs.add_parser("revoke", help="end a token now")
+    revoke.add_argument("id", help="as tokens list shows it")
+    revoke.add_argument("--reason", default="", help="a line for the log")
+
+
+def run(given: argparse.Namespace, settings: Settings) -> None:
+    """Run one of them; raises ``TokenRefused``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
+    engine = open_engine(settings.database_url)
+    try:
+        require_head(engine)
+        store = TokenStore(engine)
+        match given.verb:
+            case "new":
+                _new(store, given)
+            case "list":
+                _list(store, as_json=given.json)
+            case _:
+                revoked = store.revoke(given.id, given.reason, by=operator(), at=datetime.now(UTC))
+                _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
+    finally:
+        engine.dispose()
+
+
+def operator() -> str:
+    """The account of this machine that runs the command, as the log names it."""
+    try:
+        return f"operator:{pwd.getpwuid(os.getuid()).pw_name}"[:255]
+    except KeyError:
+        return f"operator:uid-{os.getuid()}"
+
+
+def _new(store: TokenStore, given: argparse.Namespace) -> None:
+    made, text = store.new(
+        given.name, _scopes(given.scope), given.days, by=operator(), at=datetime.now(UTC)
+    )
+    if given.json:
+        _say(json.dumps({**_record(made), "token": text.text}))
+        return
+    # The token alone on standard output, so that it can be piped to where it is kept.
+    print(  # noqa: T201  # what was asked for
+        f"token {made.id} for {made.name} ({', '.join(made.scopes)}), valid until "
+        f"{made.expires_at:%Y-%m-%d}. It is shown this once:",
+        file=sys.stderr,
+    )
+    _say(text.text)
+
+
+def _scopes(names: list[str]) -> list[Scope]:
+    unknown = [name for name in names if name not in set(Scope)]
+    if unknown:
+        raise TokenRefused(
+            f"--scope {unknown[0][:80]!r} is not known; give one of {', '.join(Scope)}"
+        )
+    return [Scope(name) for name in names]
+
+
+def _list(store: TokenStore, *, as_json: bool) -> None:
+    found = store.all()
+    if as_json:
+        _say(json.dumps({"tokens": [_record(token) for token in found]}))
+        return
+    for token in found:
+        used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
+        _say(f"{token.id}  {token.name}  {','.join(token.scopes)}  {_state(token)}  {used}")
+    if not found:
+        print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
+
+
+def _state(token: Token) -> str:
+    if token.revoked_at is not None:
+        return f"revoked {token.revoked_at:%Y-%m-%d}"
+    verb = "expired" if token.expires_at <= datetime.now(UTC) else "until"
+    return f"{verb} {token.expires_at:%Y-%m-%d}"
+
+
+def _record(token: Token) -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "name": token.name,
+        "scopes": list(token.scopes),
+        "created_at": _instant(token.created_at),
+        "created_by": token.created_by,
+        "expires_at": _instant(token.expires_at),
+        "revoked_at": _instant(token.revoked_at),
+        "last_used_at": _instant(token.last_used_at),
+    }
+
+
+def _instant(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat().replace("+00:00", "Z")
+
+
+def _say(line: str) -> None:
+    print(line)  # noqa: T201  # what was asked for

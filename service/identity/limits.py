@@ -1,0 +1,93 @@
+"""How often, and how many at once: a bucket for each caller.
+
+A bucket holds one minute's requests and fills evenly, so that a burst is served and a
+stream is slowed to the rate. Callers are counted by their token, and by their address
+where they have none; an IPv6 caller owns at least 64 bits of address, which count as one.
+Requests that show a bad token are counted against the address, so that they cannot use
+up what belongs to a token's holder.
+
+The buckets are those of one process: two processes together let through twice as much.
+
+>>> limits = Limits(per_minute=2, at_once=1)
+>>> [limits.take("token:a", now=0.0) for _ in range(3)]
+[0.0, 0.0, 30.0]
+>>> limits.take("token:b", now=0.0)
+0.0
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MOST_KEPT = 10_000
+"""Buckets in memory; the one unused for longest, and so fullest, is forgotten first."""
+
+
+class TooManyAtOnce(Exception):
+    """As many requests of this caller are in progress as may be."""
+
+
+class Limits:
+    """The buckets of one process; belongs to one event loop."""
+
+    def __init__(self, *, per_minute: int, at_once: int) -> None:
+        self.per_minute = per_minute
+        self.at_once = at_once
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._running: dict[str, int] = {}
+
+    def take(self, caller: str, now: float | None = None) -> float:
+        """Take one request from the caller's bucket.
+
+        Returns 0, or the seconds until there is one where the bucket is empty.
+        """
+        moment = time.monotonic() if now is None else now
+        held, since = self._buckets.pop(caller, (float(self.per_minute), moment))
+        held = min(held + (moment - since) * self.per_minute / 60, float(self.per_minute))
+        allowed = held >= 1
+        self._buckets[caller] = (held - 1 if allowed else held, moment)
+        while len(self._buckets) > MOST_KEPT:
+            self._buckets.popitem(last=False)
+        return 0.0 if allowed else (1 - held) * 60 / self.per_minute
+
+    @contextmanager
+    def running(self, caller: str) -> Iterator[None]:
+        """Count a request while it is answered; raises ``TooManyAtOnce``."""
+        running = self._running.get(caller, 0)
+        if running >= self.at_once:
+            raise TooManyAtOnce
+        self._running[caller] = running + 1
+        try:
+            yield
+        finally:
+            if self._running[caller] == 1:
+                del self._running[caller]
+            else:
+                self._running[caller] -= 1
+
+
+def retry_after(seconds: float) -> str:
+    """The value of ``Retry-After``: whole seconds, at least one."""
+    return str(max(1, math.ceil(seconds)))
+
+
+def counted(address: str | None) -> str:
+    """The name under which requests from ``address`` are counted.
+
+    >>> counted("2001:db8::1") == counted("2001:db8::2"), counted("::ffff:192.0.2.1")
+    (True, 'address:192.0.2.1')
+    """
+    try:
+        found = ipaddress.ip_address(address or "")
+    except ValueError:
+        return "address:unknown"
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            return f"address:{found.ipv4_mapped}"
+        return f"address:{ipaddress.ip_network((int(found), 64), strict=False)}"
+    return f"address:{found}"

@@ -1,0 +1,210 @@
+"""Tokens as they are kept: made, listed, revoked, and looked up for each request.
+
+Rules it keeps:
+
+- A token's making and its revocation stand in the transparency log, written in the same
+  transaction; neither the token nor its hash does.
+- Every request looks the token up, so that a revocation counts from the next request on,
+  in every process.
+- Rows are found by the public id; the hash is compared in constant time afterwards.
+- A use is written at most once a minute, and after the answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from affidavit.service.database import writer
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.tables import token_revocations, token_uses, tokens
+from affidavit.service.identity.tokens import TokenText, mint
+from affidavit.service.log.entries import append
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+LONGEST_DAYS = 366
+USE_SECONDS = 60.0
+"""How often a token's use is written down."""
+
+log = logging.getLogger("affidavit.service")
+
+
+class TokenRefused(ValueError):
+    """A token that cannot be made or revoked as asked; the text says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Token:
+    """What is known of a token; nothing here can be used as one."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    created_at: datetime
+    created_by: str
+    expires_at: datetime
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    @property
+    def actor(self) -> Actor:
+        """Who holds it: two tokens of one name are one identity."""
+        return Actor(f"token:{self.name}", frozenset(self.scopes))
+
+
+class TokenStore:
+    """Tokens behind one engine; safe to call from several threads and processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = writer(engine)
+        self._any = False
+        self._uses: dict[str, float] = {}
+        self._lock = Lock()
+
+    def new(
+        self, name: str, scopes: Iterable[Scope], days: int, *, by: str, at: datetime
+    ) -> tuple[Token, TokenText]:
+        """Make a token for ``days`` days, and return it once; raises ``TokenRefused``."""
+        allowed = tuple(sorted(set(scopes)))
+        if NAME.fullmatch(name) is None:
+            raise TokenRefused(
+                f"the name {name[:80]!r} cannot be used; give 1 to 64 of the letters A to Z, "
+                "digits and . _ @ + -, the first a letter or digit"
+            )
+        if not allowed:
+            raise TokenRefused("a token needs a scope; give --scope, one of " + ", ".join(Scope))
+        if not 1 <= days <= LONGEST_DAYS:
+            raise TokenRefused(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
+        text = mint()
+        expires_at = at + timedelta(days=days)
+        with self._writer.begin() as connection:
+            connection.execute(
+                insert(tokens).values(
+                    id=text.id,
+                    name=name,
+                    scopes=" ".join(allowed),
+                    digest=text.digest,
+                    created_at=at,
+                    created_by=by,
+                    expires_at=expires_at,
+                )
+            )
+            connection.execute(insert(token_uses).values(token_id=text.id))
+            body = {
+                "action": "created",
+                "name": name,
+                "scopes": list(allowed),
+                "expires_at": expires_at.isoformat(timespec="microseconds"),
+            }
+            append(connection, "token", text.id, body, actor=by, at=at)
+            kept = _find(connection, text.id)
+        assert kept is not None
+        return kept[0], text
+
+    def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
+        """Revoke a token from now on; a second time changes nothing. Raises ``TokenRefused``."""
+        if len(reason) > 255 or not reason.isprintable():
+            raise TokenRefused("the reason is a line of at most 255 characters")
+        try:
+            return self._revoke(token_id, reason, by=by, at=at)
+        except IntegrityError:  # another process was quicker
+            return self._revoke(token_id, reason, by=by, at=at)
+
+    def _revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
+        with self._writer.begin() as connection:
+            kept = _find(connection, token_id)
+            if kept is None:
+                raise TokenRefused(
+                    f"there is no token {token_id[:80]!r}; affidavit tokens list shows them"
+                )
+            if kept[0].revoked_at is not None:
+                return kept[0]
+            connection.execute(
+                insert(token_revocations).values(
+                    token_id=token_id, revoked_at=at, revoked_by=by, reason=reason
+                )
+            )
+            body = {"action": "revoked", "name": kept[0].name, "reason": reason}
+            append(connection, "token", token_id, body, actor=by, at=at)
+            revoked = _find(connection, token_id)
+        assert revoked is not None
+        return revoked[0]
+
+    def all(self) -> list[Token]:
+        """Every token that was ever made, oldest first."""
+        query = _QUERY.order_by(tokens.c.created_at, tokens.c.id)
+        with self._engine.connect() as connection:
+            return [_token(row) for row in connection.execute(query).mappings()]
+
+    def exist(self) -> bool:
+        """Whether a token was ever made; asked of the database until one was."""
+        if not self._any:
+            with self._engine.connect() as connection:
+                query = select(tokens.c.id).limit(1)
+                self._any = connection.execute(query).first() is not None
+        return self._any
+
+    def find(self, text: TokenText) -> Token | None:
+        """The token that ``text`` is, whether or not it still counts."""
+        with self._engine.connect() as connection:
+            kept = _find(connection, text.id)
+        digest = kept[1] if kept is not None else "0" * 64
+        same = hmac.compare_digest(digest, text.digest)
+        return kept[0] if kept is not None and same else None
+
+    def use_is_due(self, token_id: str) -> bool:
+        """Whether a use is to be written down now; true once in a while for each token."""
+        moment = time.monotonic()
+        with self._lock:
+            if moment < self._uses.get(token_id, moment):
+                return False
+            self._uses[token_id] = moment + USE_SECONDS
+            return True
+
+    def write_use(self, token_id: str, at: datetime) -> None:
+        """Write down that the token was used."""
+        change = update(token_uses).where(token_uses.c.token_id == token_id)
+        try:
+            with self._writer.begin() as connection:
+                connection.execute(change.values(last_used_at=at))
+        except SQLAlchemyError as error:
+            # The request was answered; that its time is not known is no reason to fail.
+            log.warning("the use of token %s was not written down: %s", token_id, error)
+
+
+_QUERY = (
+    select(tokens, token_revocations.c.revoked_at, token_uses.c.last_used_at)
+    .outerjoin(token_revocations, token_revocations.c.token_id == tokens.c.id)
+    .outerjoin(token_uses, token_uses.c.token_id == tokens.c.id)
+)
+
+
+def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:
+    row = connection.execute(_QUERY.where(tokens.c.id == token_id)).mappings().first()
+    return None if row is None else (_token(row), row["digest"])
+
+
+def _token(row: Any) -> Token:
+    known = {each.value for each in Scope}
+    return Token(
+        id=row["id"],
+        name=row["name"],
+        # A scope that a later release knew is none that we could grant.
+        scopes=tuple(Scope(each) for each in row["scopes"].split() if each in known),
+        created_at=row["created_at"],
+        created_by=row["created_by"],
+        expires_at=row["expires_at"],
+        revoked_at=row["revoked_at"],
+        last_used_at=row["last_used_at"],
+    )
