@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ with warnings.catch_warnings():
 
 from affidavit.certificate.keys import KeyStore
 from affidavit.service.app import create_app
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
 from tests.service import postgresql_server
@@ -140,6 +144,22 @@ def client_of(settings: Settings, address: str = "127.0.0.1") -> TestClient:
 @pytest.fixture(name="client_of")
 def _client_of() -> Callable[..., TestClient]:
     return client_of
+
+
+def token_for(settings: Settings, *scopes: str, name: str = "tester") -> dict[str, str]:
+    """The headers of somebody with a new token of these scopes; nobody is let in without after."""
+    engine = open_engine(settings.database_url)
+    try:
+        wanted = [Scope(scope) for scope in scopes]
+        _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
+        return {"authorization": f"Bearer {text.text}"}
+    finally:
+        engine.dispose()
+
+
+@pytest.fixture(name="token_for")
+def _token_for() -> Callable[..., dict[str, str]]:
+    return token_for
 
 
 @pytest.fixture
