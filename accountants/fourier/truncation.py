@@ -20,9 +20,9 @@ convex in p and nothing at p = 0. Proofs: docs/theorems/truncated-poisson.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from scipy.stats import binom
 
 from affidavit.accountants.fourier.losses import (
     Atoms,
@@ -121,7 +121,7 @@ def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
     """The chance of a record to be in the lot as it is used, rounded down."""
     others = leaf.dataset_size - 1
     whole = leaf.sampling_probability * float(
-        binom.cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
+        _binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
     )
     cut = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
     return min(leaf.sampling_probability, whole + cut) * (1 - 2 * TAIL_ERROR)
@@ -151,9 +151,16 @@ def _moved_twice(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> Nor
 
 def _chance_of_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
     """w: the chance that the record, if drawn, finds the lot already full."""
-    return float(binom.sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+    return float(_binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
 
 
 def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:
     """The chance that a sample from ``size`` records is larger than the largest lot."""
-    return float(binom.sf(leaf.max_lot_size, size, leaf.sampling_probability))
+    return float(_binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
+
+
+def _binomial() -> Any:
+    """scipy's, loaded at the first use: it takes longer than most plans take to certify."""
+    from scipy.stats import binom
+
+    return binom

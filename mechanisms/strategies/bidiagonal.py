@@ -30,8 +30,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 
+from affidavit.mechanisms.strategies.filtering import lfilter
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.rounding import root_up
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable

@@ -30,8 +30,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.signal import lfilter
 
+from affidavit.mechanisms.strategies.filtering import lfilter
 from affidavit.mechanisms.strategies.optimal_loss import at_unit_rate
 from affidavit.mechanisms.strategies.optimal_sums import cross, ladder
 from affidavit.mechanisms.strategies.participation import Participation

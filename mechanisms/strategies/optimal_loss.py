@@ -30,8 +30,8 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve, lfilter
 
+from affidavit.mechanisms.strategies.filtering import fftconvolve, lfilter
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import newton_reciprocal

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
 
+from affidavit.mechanisms.strategies.filtering import fftconvolve
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 
 Array = NDArray[np.float64]

@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
-from scipy.signal import lfilter
 
+from affidavit.mechanisms.strategies.filtering import lfilter
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.rounding import gamma
 from affidavit.mechanisms.strategies.sensitivity import (

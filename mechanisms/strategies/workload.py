@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import lfilter
+
+from affidavit.mechanisms.strategies.filtering import lfilter
 
 Array = NDArray[np.float64]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.mechanisms.attachments import attach
-from affidavit.gate.batch import answer
+from affidavit.gate.answering import answer
 from affidavit.gate.reading import read_plan
+from affidavit.mechanisms.attachments import attach
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies.contents import digest_of
 from affidavit.plan.parse import plan_from

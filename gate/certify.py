@@ -1,0 +1,80 @@
+"""``affidavit certify``: the noise that a plan needs or the ε it has, signed if there is a key."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certify import certify as assess
+from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, home
+from affidavit.gate.console import out, read, require_engine, stop, write
+from affidavit.gate.exits import OF_VERDICT
+from affidavit.gate.files import print_json
+from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
+from affidavit.gate.reading import PlanFile
+from affidavit.gate.report import print_assessment
+
+
+def certify(
+    plan: PlanArgument,
+    as_json: JsonOption = False,
+    bundle: Annotated[
+        Path | None, typer.Option("--out", help="Write the signed bundle to this file.")
+    ] = None,
+    engine: EngineOption = None,
+) -> None:
+    """The noise a plan needs, or the ε it really has, as a bracket with the reasons."""
+    require_engine(engine)
+    file = read(plan, as_json=as_json)
+    key = _signing_key(required=bundle is not None)
+    assessment = assess(file.plan, engine=engine)
+    certificate: Certificate | None = None
+    if key is not None:
+        certificate = issue(
+            assessment, key, requester=_user(), issued_at=datetime.now(UTC).replace(microsecond=0)
+        )
+    if bundle is not None and certificate is not None:
+        write(bundle, certificate.bundle)
+    if as_json:
+        print_json(
+            assessment.as_result() if certificate is None else certificate.as_result(assessment)
+        )
+    else:
+        _print_for_people(file, assessment, certificate, bundle)
+    raise typer.Exit(OF_VERDICT[assessment.verdict])
+
+
+def _print_for_people(
+    file: PlanFile,
+    assessment: Assessment,
+    certificate: Certificate | None,
+    bundle: Path | None,
+) -> None:
+    print_assessment(out, file.name, file.locate(assessment.reasons), assessment)
+    if certificate is None:
+        out.print("not signed: run `affidavit keys new` to sign certificates.", highlight=False)
+    else:
+        out.print(f"certificate {certificate.id}", highlight=False)
+    if bundle is not None:
+        out.print(f"bundle written to {escape(str(bundle))}", highlight=False)
+
+
+def _signing_key(*, required: bool) -> SigningKey | None:
+    try:
+        key = KeyStore(home() / "keys").signing_key()
+    except KeyFailure as failure:
+        stop(str(failure))
+    if key is None and required:
+        stop("--out needs a signing key and there is none; run `affidavit keys new`.")
+    return key
+
+
+def _user() -> str:
+    return f"{os.environ.get('USER') or os.environ.get('LOGNAME') or 'unknown'}@local"

@@ -1,0 +1,16 @@
+"""Arguments and options that several commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from affidavit.accountants.registry import NAMES
+
+PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]
+EngineOption = Annotated[
+    str | None,
+    typer.Option("--engine", help="Use one accountant only: " + ", ".join(NAMES) + "."),
+]

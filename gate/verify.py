@@ -1,0 +1,40 @@
+"""``affidavit verify``: a certificate checked offline, step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from affidavit.certificate.keys import KeyFailure
+from affidavit.gate.console import out, read, stop
+from affidavit.gate.options import JsonOption
+from affidavit.gate.verifying import verify_bundle
+from affidavit.plan.reasons import MalformedPlan
+
+
+def verify(
+    bundle: Annotated[str, typer.Argument(help="A certificate bundle; - reads stdin.")],
+    plan: Annotated[
+        str | None, typer.Option("--plan", help="The plan that it must be about.")
+    ] = None,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--keys",
+            help="Public keys to trust, as GET /v1/keys answers them, instead of your own.",
+        ),
+    ] = None,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Run the accountants again and compare.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
+    file = None if plan is None else read(plan, as_json=False)
+    try:
+        code = verify_bundle(out, bundle, file, keys or [], recompute=recompute, as_json=as_json)
+    except (KeyFailure, MalformedPlan) as failure:
+        stop(str(failure))
+    raise typer.Exit(code)
