@@ -1,0 +1,190 @@
+"""What a certified run costs a ledger, in full or for the steps that were really run.
+
+A certificate names its plan and the engine that decided; the plan is closed again with that
+engine, and what comes out must be what the certificate says (its noise, steps and lots), or
+nothing is entered. What stands beside the steps (a metric) is charged whether or not it ran.
+
+Fewer steps cost less only where the cost is a sum over steps whatever made the run stop:
+fresh lots and fixed orders with noise of their own, phase by phase. Noise that is correlated
+across steps, lots that are kept for all epochs, an optimiser accounted as one release, and a
+selection among repetitions are charged in full once a step was run: their cost is not known
+to be that of a shorter run when the outputs decided where it stopped.
+
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "adjacency": "add_remove", "steps": 10,
+...     "sampling": {"scheme": "full_batch"}, "target": {"delta": 1e-5},
+...     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 4}]})
+>>> run = run_of(plan, "gaussian")
+>>> run.steps, run.cost_of(10).mu_squared.written(UNIT), run.cost_of(4).mu_squared.written(UNIT)
+(10, '0.625000000001', '0.250000000001')
+
+References: docs/theorems/privacy-filter.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import parts
+from affidavit.accountants.filter.cost import UNIT, Cost
+from affidavit.accountants.filter.divergences import divergences
+from affidavit.accountants.gaussian import joint_mu
+from affidavit.accountants.protocol import AccountantError, Sampling, Unsupported
+from affidavit.accountants.registry import NAMES, accountant
+from affidavit.certificate import describe
+from affidavit.certificate.solving import Solver, lower_open
+from affidavit.mechanisms.lowering import Lowered, LoweredPhase
+from affidavit.plan.events import Composed, Event
+from affidavit.plan.model import Plan
+
+__all__ = ["UNIT", "CertificateDiffers", "Run", "composed_epsilon", "run_of"]
+
+
+class CertificateDiffers(Exception):
+    """The plan, closed again, is not what its certificate says."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A certified run with nothing open.
+
+    ``epsilon`` and ``delta`` are those of the certificate, ``certain`` whether they hold
+    without a confidence. Every method raises ``AccountantError`` for an event that the
+    filter does not bound.
+    """
+
+    lowered: Lowered
+    epsilon: float
+    delta: float
+    certain: bool = True
+
+    @property
+    def steps(self) -> int:
+        """The steps of all phases."""
+        return sum(phase.steps or 0 for phase in self.lowered.phases)
+
+    def event_of(self, steps_run: int) -> Event:
+        """What was released by the first ``steps_run`` steps, and by what stands beside them."""
+        if not 0 <= steps_run <= self.steps:
+            raise ValueError(f"steps run lie between 0 and {self.steps}, got {steps_run}")
+        if steps_run == self.steps or self.lowered.extra.selection is not None:
+            return self.lowered.event()
+        found, left = [], steps_run
+        for phase in self.lowered.phases:
+            length = phase.steps or 0
+            ran = min(left, length)
+            left -= ran
+            if ran:
+                found.append(replace(phase, steps=ran if _is_sum_over_steps(phase) else length))
+        shorter = replace(self.lowered, phases=tuple(found), plan=_given(self.lowered.plan, found))
+        return shorter.event()
+
+    def cost_of(self, steps_run: int) -> Cost:
+        """The cost of ``steps_run`` steps, never above that of the whole run."""
+        event = self.event_of(steps_run)
+        empty = not parts(event)
+        return Cost.of(
+            renyi=divergences(event),
+            mu_squared=_mu_squared(event),
+            epsilon=0.0 if empty else self._epsilon(event, steps_run),
+            delta=0.0 if empty else self.delta,
+        )
+
+    def _epsilon(self, event: Event, steps_run: int) -> float:
+        """ε at the certificate's δ for the plain sum; the certificate's own where no less."""
+        if steps_run == self.steps:
+            return self.epsilon
+        try:
+            return min(self.epsilon, composed_epsilon([event], self.delta)[1].upper)
+        except AccountantError:
+            return self.epsilon
+
+
+def run_of(
+    plan: Plan,
+    engine: str,
+    *,
+    said: dict[str, Any] | None = None,
+) -> Run:
+    """The run of ``plan`` as ``engine`` closes it; ``said`` is the certificate's predicate.
+
+    Raises ``CertificateDiffers`` where ``said`` gives another noise, length or sampling, and
+    ``AccountantError`` where the engine does not cover the plan.
+    """
+    chosen = accountant(engine)
+    if said is None:
+        lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
+        return Run(lowered=lowered, epsilon=math.inf, delta=1.0)
+    solver = Solver(lowered=lower_open(plan), engine=chosen)
+    lowered = solver.closed()
+    guarantee = said["guarantee"]
+    if guarantee is None or not _agrees(lowered, said):
+        raise CertificateDiffers("this release closes the plan differently from its certificate")
+    return Run(
+        lowered=lowered,
+        epsilon=float(guarantee["epsilon"]["upper"]),
+        delta=float(guarantee["delta"]["upper"]),
+        certain="confidence" not in guarantee and not isinstance(chosen, Sampling),
+    )
+
+
+def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracket]:
+    """Name and bracket of ε of ``events`` composed, by the first engine that reaches them.
+
+    This is what they would have cost had all of them been fixed in advance; of plans that
+    were chosen in view of results it bounds nothing. Raises ``Unsupported``.
+    """
+    event = Composed(events=tuple(events))
+    for name in NAMES:
+        engine = accountant(name)
+        if isinstance(engine, Sampling):
+            continue
+        try:
+            return name, engine.curve(event).epsilon(delta)
+        except (AccountantError, ArithmeticError, ValueError):
+            continue
+    raise Unsupported("no engine composes these runs.", "Read the filter's number.")
+
+
+def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
+    """Whether noise, steps and lots of ``lowered`` are at least as private as is ``said``."""
+    given = describe.releases_of(lowered.plan, lowered.plan, 1.0)
+    stated = said["noise_multiplier"]["releases"]
+    if [each.name for each in given] != [each["name"] for each in stated]:
+        return False
+    for ours, theirs in zip(given, stated, strict=True):
+        wanted = theirs["given"] if theirs["given"] is not None else theirs["required"]
+        if ours.given is None or wanted is None:
+            return False
+        if ours.given > float(wanted) * (1 + 1e-11):
+            return False
+    sampling = describe.sampling_of(lowered)
+    return all(
+        (ours["scheme"], ours["steps"], ours.get("lot_size"))
+        == (theirs["scheme"], theirs["steps"], theirs.get("lot_size"))
+        for ours, theirs in zip(sampling, said["sampling"], strict=True)
+    )
+
+
+def _is_sum_over_steps(phase: LoweredPhase) -> bool:
+    if phase.correlation is not None or phase.whole is not None:
+        return False
+    return phase.sampled.run is None
+
+
+def _given(plan: Plan, phases: Sequence[LoweredPhase]) -> Plan:
+    """``plan`` with as many phases as are left, so that the two stay in step."""
+    return plan.model_copy(update={"phases": plan.phases[: len(phases)]})
+
+
+def _mu_squared(event: Event) -> float:
+    """μ² of Gaussian DP, rounded up; infinite where the run is not exactly one Gaussian."""
+    try:
+        mu = joint_mu(event)
+    except AccountantError:
+        return math.inf
+    return mu * mu * (1 + 1e-15)
