@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -128,6 +129,13 @@ class SigningPort(Protocol):
         """The signature of ``message``."""
 
 
+class PrivateHalves(Protocol):
+    """Where private halves are kept."""
+
+    def find(self, public: PublicKey) -> SigningPort | None:
+        """Whoever can sign for ``public``, or None; raises ``KeyFailure``."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigningKey:
     """A key pair in memory; the private half never leaves this object but to its own file."""
@@ -170,29 +178,42 @@ class KeyStore:
 
     directory: Path
 
+    def find(self, public: PublicKey) -> SigningKey | None:
+        """The pair of ``public`` whose private half is a file here; raises ``KeyFailure``."""
+        path = self.directory / f"{public.key_id}.pem"
+        if not path.exists():
+            return None
+        return SigningKey(private=_private_file(path, public), public=public)
+
     def new(self, label: str = "") -> SigningKey:
         """Create a key pair and keep it; the private file is readable by its owner alone."""
         key = SigningKey.generate(label)
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        pem = key.private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         # The private half first: a public record without it would never sign.
-        _write_once(self.directory / f"{key.key_id}.pem", pem, mode=0o600)
-        record = json.dumps(key.public.as_record(), indent=2) + "\n"
-        _write_once(self.directory / f"{key.key_id}.json", record.encode(), mode=0o644)
+        write_private(self.directory / f"{key.key_id}.pem", key.private)
+        self.keep(key.public)
         return key
+
+    def keep(self, public: PublicKey) -> None:
+        """Write the record of ``public``, in place of any that is there."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record = json.dumps(public.as_record(), indent=2) + "\n"
+        write_file(self.directory / f"{public.key_id}.json", record.encode(), mode=0o644)
 
     def public_keys(self) -> tuple[PublicKey, ...]:
         """Every public record of the directory, oldest first."""
         found = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
         return tuple(sorted(found, key=lambda key: (key.not_before, key.key_id)))
 
-    def signing_key(self) -> SigningKey | None:
-        """The newest key that is inside its window and whose private half is here."""
+    def signing_key(self, halves: PrivateHalves | None = None) -> SigningPort | None:
+        """The newest key that is inside its window and whose private half is kept.
+
+        ``halves`` says where: in files here, unless another place is given.
+        """
         now = datetime.now(UTC)
         for public in reversed(self.public_keys()):
-            path = self.directory / f"{public.key_id}.pem"
-            if public.covers(now) and path.exists():
-                return SigningKey(private=_private_file(path, public), public=public)
+            if public.covers(now) and (found := (halves or self).find(public)) is not None:
+                return found
         return None
 
 
@@ -230,8 +251,7 @@ def _record_file(path: Path) -> PublicKey:
 
 
 def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
-    if path.stat().st_mode & 0o077:
-        raise KeyFailure(f"{path} is readable by others; run chmod 600 on it, or make a new key.")
+    require_private(path)
     try:
         private = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError):
@@ -243,15 +263,31 @@ def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
     return private
 
 
-def _write_once(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is either whole or absent, with its mode from the first byte on."""
-    partial = path.with_suffix(path.suffix + ".part")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.rename(path)
+def require_private(path: Path) -> None:
+    """Raise ``KeyFailure`` if others than the owner of ``path`` may read or change it."""
+    if path.stat().st_mode & 0o077:
+        raise KeyFailure(f"{path} is readable by others; run chmod 600 on it, or make a new key.")
+
+
+def write_private(path: Path, private: Ed25519PrivateKey) -> None:
+    """Write a private half for its owner alone."""
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_file(path, pem, mode=0o600)
+
+
+def write_file(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that is either whole or as it was, with its mode from the first byte on."""
+    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(partial).rename(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
 
 
 def as_instant(moment: datetime) -> str:
