@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Column, Connection, Index, String, Table, Text, insert
+from sqlalchemy import Connection, insert
 
-from affidavit.plan.canonical import canonical_json
-from affidavit.service.tables import Sequence, UtcDateTime, metadata
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.log.leaf import Entry, certificate_entry
+from affidavit.plan.loading import load_json
+from affidavit.service.log.tables import log_entries, log_pending
+
+MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+"""What is read here was written by this service; the limit is that of the loader."""
 
 EntryKind = Literal[
     "certificate",
@@ -32,17 +37,6 @@ EntryKind = Literal[
     "token",
 ]
 
-log_entries = Table(
-    "log_entries",
-    metadata,
-    Column("id", Sequence, primary_key=True),
-    Column("kind", String(32), nullable=False),
-    Column("subject", String(255), nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-    Column("content", Text, nullable=False),
-    Index("log_entries_by_subject", "subject"),
-)
-
 
 def append(
     connection: Connection,
@@ -58,18 +52,31 @@ def append(
     ``body`` is JSON data without private values; what is hashed into the tree is the
     canonical JSON (RFC 8785) of kind, subject, actor, time and body.
     """
-    content = canonical_json(
-        {
-            "kind": kind,
-            "subject": subject,
-            "actor": actor,
-            "at": at.isoformat(timespec="microseconds"),
-            "body": dict(body),
-        }
-    )
+    return _append(connection, Entry(kind=kind, subject=subject, actor=actor, at=at, body=body))
+
+
+def append_certificate(connection: Connection, bundle: bytes) -> int:
+    """Write the entry of a certificate or refusal, which follows from its bundle alone."""
+    return _append(connection, entry_of(bundle))
+
+
+def entry_of(bundle: bytes) -> Entry:
+    """The entry of the certificate in ``bundle``, as any verifier comes to it."""
+    envelope = read_envelope(load_json(bundle, MAX_BUNDLE_BYTES).data["envelope"])
+    return certificate_entry(envelope, load_json(envelope.payload, MAX_BUNDLE_BYTES).data)
+
+
+def _append(connection: Connection, entry: Entry) -> int:
     made = connection.execute(
         insert(log_entries)
-        .values(kind=kind, subject=subject, at=at, content=content.decode())
+        .values(
+            kind=entry.kind,
+            subject=entry.subject,
+            at=entry.at,
+            content=entry.content.decode(),
+        )
         .returning(log_entries.c.id)
     )
-    return int(made.scalar_one())
+    entry_id = int(made.scalar_one())
+    connection.execute(insert(log_pending).values(entry_id=entry_id))
+    return entry_id

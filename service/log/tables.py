@@ -1,0 +1,95 @@
+"""The log's own tables, beside the entries: their order, their tree, its checkpoints.
+
+``log_pending``
+    Entries that have no place yet. A queue, the one table here from which rows go; an
+    entry comes in with its business transaction and leaves in the transaction that gives
+    it its place. (Row ids would not do for that: a transaction that began earlier may
+    commit later.)
+``log_leaves``
+    Which entry is which leaf, counted from 0 without a gap, and the leaf's hash.
+``log_nodes``
+    The hash of every perfect subtree from two leaves on, by level and position, so that a
+    proof is read with about 2 log2 n keys.
+``log_checkpoints``
+    Every signed checkpoint.
+``log_witnessed``
+    Checkpoints of other logs, which this service keeps for them.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+from affidavit.service.tables import Sequence, UtcDateTime, metadata
+
+log_entries = Table(
+    "log_entries",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("subject", String(255), nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("content", Text, nullable=False),
+    Index("log_entries_by_subject", "subject"),
+)
+
+log_pending = Table(
+    "log_pending",
+    metadata,
+    Column("entry_id", Sequence, ForeignKey("log_entries.id"), primary_key=True),
+)
+
+log_leaves = Table(
+    "log_leaves",
+    metadata,
+    Column("leaf_index", Sequence, primary_key=True, autoincrement=False),
+    Column("entry_id", Sequence, ForeignKey("log_entries.id"), nullable=False),
+    Column("leaf_hash", LargeBinary(32), nullable=False),
+    UniqueConstraint("entry_id", name="log_leaves_entry"),
+    CheckConstraint("leaf_index >= 0", name="log_leaves_from_zero"),
+    Index("log_leaves_by_hash", "leaf_hash"),
+)
+
+log_nodes = Table(
+    "log_nodes",
+    metadata,
+    Column("level", Integer, primary_key=True),
+    Column("position", BigInteger, primary_key=True),
+    Column("hash", LargeBinary(32), nullable=False),
+)
+
+log_checkpoints = Table(
+    "log_checkpoints",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("tree_size", Sequence, nullable=False),
+    Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
+    Column("signed_at", UtcDateTime, nullable=False),
+    Column("note", Text, nullable=False),
+    CheckConstraint("id > 0", name="log_checkpoints_id_positive"),
+    Index("log_checkpoints_by_size", "tree_size"),
+)
+
+log_witnessed = Table(
+    "log_witnessed",
+    metadata,
+    Column("id", Sequence, primary_key=True),
+    Column("origin", String(255), nullable=False),
+    Column("tree_size", Sequence, nullable=False),
+    Column("received_at", UtcDateTime, nullable=False),
+    Column("note", Text, nullable=False),
+    CheckConstraint("id > 0", name="log_witnessed_id_positive"),
+    Index("log_witnessed_by_origin", "origin", "tree_size"),
+)
