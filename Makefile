@@ -20,7 +20,7 @@ $(STAMP): requirements.lock pyproject.toml
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'
 	touch $@
 
 demo: install

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from affidavit.trainer.models.language import gpt2
+from affidavit.trainer.models.mlp import mlp
 from affidavit.trainer.sources import ModelSource
 
-MODELS: dict[str, ModelSource] = {}
+MODELS: dict[str, ModelSource] = {"gpt2": gpt2, "mlp": mlp}

@@ -1,0 +1,170 @@
+"""Numbered features with a class each: CSV files, and scikit-learn's handwritten digits.
+
+    --data csv:PATH,label=COLUMN,classes=K
+    --data digits[:part=train|test]
+
+A CSV file is UTF-8 with a header; every column but the label is a finite number, and labels are
+whole numbers from 0 to K-1. K is public and has to be said: reading it off the records would
+release what they hold. For the same reason features are taken as they stand; scale them by
+numbers that do not come from the data. What is wrong is refused with its line and column.
+
+Digits are 1,797 images of 8 x 8 with 16 levels of grey, here from 0 to 1 (E. Alpaydin and
+C. Kaynak, UCI Machine Learning Repository, 1998, doi:10.24432/C50P49). ``test`` is every fifth
+record, ``train`` the others, ``all`` (the default) both.
+
+>>> points = Labelled(torch.eye(3), torch.tensor([0, 1, 1]), classes=2)
+>>> len(points), points.features, points.collate(torch.tensor([1]))[1].tolist()
+(3, 3, [1])
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from affidavit.trainer.adapters import digest_of_tensors
+from affidavit.trainer.options import Options, WrongOption
+
+MOST_CLASSES = 100_000
+LARGEST = 1e30
+"""Features above would overflow in float32 before anything could clip them."""
+
+
+class WrongData(ValueError):
+    """A file that is not what it should be; the message names the place and the remedy."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Features (N, f) in float32 and classes (N,) from 0."""
+
+    inputs: Tensor
+    labels: Tensor
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def features(self) -> int:
+        """How many numbers a record has."""
+        return self.inputs.shape[1]
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of features and classes."""
+        return digest_of_tensors(self.inputs, self.labels)
+
+    def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (n, f) and classes (n,)."""
+        return self.inputs[indices], self.labels[indices]
+
+
+def digits(argument: str) -> Labelled:
+    """Scikit-learn's digits; raises ``WrongData`` where scikit-learn is not installed."""
+    options = Options.of(argument, "--data digits")
+    options.require_no_value()
+    part = options.choice("part", ("all", "train", "test"))
+    options.require_all_read()
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise WrongData(
+            "--data digits: install affidavit[trainer], scikit-learn is in it."
+        ) from None
+    found = load_digits()
+    inputs = torch.tensor(found.data, dtype=torch.float32) / 16
+    labels = torch.tensor(found.target, dtype=torch.int64)
+    held_out = torch.arange(len(labels)) % 5 == 4
+    chosen = {"all": held_out | ~held_out, "test": held_out, "train": ~held_out}[part]
+    return Labelled(inputs[chosen], labels[chosen], classes=10)
+
+
+def csv_file(argument: str) -> Labelled:
+    """A CSV file with a header and a column of classes."""
+    options = Options.of(argument, "--data csv")
+    if not options.first:
+        raise WrongOption("--data csv: name a file.")
+    label, classes = options.text("label"), options.integer("classes", least=2)
+    options.require_all_read()
+    if classes > MOST_CLASSES:
+        raise WrongOption(f"--data csv: classes={classes}; at most {MOST_CLASSES} are supported.")
+    return read_csv(Path(options.first), label=label, classes=classes)
+
+
+def read_csv(path: Path, *, label: str, classes: int) -> Labelled:
+    """The records of a file; raises ``WrongData``."""
+    rows = _rows(path)
+    _, header = next(rows, (1, []))
+    place = _place_of(path, header, label)
+    inputs, labels = [], []
+    for line, row in rows:
+        if len(row) != len(header):
+            raise WrongData(
+                f"{path}, line {line}: {len(row)} fields where the header has {len(header)}."
+            )
+        labels.append(_label(f"{path}, line {line}, column {label}", row.pop(place), classes))
+        names = header[:place] + header[place + 1 :]
+        inputs.append(
+            [
+                _number(f"{path}, line {line}, column {name}", value)
+                for name, value in zip(names, row, strict=True)
+            ]
+        )
+    if not inputs:
+        raise WrongData(f"{path}: there is no record below the header.")
+    return Labelled(
+        torch.tensor(inputs, dtype=torch.float32), torch.tensor(labels), classes=classes
+    )
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line numbers and fields; lines that are blank are refused like other short ones."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            try:
+                for row in reader:
+                    yield reader.line_num, row
+            except csv.Error as error:
+                raise WrongData(f"{path}, line {reader.line_num}: {error}.") from None
+    except OSError as error:
+        raise WrongData(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError as error:
+        raise WrongData(f"{path}: is not UTF-8 ({error.reason} at byte {error.start}).") from None
+
+
+def _place_of(path: Path, header: list[str], label: str) -> int:
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise WrongData(f"{path}, line 1: column {twice[0]} is there twice; names are unique.")
+    if label not in header:
+        known = ", ".join(header) or "none"
+        raise WrongData(f"{path}, line 1: there is no column {label}; there are {known}.")
+    if len(header) < 2:
+        raise WrongData(f"{path}, line 1: beside {label} there is no column of features.")
+    return header.index(label)
+
+
+def _number(where: str, text: str) -> float:
+    try:
+        found = float(text) if "_" not in text else math.nan
+    except ValueError:
+        found = math.nan
+    if not abs(found) <= LARGEST:
+        raise WrongData(f"{where}: {text!r} is no finite number (up to {LARGEST:g}).")
+    return found
+
+
+def _label(where: str, text: str, classes: int) -> int:
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < classes):
+        raise WrongData(f"{where}: {text!r} is no class from 0 to {classes - 1}.")
+    return int(text)

@@ -1,0 +1,100 @@
+"""A multilayer perceptron for numbered features and classes.
+
+    --model mlp:32-32,seed=1[,blocks=hidden|all]        two hidden layers of 32
+    --model mlp:linear,seed=1                           none: multinomial logistic regression
+
+Hidden layers end in tanh, which bounds what they pass on and suits clipped training better
+than rectifiers (Papernot et al., arXiv:2007.14191). The loss of a record is its
+cross-entropy in nats. Under ``blocks=hidden`` the matrices of the hidden layers are the
+release ``hidden``, and biases and the output layer are ``auxiliary``; ``all`` is one block.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from affidavit.trainer.adapters import Batch, DataAdapter, Group
+from affidavit.trainer.models.layout import Layout, flat, hidden_and_rest
+from affidavit.trainer.options import Options, WrongOption
+
+
+@runtime_checkable
+class LabelledData(Protocol):
+    """What a classifier must know of its data, all of it public."""
+
+    @property
+    def features(self) -> int:
+        """How many numbers a record has."""
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+
+
+@dataclass(eq=False, slots=True)
+class Classifier:
+    """Any module from features (n, f) to logits (n, classes), and its blocks."""
+
+    module: nn.Module
+    layout: Layout
+    features: int
+    classes: int
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The cross-entropy of each record; (n,)."""
+        inputs, labels = batch
+        return functional.cross_entropy(self.module(inputs), labels, reduction="none")
+
+    def blocks(self) -> Mapping[str, Sequence[Group]]:
+        """The layout."""
+        return self.layout
+
+    def made_up(self, records: int) -> Batch:
+        """Features on a wave, labels in turn."""
+        wave = torch.arange(records * self.features, dtype=torch.float32)
+        inputs = torch.sin(wave + 1).view(records, self.features)
+        return inputs, torch.arange(records) % self.classes
+
+
+def perceptron(features: int, hidden: Sequence[int], classes: int, *, seed: int) -> nn.Sequential:
+    """The module; its first weights are a function of ``seed``, which is public."""
+    generator = torch.Generator().manual_seed(seed)
+    layers: list[nn.Module] = []
+    for wide in hidden:
+        layers += [nn.Linear(features, wide), nn.Tanh()]
+        features = wide
+    layers.append(nn.Linear(features, classes))
+    with torch.no_grad():
+        for layer in layers:
+            if isinstance(layer, nn.Linear):
+                layer.weight.normal_(0, layer.in_features**-0.5, generator=generator)
+                layer.bias.zero_()
+    return nn.Sequential(*layers)
+
+
+def mlp(argument: str, data: DataAdapter) -> Classifier:
+    """A perceptron of the widths that ``argument`` has."""
+    options = Options.of(argument, "--model mlp")
+    if not isinstance(data, LabelledData):
+        raise WrongOption("--model mlp: the data has no features and classes.")
+    if options.first != "linear" and not re.fullmatch(
+        r"[1-9]\d{0,5}(-[1-9]\d{0,5})*", options.first
+    ):
+        raise WrongOption("--model mlp: give widths, 32-32 say, or linear.")
+    hidden = [] if options.first == "linear" else [int(wide) for wide in options.first.split("-")]
+    seed = options.integer("seed", least=0)
+    blocks = options.choice("blocks", ("hidden", "all"))
+    options.require_all_read()
+    if blocks == "hidden" and not hidden:
+        raise WrongOption("--model mlp: linear has no hidden matrices; give blocks=all.")
+    module = perceptron(data.features, hidden, data.classes, seed=seed)
+    matrices = [f"{2 * place}.weight" for place in range(len(hidden))]
+    layout = flat(module) if blocks == "all" else hidden_and_rest(module, {"hidden": matrices})
+    return Classifier(module, layout, data.features, data.classes)

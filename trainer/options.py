@@ -1,0 +1,78 @@
+"""Options: what stands behind the colon of ``--data`` and ``--model``.
+
+``VALUE,name=value,name=value``: at most one value without a name, first, and named ones in
+any order, each once. What is not known is refused by name.
+
+>>> options = Options.of("run/gpt2,tie=untied,lora=4", "--model gpt2")
+>>> options.first, options.choice("tie", ("exact", "untied")), options.integer("lora", least=1)
+('run/gpt2', 'untied', 4)
+>>> options.require_all_read()
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class WrongOption(ValueError):
+    """An option that is unknown, missing or out of range; the message says how to mend it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options as they were written; reading one marks it, and what is left over is refused."""
+
+    where: str
+    first: str
+    named: dict[str, str]
+    _read: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, text: str, where: str) -> Options:
+        """The options in ``text``; ``where`` begins every message."""
+        parts = [part.strip() for part in text.split(",")] if text.strip() else []
+        first = parts.pop(0) if parts and "=" not in parts[0] else ""
+        named: dict[str, str] = {}
+        for part in parts:
+            name, equals, value = part.partition("=")
+            if not (equals and name and value):
+                raise WrongOption(f"{where}: {part!r} is no option; write name=value.")
+            if name in named:
+                raise WrongOption(f"{where}: {name} is given twice; give it once.")
+            named[name] = value
+        return cls(where, first, named)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """An option that is a text; without ``default`` it must be given."""
+        self._read.add(name)
+        found = self.named.get(name, default)
+        if found is None:
+            raise WrongOption(f"{self.where}: give {name}=.")
+        return found
+
+    def choice(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of ``choices``, the first of which is what an option left out means."""
+        found = self.text(name, choices[0])
+        if found not in choices:
+            raise WrongOption(f"{self.where}: {name}={found}; it is one of {', '.join(choices)}.")
+        return found
+
+    def integer(self, name: str, *, least: int, default: int | None = None) -> int:
+        """A whole number of at least ``least``."""
+        found = self.text(name, None if default is None else str(default))
+        if not (found.isascii() and found.isdigit() and int(found) >= least):
+            raise WrongOption(f"{self.where}: {name}={found}; give a whole number from {least} up.")
+        return int(found)
+
+    def require_all_read(self) -> None:
+        """Raise ``WrongOption`` for an option that nothing asked for."""
+        if unknown := sorted(set(self.named) - self._read):
+            known = ", ".join(sorted(self._read)) or "none"
+            raise WrongOption(
+                f"{self.where}: {', '.join(unknown)} is no option here; known are {known}."
+            )
+
+    def require_no_value(self) -> None:
+        """Raise ``WrongOption`` where a value without a name is given."""
+        if self.first:
+            raise WrongOption(f"{self.where}: {self.first!r} means nothing; write name=value.")
