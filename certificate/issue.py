@@ -3,19 +3,28 @@
 A bundle is one JSON document: the DSSE envelope and the name of its format. It is written
 once and kept as bytes. Everything in it is either signed or checked against what is
 signed, so that no byte of it can change unnoticed.
+
+One certificate id may be issued more than once: when it has expired, when its key was
+revoked, when approvals were added. Each issue carries its number and the digest of the
+envelope that it supersedes, so that the issues of an id form a chain.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
+from affidavit.certificate.approval import Approvals
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.envelope import seal
 from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.statement import address, statement
+from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
+from affidavit.certificate.policy.waiver import Waiver
+from affidavit.certificate.statement import TIME_FORMAT, address, statement
 from affidavit.plan.canonical import canonical_json, digest
 from affidavit.plan.model import Plan
 
@@ -28,6 +37,15 @@ UNTRUSTED = {
 }
 
 
+class Former(Protocol):
+    """The issue that is superseded: its number and its envelope's digest."""
+
+    @property
+    def issue(self) -> int: ...  # said above
+    @property
+    def envelope_digest(self) -> str: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Certificate:
     """A signed statement; ``bundle`` is the exact bytes to keep and to hand out."""
@@ -36,10 +54,12 @@ class Certificate:
     statement: dict[str, Any]
     bundle: bytes
     untrusted: bool
+    envelope_digest: str
 
     def as_result(self, assessment: Assessment) -> dict[str, Any]:
         """The result document of ``assessment`` with its certificate."""
-        result = assessment.as_result()
+        predicate = self.statement["predicate"]
+        result = assessment.as_result() | {key: predicate[key] for key in ("policy", "waived")}
         if self.untrusted:
             result["warnings"] = [*result["warnings"], UNTRUSTED]
         return {
@@ -48,9 +68,12 @@ class Certificate:
         }
 
 
-def certificate_id(plan: Plan) -> str:
-    """The id that a certificate of ``plan`` has, or will have."""
-    return address(digest(plan))
+def certificate_id(plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiver] = ()) -> str:
+    """The id that a certificate of ``plan`` has, or will have, under ``policy``.
+
+    ``waivers`` are those in force for the plan and whoever asks.
+    """
+    return address(digest(plan), policy, (each.id for each in waivers))
 
 
 def issue(
@@ -59,15 +82,58 @@ def issue(
     *,
     requester: str,
     issued_at: datetime,
+    under: Judgement = AS_PROVED,
+    former: Former | None = None,
 ) -> Certificate:
-    """Sign what was found about a plan; a development key makes it ``untrusted``."""
-    untrusted = key.public.development
-    said = statement(assessment, requester=requester, issued_at=issued_at, untrusted=untrusted)
+    """Sign what was found about a plan; a development key makes it ``untrusted``.
+
+    ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
+    ``certified`` needs no approval: there is nothing in it to use.
+    """
+    said = statement(
+        assessment,
+        requester=requester,
+        issued_at=issued_at,
+        untrusted=key.public.development,
+        approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
+        under=under,
+    )
+    return _sealed(said, key, former)
+
+
+def approved(
+    pending: Mapping[str, Any],
+    key: SigningPort,
+    *,
+    approvals: Approvals,
+    issued_at: datetime,
+    former: Former,
+) -> Certificate:
+    """Sign the statement ``pending`` anew, with its approvals and as the issue after ``former``.
+
+    It ends when the one that was approved would have ended.
+    """
+    predicate = pending["predicate"]
+    changes = {
+        "approvals": approvals.as_document(),
+        "validity": {**predicate["validity"], "not_before": issued_at.strftime(TIME_FORMAT)},
+        "untrusted": key.public.development,
+    }
+    return _sealed({**pending, "predicate": {**predicate, **changes}}, key, former)
+
+
+def _sealed(said: dict[str, Any], key: SigningPort, former: Former | None) -> Certificate:
+    """Sign ``said`` as the issue after ``former``, or as the first one."""
+    place = {
+        "issue": 1 if former is None else former.issue + 1,
+        "supersedes": None if former is None else former.envelope_digest,
+    }
+    said = {**said, "predicate": {**said["predicate"], **place}}
     envelope = seal(canonical_json(said), key)
-    bundle = canonical_json({"bundleType": BUNDLE_TYPE, "envelope": envelope.as_document()})
     return Certificate(
-        id=address(assessment.plan_digest),
+        id=said["predicate"]["certificate_id"],
         statement=said,
-        bundle=bundle,
-        untrusted=untrusted,
+        bundle=canonical_json({"bundleType": BUNDLE_TYPE, "envelope": envelope.as_document()}),
+        untrusted=key.public.development,
+        envelope_digest=envelope.digest,
     )

@@ -11,41 +11,54 @@ References: in-toto Attestation Framework v1, spec/v1/statement.md.
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
 from affidavit.accountants.registry import versions
+from affidavit.certificate.approval import NONE_NEEDED, Approvals
 from affidavit.certificate.assessment import Assessment, Confidence
-from affidavit.certificate.policy import VALID_DAYS, policy_reference
+from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
 from affidavit.plan.canonical import digest_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
-CRITICAL = ("verdict", "guarantee", "validity", "obligations")
+CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
 """Predicate fields that a verifier must understand to accept a certificate."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
-def address(plan_digest: str) -> str:
-    """The content address of what is asked: plan, policy and engines.
+def address(plan_digest: str, policy: Policy = BUILT_IN, waivers: Iterable[str] = ()) -> str:
+    """The content address of what is asked: plan, policy, waivers in force, and engines.
 
     It is known before any accounting, so that the same question finds its first answer.
     """
-    return digest_of({"plan": plan_digest, "policy": policy_reference(), "accountants": versions()})
+    asked = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
+    granted = sorted(waivers)
+    return digest_of({**asked, "waivers": granted} if granted else asked)
 
 
 def statement(
-    assessment: Assessment, *, requester: str, issued_at: datetime, untrusted: bool
+    assessment: Assessment,
+    *,
+    requester: str,
+    issued_at: datetime,
+    untrusted: bool,
+    approvals: Approvals = NONE_NEEDED,
+    under: Judgement = AS_PROVED,
 ) -> dict[str, Any]:
-    """The statement about ``assessment``, as JSON data."""
+    """The statement about ``assessment``, as ``under`` judged it, as JSON data."""
     algorithm, _, value = assessment.plan_digest.partition(":")
     return {
         "_type": STATEMENT_TYPE,
         "subject": [{"name": "plan", "digest": {algorithm: value}}],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
-            "certificate_id": address(assessment.plan_digest),
+            "certificate_id": address(
+                assessment.plan_digest, under.policy, (each.id for each in under.in_force)
+            ),
             "verdict": assessment.verdict,
             "reasons": [reason.as_dict() for reason in assessment.reasons],
             "guarantee": _guarantee(assessment),
@@ -77,12 +90,12 @@ def statement(
                 {"code": each.code, "message": each.message} for each in assessment.warnings
             ],
             "plan": assessment.plan,
-            "policy": policy_reference(),
+            **under.as_dict(),
             "requester": requester,
-            "approvals": [],
+            "approvals": approvals.as_document(),
             "validity": {
                 "not_before": issued_at.strftime(TIME_FORMAT),
-                "not_after": (issued_at + timedelta(days=VALID_DAYS)).strftime(TIME_FORMAT),
+                "not_after": under.not_after(issued_at).strftime(TIME_FORMAT),
             },
             "untrusted": untrusted,
             "critical": list(CRITICAL),

@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 
 from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.service.lifecycle.standing import Status
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -141,10 +142,14 @@ _INTERVAL: Schema = {
 }
 _VERDICT: Schema = {"enum": ["certified", "under_noised", "refused", "undecided"]}
 _ID: Schema = {"type": "string", "pattern": ID_PATTERN}
+_TIME: Schema = {"type": "string", "format": "date-time"}
+_STATUS: Schema = {"enum": [each.value for each in Status]}
 _SUMMARY = _object(
     {
         "id": _ID,
         "untrusted": {**_FLAG, "description": "Signed by a development key."},
+        "issue": _COUNT,
+        "status": _STATUS,
         "plan_digest": _ID,
         "name": _TEXT_OR_NULL,
         "dataset": _TEXT_OR_NULL,
@@ -152,7 +157,8 @@ _SUMMARY = _object(
         "verdict": _VERDICT,
         "epsilon_upper": _NUMBER_OR_NULL,
         "delta": _NUMBER_OR_NULL,
-        "created_at": {"type": "string", "format": "date-time"},
+        "created_at": _TIME,
+        "not_after": _TIME,
     }
 )
 
@@ -203,7 +209,15 @@ _SCHEMAS: dict[str, Schema] = {
             "warnings": _list_of(_ANY),
             "planning": {**_list_of(_ANY), "description": "For information; no guarantee."},
             "obligations": _list_of(_ANY),
-            "certificate": _object({"id": _ID, "bundle": _ANY}),
+            "certificate": _object(
+                {
+                    "id": _ID,
+                    "bundle": _ANY,
+                    "issue": {**_COUNT, "description": "How many times it was issued by then."},
+                    "envelope_digest": {**_ID, "description": "What an approval names."},
+                    "status": _STATUS,
+                }
+            ),
         },
         "strategy",
     ),

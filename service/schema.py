@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from affidavit.service.identity import tables as identity
-from affidavit.service.log import entries
+from affidavit.service.lifecycle import tables as lifecycle
+from affidavit.service.log import tables as log_tables
 from affidavit.service.tables import metadata
 
-MODULES = (identity, entries)
+MODULES = (
+    identity,
+    log_tables,
+    lifecycle,
+)
 """A module with tables is a line here; migrations and tests then see its tables."""
 
 __all__ = ["metadata"]

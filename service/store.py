@@ -1,13 +1,17 @@
 """The store: certificates as they were signed, who asked for them, and the audit log.
 
+A certificate id has issues, numbered from 1; the latest is the current one, and is what a
+certificate of that id means wherever no issue is named.
+
 Rules it keeps:
 
 - A certificate, the request that led to it and its audit entry are written in one
   transaction, or none of them is.
 - What is read is what was written: ``bundle`` and ``result`` are never parsed, changed
   or written out anew.
-- Two processes that certify the same plan at once end with one row; the second one gets
-  the first one's, and its own request and audit entry.
+- Two processes that issue the same certificate at once end with one issue; the second one
+  gets the first one's, and its own request and audit entry.
+- Issuing, approving and revoking one certificate happen one after the other (``hold``).
 - A certificate of a development key counts only as long as there is no other.
 """
 
@@ -16,13 +20,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Select, insert, select, tuple_
+from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.database import writer
+from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 
 
@@ -32,6 +37,8 @@ class Summary:
 
     id: str
     untrusted: bool
+    issue: int
+    status: Status
     plan_digest: str
     name: str | None
     dataset: str | None
@@ -40,12 +47,19 @@ class Summary:
     epsilon_upper: float | None
     delta: float | None
     created_at: datetime
+    not_after: datetime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredCertificate(Summary):
-    """A certificate with its signed bytes and the answer that was given with it."""
+    """An issue with its signed bytes and the answer that was given with it.
 
+    ``status`` is what it was when it was read; everything else never changes.
+    """
+
+    envelope_digest: str
+    approvals_required: int
+    approvals_given: int
     key_id: str
     bundle: bytes
     result: str
@@ -66,6 +80,7 @@ class Filters:
     """What a list is narrowed to; None does not narrow."""
 
     verdict: str | None = None
+    status: Status | None = None
     plan_digest: str | None = None
     name: str | None = None
     created_after: datetime | None = None
@@ -81,6 +96,10 @@ class Place:
     untrusted: bool
 
 
+class Overtaken(Exception):
+    """Another issue came first, or a decision about the former one."""
+
+
 class CertificateStore:
     """Certificates behind one engine; safe to call from several threads and processes."""
 
@@ -89,51 +108,80 @@ class CertificateStore:
         self._writer = writer(engine)
 
     def find(self, certificate_id: str) -> StoredCertificate | None:
-        """The certificate of that id, a trusted one before an untrusted one."""
+        """The current issue of that id, a trusted one before an untrusted one."""
         with self._engine.connect() as connection:
-            return _find(connection, certificate_id, untrusted_too=True)
+            return current(connection, certificate_id)
+
+    def last(self, certificate_id: str, *, untrusted: bool) -> StoredCertificate | None:
+        """The issue that a new one of that trust would supersede."""
+        with self._engine.connect() as connection:
+            return current(connection, certificate_id, untrusted=untrusted)
+
+    def issues(self, certificate_id: str) -> list[StoredCertificate]:
+        """All issues of that id, the untrusted ones after the trusted, latest first."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(_issues(certificate_id)).mappings()
+            return [_stored(row) for row in rows]
 
     def repeat(
         self, certificate_id: str, request: Request, *, untrusted_too: bool
     ) -> StoredCertificate | None:
-        """The known certificate, with this further request recorded; None if unknown."""
+        """The current issue, with this further request recorded; None if it is to be issued.
+
+        That is: if there is none, or it has expired. One that was revoked or rejected is
+        answered as what it is.
+        """
         with self._writer.begin() as connection:
-            found = _find(connection, certificate_id, untrusted_too=untrusted_too)
-            if found is not None:
-                _record(connection, found, request, "certificate.requested")
+            found = current(connection, certificate_id, untrusted=None if untrusted_too else False)
+            if found is None or found.status is Status.EXPIRED:
+                return None
+            record(connection, found, request, "certificate.requested")
             return found
 
     def add(
-        self, certificate: StoredCertificate, key: Mapping[str, Any], request: Request
+        self,
+        certificate: StoredCertificate,
+        key: Mapping[str, Any],
+        request: Request,
+        *,
+        instead_of: frozenset[Status] = frozenset({Status.EXPIRED}),
     ) -> tuple[StoredCertificate, bool]:
         """Keep ``certificate``, signed by ``key`` (a public record), asked for by ``request``.
 
+        The issue before it, if there is one, must have one of the statuses ``instead_of``.
         Returns the certificate that is now kept and whether it is this one.
         """
         try:
-            return self._add(certificate, key, request), True
-        except IntegrityError:
+            return self._add(certificate, key, request, instead_of), True
+        except (IntegrityError, Overtaken):
             found = self.repeat(certificate.id, request, untrusted_too=certificate.untrusted)
             if found is not None:
                 return found, False
             # What another process was quicker to keep was not the certificate but its key,
             # and that is there now.
-            return self._add(certificate, key, request), True
+            return self._add(certificate, key, request, instead_of), True
 
     def _add(
-        self, certificate: StoredCertificate, key: Mapping[str, Any], request: Request
+        self,
+        certificate: StoredCertificate,
+        key: Mapping[str, Any],
+        request: Request,
+        instead_of: frozenset[Status],
     ) -> StoredCertificate:
         with self._writer.begin() as connection:
-            _keep_key(connection, certificate, key)
-            connection.execute(insert(certificates).values(**asdict(certificate)))
-            _record(connection, certificate, request, "certificate.issued")
+            hold(connection, certificate.id)
+            former = current(connection, certificate.id, untrusted=certificate.untrusted)
+            if former is not None and former.status not in instead_of:
+                raise Overtaken
+            keep(connection, certificate, key, former)
+            record(connection, certificate, request, "certificate.issued")
             return certificate
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
         """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""
         with self._engine.connect() as connection:
             rows = connection.execute(_page(filters, after).limit(limit)).mappings()
-            return [Summary(**row) for row in rows]
+            return [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
 
     def keys(self) -> list[dict[str, Any]]:
         """The public records of all keys that signed something here."""
@@ -142,14 +190,56 @@ class CertificateStore:
             return [json.loads(record) for record in connection.execute(query).scalars()]
 
 
-def _find(
-    connection: Connection, certificate_id: str, *, untrusted_too: bool
+# ---- in the transaction of a connection ----------------------------------------------
+
+
+def hold(connection: Connection, certificate_id: str) -> None:
+    """Let no other transaction issue, approve or revoke this certificate until ours ends."""
+    if connection.dialect.name == "postgresql":
+        # SQLite has one writer at a time. Of two ids with one hash, one waits in vain.
+        name = func.hashtextextended(certificate_id, 0)
+        connection.execute(select(func.pg_advisory_xact_lock(name)))
+
+
+def current(
+    connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
-    query = select(certificates).where(certificates.c.id == certificate_id)
-    if not untrusted_too:
-        query = query.where(certificates.c.untrusted.is_(False))
-    row = connection.execute(query.order_by(certificates.c.untrusted)).mappings().first()
-    return None if row is None else StoredCertificate(**row)
+    """The current issue as it stands now, of that trust; trusted before untrusted for None."""
+    query = _issues(certificate_id)
+    if untrusted is not None:
+        query = query.where(certificates.c.untrusted.is_(untrusted))
+    row = connection.execute(query.limit(1)).mappings().first()
+    return None if row is None else _stored(row)
+
+
+def keep(
+    connection: Connection,
+    certificate: StoredCertificate,
+    key: Mapping[str, Any],
+    former: StoredCertificate | None,
+) -> None:
+    """Write a new issue, and its key's public record where that is new.
+
+    Raises ``Overtaken`` unless it follows ``former``, the current one.
+    """
+    if certificate.issue != 1 + (0 if former is None else former.issue):
+        raise Overtaken
+    _keep_key(connection, certificate, key)
+    row = {column.name: getattr(certificate, column.name) for column in certificates.columns}
+    connection.execute(insert(certificates).values(**row))
+
+
+def _stored(row: RowMapping) -> StoredCertificate:
+    return StoredCertificate(**{**row, "status": Status(row["status"])})
+
+
+def _issues(certificate_id: str) -> Select[Any]:
+    """All issues, with where they stand now; the current one first."""
+    return (
+        select(certificates, status_at(datetime.now(UTC)).label("status"))
+        .where(certificates.c.id == certificate_id)
+        .order_by(certificates.c.untrusted, certificates.c.issue.desc())
+    )
 
 
 def _keep_key(
@@ -166,16 +256,23 @@ def _keep_key(
         )
 
 
-def _record(
+def record(
     connection: Connection, certificate: StoredCertificate, request: Request, action: str
 ) -> None:
+    """Write who asked for ``certificate`` and was answered with it, and that they did."""
     made = connection.execute(
         insert(requests)
-        .values(certificate_id=certificate.id, untrusted=certificate.untrusted, **asdict(request))
+        .values(
+            certificate_id=certificate.id,
+            untrusted=certificate.untrusted,
+            issue=certificate.issue,
+            **asdict(request),
+        )
         .returning(requests.c.id)
     )
     details = {
         "request": made.scalar_one(),
+        "issue": certificate.issue,
         "verdict": certificate.verdict,
         "plan_digest": certificate.plan_digest,
         "key_id": certificate.key_id,
@@ -196,8 +293,12 @@ _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted
 
 
 def _page(filters: Filters, after: Place | None) -> Select[Any]:
-    query = select(*(certificates.c[field.name] for field in fields(Summary)))
+    """The current issues; the earlier ones are listed with their certificate."""
+    status = status_at(datetime.now(UTC))
+    shown = [certificates.c[each.name] for each in fields(Summary) if each.name != "status"]
+    query = select(*shown, status.label("status")).where(~SUPERSEDED)
     for column, wanted in (
+        (status, filters.status and filters.status.value),
         (certificates.c.verdict, filters.verdict),
         (certificates.c.plan_digest, filters.plan_digest),
         (certificates.c.name, filters.name),

@@ -6,15 +6,17 @@ once: triggers in the database refuse to change or remove them, so that not even
 in this service can rewrite what it has signed.
 
 ``certificates``
-    One row per certificate id and trust: ``untrusted`` rows were signed by a development
-    key. A plan certified while trying the service out can thus be certified again, under
-    the same id, once there is a key that someone trusts. ``bundle`` is the signed bundle
-    byte for byte and ``result`` the answer that was given, byte for byte.
+    One row per issue of a certificate id, numbered from 1; a later issue supersedes the
+    earlier ones, which stay. ``untrusted`` rows were signed by a development key and are
+    numbered by themselves: a plan certified while trying the service out can be certified
+    again, under the same id, once there is a key that someone trusts. ``bundle`` is the
+    signed bundle byte for byte and ``result`` the answer that was given, without what may
+    change about it later (see ``affidavit.service.lifecycle``).
 ``signing_keys``
     The public half of every key that signed a row, so that a bundle can still be
     verified after its key was retired or, for a development key, forgotten.
 ``requests``
-    Who asked, when, and the very bytes that were asked.
+    Who asked, when, the very bytes that were asked, and which issue they were answered with.
 ``audit``
     What happened, in order.
 """
@@ -83,6 +85,7 @@ certificates = Table(
     metadata,
     Column("id", String(71), primary_key=True),
     Column("untrusted", Boolean, primary_key=True),
+    Column("issue", Integer, primary_key=True, autoincrement=False),
     Column("plan_digest", String(71), nullable=False),
     Column("name", String(64)),
     Column("dataset", String(64)),
@@ -94,6 +97,11 @@ certificates = Table(
     Column("key_id", String(64), ForeignKey("signing_keys.key_id"), nullable=False),
     Column("bundle", LargeBinary, nullable=False),
     Column("result", Text, nullable=False),
+    Column("not_after", UtcDateTime, nullable=False),
+    Column("envelope_digest", String(71), nullable=False),
+    Column("approvals_required", Integer, nullable=False),
+    Column("approvals_given", Integer, nullable=False),
+    CheckConstraint("issue > 0", name="certificates_issue_positive"),
     Index("certificates_by_time", "created_at", "id", "untrusted"),
     Index("certificates_by_plan", "plan_digest"),
     Index("certificates_by_name", "name"),
@@ -105,13 +113,14 @@ requests = Table(
     Column("id", Sequence, primary_key=True),
     Column("certificate_id", String(71), nullable=False),
     Column("untrusted", Boolean, nullable=False),
+    Column("issue", Integer, nullable=False),
     Column("requester", String(255), nullable=False),
     Column("received_at", UtcDateTime, nullable=False),
     Column("content_type", String(255), nullable=False),
     Column("body", LargeBinary, nullable=False),
     ForeignKeyConstraint(
-        ["certificate_id", "untrusted"],
-        ["certificates.id", "certificates.untrusted"],
+        ["certificate_id", "untrusted", "issue"],
+        ["certificates.id", "certificates.untrusted", "certificates.issue"],
         name="requests_certificate",
     ),
     CheckConstraint("id > 0", name="requests_id_positive"),

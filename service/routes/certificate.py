@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from affidavit.service.identity.access import Reader
+from affidavit.service.lifecycle.answer import answer_of
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.parameters import CertificateId
@@ -22,7 +23,7 @@ router = APIRouter()
 )
 def certificate(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The result document with its bundle."""
-    return Response(found(services, certificate_id).result, media_type=JSON)
+    return Response(answer_of(found(services, certificate_id)), media_type=JSON)
 
 
 def found(services: Services, certificate_id: str) -> StoredCertificate:

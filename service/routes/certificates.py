@@ -1,4 +1,4 @@
-"""``GET /v1/certificates``: the certificates, newest first, filtered and in pages."""
+"""``GET /v1/certificates``: the current issues, newest first, filtered and in pages."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from affidavit.plan.reasons import Reason
 from affidavit.plan.types import Name
 from affidavit.service.identity.access import Reader
+from affidavit.service.lifecycle.standing import Status
 from affidavit.service.openapi import ID_PATTERN, answers, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.parameters import Instant
@@ -29,6 +30,7 @@ class Wanted(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     verdict: Literal["certified", "under_noised", "refused", "undecided"] | None = None
+    status: Status | None = None
     plan_digest: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
     name: Name | None = None
     created_after: Instant | None = None
@@ -64,7 +66,9 @@ def _path_of(wanted: Wanted, cursor: str) -> str:
 
 
 def _item(row: Summary) -> dict[str, Any]:
-    return {**asdict(row), "created_at": row.created_at.isoformat().replace("+00:00", "Z")}
+    times = {"created_at": row.created_at, "not_after": row.not_after}
+    written = {name: at.isoformat().replace("+00:00", "Z") for name, at in times.items()}
+    return asdict(row) | written
 
 
 def _invalid_cursor(error: InvalidCursor) -> Problem:

@@ -12,6 +12,7 @@ from affidavit.plan.parse import Syntax
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.answer import answer_of
 from affidavit.service.openapi import JSON, YAML, answers, plan_body, problems
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
@@ -73,7 +74,7 @@ async def submit(
     except (AccountingTimeout, AccountingFailed, TooBusy) as error:
         raise not_now(error) from error
     return Response(
-        answer.certificate.result,
+        answer_of(answer.certificate),
         201 if answer.created else 200,
         {"Location": f"/v1/certificates/{answer.certificate.id}"},
         media_type=JSON,

@@ -12,17 +12,15 @@ that awaits instead of blocking a thread: it can wait for minutes, and threads a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.issue import certificate_id, issue
-from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.issue import certificate_id
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, parse_plan
+from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.pool import AccountingPool
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
@@ -85,29 +83,7 @@ class SubmitPlan:
 
     def _keep(self, plan: Plan, assessment: Assessment, request: Request) -> Answer:
         key = self._signers.current()
-        certificate = _sign(plan, assessment, request, key)
+        former = self._store.last(certificate_id(plan), untrusted=key.public.development)
+        certificate = sign(plan, assessment, key, requester=request.requester, former=former)
         kept, created = self._store.add(certificate, key.public.as_record(), request)
         return Answer(kept, created)
-
-
-def _sign(
-    plan: Plan, assessment: Assessment, request: Request, key: SigningPort
-) -> StoredCertificate:
-    issued_at = datetime.now(UTC)
-    certificate = issue(assessment, key, requester=request.requester, issued_at=issued_at)
-    result = certificate.as_result(assessment)
-    return StoredCertificate(
-        id=certificate.id,
-        untrusted=certificate.untrusted,
-        plan_digest=assessment.plan_digest,
-        name=plan.name,
-        dataset=plan.dataset.name,
-        adjacency=plan.adjacency,
-        verdict=assessment.verdict,
-        epsilon_upper=(result["epsilon"] or {}).get("upper"),
-        delta=(result["delta"] or {}).get("upper"),
-        created_at=issued_at,
-        key_id=key.key_id,
-        bundle=certificate.bundle,
-        result=json.dumps(result, allow_nan=False),
-    )

@@ -19,6 +19,7 @@ from fastapi import Request
 from fastapi.testclient import TestClient
 
 from affidavit.service.bodies import read_body
+from affidavit.service.lifecycle.standing import Status
 from affidavit.service.problems import Problem
 from affidavit.service.store import Summary
 from affidavit.service.use_cases.list_certificates import InvalidCursor, cursor_of, place_of
@@ -273,6 +274,9 @@ def test_a_cursor_marks_its_row_to_the_microsecond() -> None:
         epsilon_upper=None,
         delta=None,
         created_at=datetime(2025, 1, 1, 0, 0, 0, 1, tzinfo=UTC),
+        not_after=datetime(2026, 1, 1, tzinfo=UTC),
+        issue=1,
+        status=Status.ACTIVE,
     )
     place = place_of(cursor_of(row))
     assert (place.created_at, place.id, place.untrusted) == (row.created_at, ID, True)

@@ -22,6 +22,7 @@ from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.database import open_engine
+from affidavit.service.lifecycle.standing import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
 from affidavit.service.migrate import require_head as require
 from affidavit.service.schema import metadata
@@ -49,6 +50,8 @@ def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
     made = StoredCertificate(
         id=f"sha256:{number:064x}",
         untrusted=False,
+        issue=1,
+        status=Status.ACTIVE,
         plan_digest=f"sha256:{number:064x}",
         name="a",
         dataset="d",
@@ -57,6 +60,10 @@ def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
         epsilon_upper=8.0,
         delta=1e-5,
         created_at=NOON + timedelta(microseconds=number // 2),
+        not_after=NOON.replace(year=9999),
+        envelope_digest=f"sha256:{number:064x}",
+        approvals_required=0,
+        approvals_given=0,
         key_id="k",
         bundle=b'{"bundle": "\xc3\xa9"}',
         result='{"verdict": "certified"}',

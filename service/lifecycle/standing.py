@@ -1,0 +1,89 @@
+"""Where an issue stands at a moment: one word, worked out by the database.
+
+==================  ==================================================================
+``active``          the certificate of this id, whatever its verdict
+``awaiting_approval``  signed, and not usable before others have approved it
+``expired``         its validity is over; asked again, it is issued again
+``superseded``      a later issue stands in its place
+``rejected``        an approver refused it
+``revoked``         withdrawn, with every issue before it
+==================  ==================================================================
+
+``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
+issue again (``affidavit.service.lifecycle.reissue``); time does not turn them into
+``expired``. They hold for the issue that they are about; a revocation also for all issues
+before it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, case, exists, select
+
+from affidavit.service.lifecycle.tables import approvals, revocations
+from affidavit.service.tables import certificates
+
+
+class Status(StrEnum):
+    """Where an issue stands; the words are part of the API."""
+
+    ACTIVE = "active"
+    AWAITING_APPROVAL = "awaiting_approval"
+    EXPIRED = "expired"
+    SUPERSEDED = "superseded"
+    REJECTED = "rejected"
+    REVOKED = "revoked"
+
+
+DECIDED = frozenset({Status.REVOKED, Status.REJECTED})
+"""What a person decided, and only a person ends."""
+
+_later = certificates.alias("later")
+
+SUPERSEDED: ColumnElement[bool] = exists(
+    select(1).where(
+        _later.c.id == certificates.c.id,
+        _later.c.untrusted == certificates.c.untrusted,
+        _later.c.issue > certificates.c.issue,
+    )
+)
+"""Whether a row of ``certificates`` has a later issue beside it."""
+
+
+def of_the_same(table: Any) -> ColumnElement[bool]:
+    """Whether a row of ``table`` is about the certificate of a row of ``certificates``."""
+    return and_(
+        table.c.certificate_id == certificates.c.id, table.c.untrusted == certificates.c.untrusted
+    )
+
+
+REVOKED: ColumnElement[bool] = exists(
+    select(1).where(of_the_same(revocations), revocations.c.issue >= certificates.c.issue)
+)
+"""Whether a row of ``certificates`` was revoked, itself or by a later issue."""
+
+REJECTED: ColumnElement[bool] = exists(
+    select(1).where(
+        of_the_same(approvals),
+        approvals.c.issue == certificates.c.issue,
+        approvals.c.decision == "reject",
+    )
+)
+
+
+def status_at(now: datetime) -> ColumnElement[str]:
+    """The status of a row of ``certificates`` at ``now``, for a query to select or compare."""
+    return case(
+        (REVOKED, Status.REVOKED.value),
+        (SUPERSEDED, Status.SUPERSEDED.value),
+        (REJECTED, Status.REJECTED.value),
+        (certificates.c.not_after < now, Status.EXPIRED.value),
+        (
+            certificates.c.approvals_given < certificates.c.approvals_required,
+            Status.AWAITING_APPROVAL.value,
+        ),
+        else_=Status.ACTIVE.value,
+    )
