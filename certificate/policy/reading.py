@@ -10,6 +10,7 @@ affidavit.certificate.policy.document.MalformedPolicy: missing_field at /dataset
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -55,10 +56,16 @@ def policy_from(data: Any) -> Policy:
     try:
         return Policy.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise MalformedPolicy(
-            *(_reason(each, data) for each in islice(found, MAX_REASONS))
-        ) from None
+        names = (*Policy.model_fields, *Caps.model_fields)
+        raise MalformedPolicy(*reasons_of(error, data, "a policy", names)) from None
+
+
+def reasons_of(
+    error: ValidationError, data: Any, what: str, names: Sequence[str]
+) -> tuple[Reason, ...]:
+    """pydantic's errors about ``data`` as reasons; ``names`` are the fields that ``what`` has."""
+    found = islice(error.errors(include_url=False), MAX_REASONS)
+    return tuple(_reason(each, data, what, names) for each in found)
 
 
 def _of_a_policy(reason: Reason) -> Reason:
@@ -68,16 +75,16 @@ def _of_a_policy(reason: Reason) -> Reason:
     return reason
 
 
-def _reason(details: ErrorDetails, data: Any) -> Reason:
+def _reason(details: ErrorDetails, data: Any, what: str, names: Sequence[str]) -> Reason:
     path = _path_in(data, details["loc"])
-    field = str(path[-1])[:SHOWN] if path else "the policy"
+    field = str(path[-1])[:SHOWN] if path else what
     kind = details["type"]
     if kind == "extra_forbidden":
         return Reason(
             code="unknown_field",
             pointer=pointer_to(*path),
-            message=f"{field} is not a field of a policy.",
-            remedy=_did_you_mean(field),
+            message=f"{field} is not a field of {what}.",
+            remedy=_did_you_mean(field, names),
         )
     if kind == "missing":
         return Reason(
@@ -113,11 +120,8 @@ def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
     return tuple(path)
 
 
-def _did_you_mean(field: str) -> str:
-    names = (*Policy.model_fields, *Caps.model_fields)
+def _did_you_mean(field: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(field, names, n=1)
-    return (
-        f"Did you mean {near[0]}?"
-        if near
-        else "Remove it; docs/how-to/policies.md lists the fields."
-    )
+    if near:
+        return f"Did you mean {near[0]}?"
+    return "Remove it; docs/how-to/policies.md lists the fields."
