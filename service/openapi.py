@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 
 from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
 
 JSON = "application/json"
@@ -30,6 +31,7 @@ _MEANINGS = {
     403: "The token's scopes do not allow this.",
     404: "There is nothing of that name.",
     408: "The body did not arrive in time.",
+    409: "It cannot stand beside what is kept already.",
     413: "The body is too large.",
     415: "The body is neither JSON nor YAML by its content type.",
     422: "A parameter of the URL is not valid.",
@@ -81,7 +83,7 @@ def install(app: FastAPI) -> None:
                 routes=app.routes,
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(_plan_schemas() | _SCHEMAS)
+            schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from affidavit.service.identity import tables as identity
+from affidavit.service.keysets import tables as keysets
 from affidavit.service.lifecycle import tables as lifecycle
 from affidavit.service.log import tables as log_tables
 from affidavit.service.tables import metadata
 
 MODULES = (
     identity,
+    keysets,
     log_tables,
     lifecycle,
 )

@@ -40,7 +40,7 @@ def serve(host: str, port: int, settings: Settings) -> None:
         require_head(engine)
     finally:
         engine.dispose()
-    Signers(settings.key_directory).current()
+    Signers(settings.key_directory, settings.halves).current()
     with _listen(host, port) as listening:
         _run(listening, settings)
 

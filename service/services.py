@@ -12,6 +12,8 @@ from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Identities
 from affidavit.service.identity.limits import Limits
 from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.keysets.revoked import RevokedKeys
+from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.migrate import head
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
@@ -30,6 +32,7 @@ class Services:
     store: CertificateStore
     pool: AccountingPool
     signers: Signers
+    keysets: KeysetStore
     submit_plan: SubmitPlan
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
@@ -43,12 +46,14 @@ class Services:
         engine = open_engine(settings.database_url)
         store = CertificateStore(engine)
         pool = AccountingPool(settings.workers, settings.time_limit)
-        signers = Signers(settings.key_directory)
+        keysets = KeysetStore(engine)
+        signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
         return cls(
             engine=engine,
             store=store,
             pool=pool,
             signers=signers,
+            keysets=keysets,
             submit_plan=SubmitPlan(store, pool, signers),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),

@@ -11,7 +11,10 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_BODY_LIMIT``       bytes of a request body, 1048576
 ``AFFIDAVIT_RATE_LIMIT``       requests a minute of one token or address, 6000
 ``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
+``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
 =============================  =====================================================
+
+Where the private half of the signing key is kept: ``certificate.signers.choice``.
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
 'sqlite:////srv/affidavit/affidavit.db'
@@ -24,13 +27,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from affidavit.certificate.keys import home
+from affidavit.certificate.keys import PrivateHalves, home
+from affidavit.certificate.signers.choice import private_halves
+from affidavit.certificate.signers.environment import VARIABLE as PRIVATE_KEY
 
 MIB = 1024 * 1024
 WORKERS = 2
@@ -58,11 +63,19 @@ class Settings:
     rate_limit: int = RATE_LIMIT
     concurrency_limit: int = CONCURRENCY_LIMIT
     loopback: bool = False
+    halves: PrivateHalves | None = field(default=None, repr=False)
+    app_role: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings of ``environment``; raises ``SettingsError``."""
-        given = os.environ if environment is None else environment
+        """The settings of ``environment``; raises ``SettingsError`` and ``KeyFailure``.
+
+        A private key in the process's own environment is taken out of it, so that no
+        process that is started later inherits it.
+        """
+        given = dict(os.environ if environment is None else environment)
+        if environment is None:
+            os.environ.pop(PRIVATE_KEY, None)
         place = Path(given["AFFIDAVIT_HOME"]) if given.get("AFFIDAVIT_HOME") else home()
         return cls(
             database_url=database_url(
@@ -74,6 +87,8 @@ class Settings:
             body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
+            halves=private_halves(given),
+            app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
 
 

@@ -39,6 +39,8 @@ def check_readiness(engine: Engine, head: str, signers: Signers) -> Readiness:
         key = signers.current().public
     except KeyFailure as failure:
         reasons.append(_reason("signer_unavailable", str(failure), "Mend the key directory."))
+    except SQLAlchemyError:
+        pass  # which keys are revoked is not known; why not is said above
     return Readiness(revision, key, tuple(reasons))
 
 
