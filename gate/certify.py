@@ -13,7 +13,8 @@ from rich.markup import escape
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify as assess
 from affidavit.certificate.issue import Certificate, issue
-from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, home
+from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
+from affidavit.certificate.signers.choice import private_halves
 from affidavit.gate.console import out, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.files import print_json
@@ -66,9 +67,9 @@ def _print_for_people(
         out.print(f"bundle written to {escape(str(bundle))}", highlight=False)
 
 
-def _signing_key(*, required: bool) -> SigningKey | None:
+def _signing_key(*, required: bool) -> SigningPort | None:
     try:
-        key = KeyStore(home() / "keys").signing_key()
+        key = KeyStore(home() / "keys").signing_key(private_halves(os.environ))
     except KeyFailure as failure:
         stop(str(failure))
     if key is None and required:

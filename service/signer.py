@@ -1,43 +1,88 @@
 """Who signs: the organisation's newest key, or a development key that says so.
 
-Keys are files in the key directory, made by ``affidavit keys new``. They are looked up
-for every certificate, so that a new key or the end of an old one's window needs no
-restart. While there is none, a key that lives in this process alone signs instead, and
-every certificate that it signs carries the warning ``untrusted``: nobody outside this
-process can know the key, so the signature proves nothing to them.
+The key directory says which keys there are; ``affidavit keys new`` makes them. It is looked
+at for every certificate, so that a new key or the end of an old one's window needs no
+restart, and read again only when something in it has changed. Where the private halves
+are kept is a setting (``certificate.signers``). A key that the published keyset revokes
+does not sign.
+
+While there is no key at all, one that lives in this process alone signs instead, and every
+certificate that it signs carries the warning ``untrusted``: nobody outside this process
+can know the key, so the signature proves nothing to them. Once there are keys and none of
+them may sign, nothing is signed: falling back to the development key would hide that from
+those who trust the service.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from affidavit.certificate.keys import KeyStore, SigningPort, development_key
+from affidavit.certificate.keys import (
+    KeyFailure,
+    KeyStore,
+    PrivateHalves,
+    PublicKey,
+    SigningPort,
+    development_key,
+)
 
 log = logging.getLogger("affidavit.service")
+
+Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Signers:
     """The keys of one service process.
 
-    Every method raises ``KeyFailure`` when the directory holds a key that cannot be used:
-    falling back to the development key would hide that from those who trust the service.
+    Every method raises ``KeyFailure`` when the directory holds a key that cannot be used,
+    or keys of which none may sign.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        halves: PrivateHalves | None = None,
+        revoked: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
         self._directory = directory
         self._store = KeyStore(directory)
+        self._halves = halves or self._store
+        self._revoked = revoked
         self._development = development_key()
+        self._lock = Lock()
+        self._seen: Fingerprint | None = None
+        self._records: tuple[PublicKey, ...] = ()
+        self._found: dict[str, SigningPort | None] = {}
 
     def current(self) -> SigningPort:
         """Who signs now."""
-        return self._store.signing_key() or self._development
+        with self._lock:
+            self._look()
+            if not self._records:
+                return self._development
+            now, revoked = datetime.now(UTC), self._revoked()
+            for public in reversed(self._records):
+                if not public.covers(now) or public.key_id in revoked:
+                    continue
+                found = self._half_of(public)
+                if found is not None:
+                    return found
+        raise KeyFailure(
+            f"none of the keys in {self._directory} may sign now: their windows are over, they "
+            "are revoked, or their private halves are not here; run affidavit keys rotate."
+        )
 
     def public_records(self) -> list[dict[str, Any]]:
-        """The public records of the directory's keys and of the key that signs now."""
-        known = {key.key_id: key for key in (*self._store.public_keys(), self.current().public)}
-        return [key.as_record() for key in known.values()]
+        """The public records of the directory's keys, and of the development key if it signs."""
+        with self._lock:
+            self._look()
+            return [key.as_record() for key in self._records or (self._development.public,)]
 
     def announce(self) -> None:
         """Say in the log who signs, loudly when it is a development key."""
@@ -50,3 +95,27 @@ class Signers:
             )
         else:
             log.info("certificates are signed by key %s", key.key_id)
+
+    def _half_of(self, public: PublicKey) -> SigningPort | None:
+        if public.key_id not in self._found:
+            self._found[public.key_id] = self._halves.find(public)
+        return self._found[public.key_id]
+
+    def _look(self) -> None:
+        """Read the directory again if anything in it is not as it was."""
+        seen = _fingerprint(self._directory)
+        if seen != self._seen:
+            self._records = self._store.public_keys()
+            self._found = {}
+            self._seen = seen
+
+
+def _fingerprint(directory: Path) -> Fingerprint:
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries]
+    except OSError:
+        return ()
+    return tuple(
+        sorted((name, at.st_ino, at.st_mtime_ns, at.st_size, at.st_mode) for name, at in found)
+    )

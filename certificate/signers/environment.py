@@ -1,7 +1,6 @@
 """A private half handed over in an environment variable, as orchestrators do with secrets.
 
-It is PKCS#8 PEM, unencrypted, one block and nothing else. ``take`` removes it from the
-environment, so that processes started later do not inherit it.
+It is PKCS#8 PEM, unencrypted, one block and nothing else.
 
 >>> from affidavit.certificate.keys import SigningKey
 >>> EnvironmentHalf.of(None).find(SigningKey.generate().public) is None
@@ -10,7 +9,6 @@ True
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,11 +26,6 @@ class EnvironmentHalf:
     """The one private half that was handed over, or none."""
 
     private: Ed25519PrivateKey | None = field(repr=False)
-
-    @classmethod
-    def take(cls, environment: MutableMapping[str, str]) -> EnvironmentHalf:
-        """The half in ``environment``, which has it no more; raises ``KeyFailure``."""
-        return cls.of(environment.pop(VARIABLE, None))
 
     @classmethod
     def of(cls, text: str | None) -> EnvironmentHalf:
