@@ -50,6 +50,8 @@ class Demands:
     whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
     names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
     origin, and ``consistency`` the proof that links one of them to the bundle's.
+    ``status`` is a signed status list and ``status_seen`` the newest lists seen before:
+    number and digest by issuer. With ``require_status`` it cannot be left out.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -58,6 +60,9 @@ class Demands:
     log_origin: str | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
     consistency: Consistency | None = None
+    status: bytes | None = None
+    require_status: bool = False
+    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,13 +71,15 @@ class Verified:
 
     ``unchecked`` are the steps that had nothing to look at. ``checkpoint`` is the log's
     signed note where it is consistent with the last one seen and should now be kept
-    instead of it; None where there is none to keep.
+    instead of it; None where there is none to keep. ``status_seen`` are the newest status
+    lists seen, with this verification's.
     """
 
     statement: dict[str, Any]
     steps: tuple[tuple[int, str, str], ...]
     unchecked: tuple[int, ...] = ()
     checkpoint: str | None = None
+    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def predicate(self) -> dict[str, Any]:

@@ -12,12 +12,12 @@
 10. inclusion: the certificate's own leaf is in the log's tree, at the place given
 11. checkpoint: a trusted key signed that tree's root for the log, inside its window
 12. consistency: the log only grew since the verifier last saw it
-13. status: not revoked, by a list that is not stale
+13. status: approved by as many as it needs, and not in a status list that is not stale
 
 Each step raises ``VerificationError`` with its own number and code; there is no boolean
 to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
 offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
-unchecked, unless the verifier demands them.
+unchecked, unless the verifier demands them; so is revocation without a status list.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from affidavit.certificate.statement import (
     STATEMENT_TYPE,
     TIME_FORMAT,
 )
+from affidavit.certificate.status import check_status
 from affidavit.certificate.verification import STEPS, Demands, VerificationError, Verified
 from affidavit.plan.canonical import digest, digest_of
 from affidavit.plan.loading import load_json
@@ -78,15 +79,18 @@ def verify(
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
     report.passed(8, _rules(predicate, asked))
-    _validity(not_before, not_after, now or datetime.now(UTC))
+    now = now or datetime.now(UTC)
+    _validity(not_before, not_after, now)
     report.passed(9, f"until {predicate['validity']['not_after']}")
     kept = _log(envelope, statement, log, trusted, asked, report)
-    report.unchecked(13, "not checked: no list of revoked certificates is known here")
+    status = check_status(envelope, predicate, trusted, asked, now)
+    (report.passed if status.checked else report.unchecked)(13, status.detail)
     return Verified(
         statement=statement,
         steps=tuple(report.steps),
         unchecked=tuple(report.skipped),
         checkpoint=kept,
+        status_seen=status.seen,
     )
 
 

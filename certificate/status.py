@@ -1,0 +1,261 @@
+"""The status list: which signed certificates no longer count, signed anew every few minutes.
+
+A certificate cannot be called back, so whoever relies on one asks what became of it. The
+answer is one short-lived document for all certificates of a service, a DSSE envelope of
+its own payload type, so that it can never be passed off as a certificate nor the reverse::
+
+    {"_type": "https://affidavit.dev/status-list/v1", "issuer": "log.example.org/main",
+     "sequence": 41, "issued_at": "...", "next_update": "...", "keyset_version": 3,
+     "keys": ["<key id>", ...],
+     "listed": [{"envelope": "sha256:...", "certificate_id": "sha256:...", "issue": 1,
+                 "status": "revoked", "reason": "plan_error", "since": "..."}]}
+
+Rules it keeps:
+
+- It speaks of the certificates that ``keys`` signed and of no other: a list of another
+  service, fresh and well signed, says nothing about this one's certificates.
+- ``sequence`` only grows. A list with a lower number than one seen before, or with the
+  same number and other content, was taken out of a drawer.
+- After ``next_update`` it says nothing any more.
+- Issues are listed by their envelope's digest. A superseded issue that could otherwise
+  still pass is listed too, as ``superseded``.
+- An issue is listed until a day after its validity has ended; then it fails by itself.
+
+References: secure-systems-lab/dsse, protocol.md; RFC 5280, sections 5 and 6.3 (thisUpdate,
+nextUpdate, CRL number) for the rules; TUF specification, section 5.3.2, for rollback.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from affidavit.certificate.approval import Approvals
+from affidavit.certificate.envelope import BadEnvelope, Envelope, read_envelope, seal
+from affidavit.certificate.keys import PublicKey, SigningPort, by_id
+from affidavit.certificate.statement import TIME_FORMAT
+from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.plan.canonical import canonical_json
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan
+
+PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
+STATUS_TYPE = "https://affidavit.dev/status-list/v1"
+MOST_BYTES = 32 * 1024 * 1024
+"""A hundred thousand listed issues fit."""
+AHEAD = timedelta(minutes=5)
+"""How far the service's clock may be ahead of the verifier's."""
+
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Instant = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Listed(_Part):
+    """An issue that no longer counts, since when and why."""
+
+    envelope: Digest
+    certificate_id: Digest
+    issue: Annotated[int, Field(ge=1)]
+    status: Literal["revoked", "superseded"]
+    reason: str
+    since: Instant
+
+
+class StatusList(_Part):
+    """The list's content; times in UTC to the second."""
+
+    type: Annotated[Literal["https://affidavit.dev/status-list/v1"], Field(alias="_type")]
+    issuer: Annotated[str, Field(min_length=1, max_length=255)]
+    sequence: Annotated[int, Field(ge=1)]
+    issued_at: Instant
+    next_update: Instant
+    keyset_version: int | None
+    keys: tuple[str, ...]
+    listed: tuple[Listed, ...]
+
+    @model_validator(mode="after")
+    def _times(self) -> Self:
+        if instant(self.issued_at) > instant(self.next_update):
+            raise ValueError("it ends before it begins")
+        return self
+
+
+class Seen(NamedTuple):
+    """The newest list seen of an issuer: its number, and its envelope's digest."""
+
+    sequence: int
+    digest: str
+
+
+class Checked(NamedTuple):
+    """What step 13 found: what to say, whether a list was looked at, and what to remember."""
+
+    detail: str
+    checked: bool
+    seen: Mapping[str, tuple[int, str]]
+
+
+def seal_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
+    """The signed list, as ``GET /v1/status`` answers it; ``content`` without its ``_type``."""
+    found = StatusList.model_validate({"_type": STATUS_TYPE, **content})
+    payload = canonical_json(found.model_dump(mode="json", by_alias=True))
+    return canonical_json(seal(payload, key, PAYLOAD_TYPE).as_document())
+
+
+def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, Envelope]:
+    """The list of a file's bytes, signed by a trusted key inside its window.
+
+    Raises ``VerificationError`` with the code ``bad_status``.
+    """
+    try:
+        envelope = read_envelope(load_json(raw, MOST_BYTES).data)
+    except MalformedPlan as error:
+        raise _bad(error.reasons[0].message) from None
+    except BadEnvelope as error:
+        raise _bad(f"{error}.") from None
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise _bad("the envelope does not hold a status list.")
+    key = by_id(trusted).get(envelope.key_id)
+    if key is None or key.development:
+        raise _bad("it is not signed by a key that you trust.")
+    if not key.accepts(envelope.signature, envelope.signed_bytes):
+        raise _bad("its signature does not fit its content.")
+    try:
+        found = StatusList.model_validate_json(
+            canonical_json(load_json(envelope.payload, MOST_BYTES).data)
+        )
+    except MalformedPlan as error:
+        raise _bad(error.reasons[0].message) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _bad(f"{'/'.join(map(str, first['loc']))}: {first['msg']}.") from None
+    if not key.covers(instant(found.issued_at)):
+        raise _bad("it was signed when its key might not sign.")
+    return found, envelope
+
+
+def check_status(
+    envelope: Envelope,
+    predicate: Mapping[str, Any],
+    trusted: Iterable[PublicKey],
+    demands: Demands,
+    now: datetime,
+) -> Checked:
+    """Step 13: approved by as many as it needs, and not called back since.
+
+    Raises ``VerificationError`` with the codes ``not_approved``, ``bad_status``,
+    ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.
+    """
+    _require_approved(predicate)
+    if demands.status is None:
+        if demands.require_status:
+            raise _error(
+                "no_status",
+                "no status list is at hand.",
+                "Fetch one with `affidavit status` and pass --status.",
+            )
+        nothing = "revocation not checked: no status list at hand"
+        return Checked(nothing, False, demands.status_seen)
+    found, signed = read_status(demands.status, trusted)
+    _require_fresh(found, signed, demands, now)
+    if envelope.key_id not in found.keys:
+        raise _error(
+            "other_status",
+            "the status list is of another service: it does not speak for the certificate's key.",
+            "Fetch the list of the service that issued the certificate.",
+        )
+    _require_unlisted(found, envelope.digest)
+    seen = {**demands.status_seen, found.issuer: Seen(found.sequence, signed.digest)}
+    return Checked(f"not listed in status list {found.sequence} of {found.issuer}", True, seen)
+
+
+def instant(text: str) -> datetime:
+    """A time of a list; raises ``ValueError``."""
+    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
+
+
+def read_seen(raw: bytes) -> dict[str, Seen]:
+    """What ``write_seen`` wrote; raises ``ValueError``."""
+    document = json.loads(raw)
+    return {str(issuer): Seen(int(each[0]), str(each[1])) for issuer, each in document.items()}
+
+
+def write_seen(seen: Mapping[str, Seen]) -> bytes:
+    """The newest lists seen, for a file that is kept."""
+    return json.dumps({issuer: list(each) for issuer, each in seen.items()}, indent=1).encode()
+
+
+def _require_approved(predicate: Mapping[str, Any]) -> None:
+    """Nothing but a ``certified`` verdict can be used, so nothing else needs approval."""
+    if predicate["verdict"] != "certified":
+        return
+    remedy = "Have it approved (affidavit approve), then fetch its bundle again."
+    try:
+        approvals = Approvals.of(predicate)
+    except ValueError as error:
+        raise _error("not_approved", f"{error}.", remedy) from None
+    others = {each.name for each in approvals.given} - {predicate.get("requester")}
+    if len(others) < approvals.required:
+        raise _error(
+            "not_approved",
+            f"{len(others)} of the {approvals.required} approvals that it needs were given.",
+            remedy,
+        )
+    if any(each.envelope != predicate.get("supersedes") for each in approvals.given):
+        raise _error("not_approved", "its approvals are of another envelope.", remedy)
+
+
+def _require_fresh(found: StatusList, signed: Envelope, demands: Demands, now: datetime) -> None:
+    remedy = "Fetch a new one with `affidavit status`."
+    if instant(found.issued_at) > now + AHEAD:
+        raise _bad("it is from the future; check this machine's clock.")
+    if instant(found.next_update) < now:
+        raise _error("stale_status", f"the status list was good until {found.next_update}.", remedy)
+    last = demands.status_seen.get(found.issuer)
+    if last is None:
+        return
+    if found.sequence < last[0]:
+        raise _error(
+            "status_rollback",
+            f"status list {found.sequence} is older than {last[0]}, which was seen before.",
+            remedy,
+        )
+    if found.sequence == last[0] and signed.digest != last[1]:
+        raise _error(
+            "status_rollback",
+            f"another status list {found.sequence} was seen before; there can be only one.",
+            "Ask the service's operator: one number was signed twice.",
+        )
+
+
+def _require_unlisted(found: StatusList, digest: str) -> None:
+    for each in found.listed:
+        if each.envelope != digest:
+            continue
+        if each.status == "superseded":
+            raise _error(
+                "superseded",
+                f"issue {each.issue} was superseded at {each.since}.",
+                "Fetch the current bundle: GET /v1/certificates/ID/bundle.",
+            )
+        raise _error(
+            "revoked",
+            f"it was revoked at {each.since}: {each.reason}.",
+            "Do not use it; ask those who revoked it.",
+        )
+
+
+def _error(code: str, message: str, remedy: str) -> VerificationError:
+    return VerificationError(13, code, message, remedy)
+
+
+def _bad(message: str) -> VerificationError:
+    return _error("bad_status", f"the status list: {message}", "Fetch it again (GET /v1/status).")
