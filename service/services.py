@@ -10,7 +10,10 @@ from sqlalchemy import Engine
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Identities
+from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.limits import Limits
+from affidavit.service.identity.provider import Provider
+from affidavit.service.identity.provider_keys import ProviderKeys
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.keysets.revoked import RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
@@ -57,7 +60,9 @@ class Services:
             submit_plan=SubmitPlan(store, pool, signers),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
-            identities=Identities(TokenStore(engine), loopback=settings.loopback),
+            identities=Identities(
+                TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
+            ),
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             head=head(),
         )
@@ -66,6 +71,10 @@ class Services:
         """Stop the accounting and let go of the database."""
         self.pool.close()
         self.engine.dispose()
+
+
+def _provided(provider: Provider | None) -> ProviderTokens | None:
+    return None if provider is None else ProviderTokens(provider, ProviderKeys.of(provider))
 
 
 def _services(request: Request) -> Services:

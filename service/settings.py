@@ -14,6 +14,8 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
 =============================  =====================================================
 
+``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
+
 Where the private half of the signing key is kept: ``certificate.signers.choice``.
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
@@ -36,6 +38,7 @@ from sqlalchemy.exc import ArgumentError
 from affidavit.certificate.keys import PrivateHalves, home
 from affidavit.certificate.signers.choice import private_halves
 from affidavit.certificate.signers.environment import VARIABLE as PRIVATE_KEY
+from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
 
 MIB = 1024 * 1024
 WORKERS = 2
@@ -62,6 +65,7 @@ class Settings:
     body_limit: int = MIB
     rate_limit: int = RATE_LIMIT
     concurrency_limit: int = CONCURRENCY_LIMIT
+    provider: Provider | None = None
     loopback: bool = False
     halves: PrivateHalves | None = field(default=None, repr=False)
     app_role: str | None = None
@@ -87,6 +91,7 @@ class Settings:
             body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
+            provider=_provider(given),
             halves=private_halves(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
@@ -110,6 +115,13 @@ def database_url(given: str) -> str:
     if url.drivername == "sqlite" and url.database in (None, "", ":memory:"):
         raise SettingsError(f"DATABASE_URL names no file, so nothing would be kept; {remedy}.")
     return url.render_as_string(hide_password=False)
+
+
+def _provider(given: Mapping[str, str]) -> Provider | None:
+    try:
+        return provider_of(given)
+    except ProviderMisconfigured as error:
+        raise SettingsError(str(error)) from None
 
 
 def _whole(given: Mapping[str, str], name: str, default: int, most: int) -> int:

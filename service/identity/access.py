@@ -26,6 +26,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.credentials import NotKnown, bearer
 from affidavit.service.identity.limits import TooManyAtOnce, counted, retry_after
+from affidavit.service.identity.provider_keys import ProviderUnavailable
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services
 
@@ -113,6 +114,14 @@ async def _caller(services: Services, request: Request) -> Caller:
                 identities.without_token, _address(request), request.headers
             )
         return await run_in_threadpool(identities.by_token, given, datetime.now(UTC))
+    except ProviderUnavailable:
+        raise Problem(
+            503,
+            "identity_provider_unavailable",
+            "the OpenID provider's keys cannot be read, so that its tokens cannot be checked; "
+            "nothing was done. Try again later.",
+            headers={"Retry-After": "5"},
+        ) from None
     except NotKnown as unknown:
         _take(services, counted(_address(request)))
         raise _not_known(unknown) from None

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
+from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.credentials import NotKnown
 from affidavit.service.identity.limits import counted
 from affidavit.service.identity.tokens import PREFIX, parse
@@ -38,15 +39,21 @@ class Caller:
 class Identities:
     """How callers become known; ``loopback`` says that the service listens there alone."""
 
-    def __init__(self, tokens: TokenStore, *, loopback: bool) -> None:
+    def __init__(
+        self, tokens: TokenStore, provided: ProviderTokens | None, *, loopback: bool
+    ) -> None:
         self._tokens = tokens
+        self._provided = provided
         self._loopback = loopback
 
     def by_token(self, text: str, at: datetime) -> Caller:
-        """Who holds the bearer token ``text``; raises ``NotKnown``."""
+        """Who holds the bearer token ``text``; raises ``NotKnown`` or ``ProviderUnavailable``."""
         if text.startswith(PREFIX):
             return self._by_own(text, at)
-        raise _invalid()
+        if self._provided is None:
+            raise _invalid()
+        actor = self._provided.actor(text)
+        return Caller(actor, actor.name)
 
     def without_token(self, address: str | None, headers: Mapping[str, str]) -> Caller:
         """Who shows nothing; raises ``NotKnown`` unless it is the person at this machine."""
@@ -56,7 +63,7 @@ class Identities:
 
     def open_to_this_machine(self) -> bool:
         """Whether a program on this machine needs no token yet."""
-        return self._loopback and not self._tokens.exist()
+        return self._loopback and self._provided is None and not self._tokens.exist()
 
     def use_is_due(self, caller: Caller) -> bool:
         """Whether it is time to write down that the caller's token was used."""

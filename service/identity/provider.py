@@ -1,0 +1,132 @@
+"""How an OpenID provider is configured.
+
+==============================  ========================================================
+``AFFIDAVIT_OIDC_ISSUER``       the provider's name as its tokens say it (``iss``)
+``AFFIDAVIT_OIDC_AUDIENCE``     this service's name as the tokens say it (``aud``)
+``AFFIDAVIT_OIDC_JWKS_URL``     where its keys are, over https; http on loopback only
+``AFFIDAVIT_OIDC_JWKS_FILE``    or a file with them
+``AFFIDAVIT_OIDC_CLAIM``        which claim lists groups or roles; ``groups`` if not set,
+                                ``realm_access.roles`` reads the roles in an object
+``AFFIDAVIT_OIDC_SCOPES``       a JSON object, what each of them may do
+==============================  ========================================================
+
+>>> given = {
+...     "AFFIDAVIT_OIDC_ISSUER": "https://id.example.org",
+...     "AFFIDAVIT_OIDC_AUDIENCE": "affidavit",
+...     "AFFIDAVIT_OIDC_JWKS_URL": "https://id.example.org/jwks",
+...     "AFFIDAVIT_OIDC_SCOPES": '{"ml": ["submit"], "privacy": ["approve", "audit"]}',
+... }
+>>> sorted(provider_of(given).scopes["privacy"])
+[<Scope.APPROVE: 'approve'>, <Scope.AUDIT: 'audit'>]
+>>> provider_of({}) is None
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.anonymous import is_loopback
+
+PREFIX = "AFFIDAVIT_OIDC_"
+NEEDED = ("ISSUER", "AUDIENCE", "SCOPES")
+KNOWN = (*NEEDED, "JWKS_URL", "JWKS_FILE", "CLAIM")
+
+
+class ProviderMisconfigured(ValueError):
+    """A setting that cannot be used; the text names it and says what to give."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Provider:
+    """An OpenID provider whose tokens are taken; one of ``jwks_url`` and ``jwks_file``."""
+
+    issuer: str
+    audience: str
+    jwks_url: str | None
+    jwks_file: Path | None
+    claim: tuple[str, ...]
+    scopes: Mapping[str, frozenset[Scope]]
+
+
+def provider_of(environment: Mapping[str, str]) -> Provider | None:
+    """The provider of ``environment``, None if it names none; raises ``ProviderMisconfigured``."""
+    given = {name: environment.get(PREFIX + name, "").strip() for name in KNOWN}
+    unknown = [
+        name for name in environment if name.startswith(PREFIX) and name[len(PREFIX) :] not in KNOWN
+    ]
+    if unknown:
+        raise ProviderMisconfigured(
+            f"{unknown[0]} is not a setting; there is {PREFIX}{f', {PREFIX}'.join(KNOWN)}."
+        )
+    if not any(given.values()):
+        return None
+    for name in NEEDED:
+        if not given[name]:
+            raise ProviderMisconfigured(
+                f"{PREFIX}{name} is not set, and an OpenID provider needs it."
+            )
+    if bool(given["JWKS_URL"]) == bool(given["JWKS_FILE"]):
+        raise ProviderMisconfigured(
+            f"give either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, and not both."
+        )
+    if given["JWKS_URL"]:
+        _require_safe(given["JWKS_URL"])
+    return Provider(
+        issuer=given["ISSUER"],
+        audience=given["AUDIENCE"],
+        jwks_url=given["JWKS_URL"] or None,
+        jwks_file=Path(given["JWKS_FILE"]) if given["JWKS_FILE"] else None,
+        claim=_claim(given["CLAIM"] or "groups"),
+        scopes=_scopes(given["SCOPES"]),
+    )
+
+
+def _require_safe(url: str) -> None:
+    """Keys that came over http could be anybody's."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        raise ProviderMisconfigured(f"{PREFIX}JWKS_URL is not a URL.") from None
+    local = host == "localhost" or is_loopback(host)
+    if not host or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
+        raise ProviderMisconfigured(
+            f"{PREFIX}JWKS_URL must begin with https://; http:// is for a loopback address only."
+        )
+
+
+def _claim(text: str) -> tuple[str, ...]:
+    """A claim whose own name has dots, as ``https://example.org/groups``, is one name."""
+    return (text,) if "/" in text or ":" in text else tuple(text.split("."))
+
+
+def _scopes(text: str) -> Mapping[str, frozenset[Scope]]:
+    name = f"{PREFIX}SCOPES"
+    remedy = """give a JSON object like {"ml-team": ["submit"], "privacy": ["approve", "audit"]}"""
+    try:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
+    if not isinstance(found, dict) or not found:
+        raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
+    known = {each.value for each in Scope}
+    for group, scopes in found.items():
+        listed = scopes if isinstance(scopes, list) else [None]
+        for scope in listed or [None]:
+            if scope not in known:
+                raise ProviderMisconfigured(
+                    f"{name}: {group[:80]!r} must have a list of {', '.join(Scope)}; {remedy}."
+                )
+    return {group: frozenset(Scope(scope) for scope in scopes) for group, scopes in found.items()}
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a group stands there twice")
+    return dict(pairs)

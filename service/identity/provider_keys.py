@@ -1,0 +1,178 @@
+"""A provider's public keys (JWKS, RFC 7517): read, kept a while, and read again when needed.
+
+Rules it keeps:
+
+- Only public keys for signatures, of an algorithm of the list, are taken; a symmetric key
+  in the document is no key. A key decides with which algorithm it is used, never a token.
+- Keys count for five minutes and are then read again. While they cannot be read, the last
+  ones go on counting for an hour, and then nobody is let in any more.
+- A key that is not there makes us read again at most twice a minute, however many tokens
+  name keys that nobody has; meanwhile they are refused.
+- One thread reads at a time, for five seconds and 256 KiB at most, and follows no redirect.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import httpx
+import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+from affidavit.service.identity.provider import Provider
+
+ALGORITHMS = (
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
+)  # fmt: skip
+FRESH_SECONDS = 300.0
+STALE_SECONDS = 3600.0
+REREAD_SECONDS = 30.0
+RETRY_SECONDS = 5.0
+READ_SECONDS = 5.0
+WAIT_SECONDS = 1.0
+LARGEST = 256 * 1024
+MOST_KEYS = 100
+RSA_BITS = (2048, 8192)
+_PRIVATE = ("d", "p", "q", "k")
+
+log = logging.getLogger("affidavit.service")
+
+
+class ProviderUnavailable(Exception):
+    """It cannot be told who asks, because the provider's keys cannot be read."""
+
+
+class UnknownKey(Exception):
+    """The provider has no such key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    keys: Mapping[str, jwt.PyJWK]
+    read_at: float
+
+
+class ProviderKeys:
+    """The keys behind ``read``, which returns a JWKS document; safe for several threads."""
+
+    def __init__(
+        self, read: Callable[[], bytes], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._kept: _Kept | None = None
+        self._next = float("-inf")
+        self._failed = False
+        self._lock = Lock()
+
+    @classmethod
+    def of(cls, provider: Provider) -> ProviderKeys:
+        """The keys of a configured provider; reads nothing yet."""
+        if provider.jwks_file is not None:
+            path = provider.jwks_file
+            return cls(lambda: _from_file(path))
+        url = str(provider.jwks_url)
+        return cls(lambda: _from_url(url))
+
+    def key(self, kid: str) -> jwt.PyJWK:
+        """The key of that id; raises ``UnknownKey`` or ``ProviderUnavailable``."""
+        kept = self._kept
+        if kept is None or kid not in kept.keys or self._age(kept) > FRESH_SECONDS:
+            kept = self._again()
+        if kept is None or self._age(kept) > STALE_SECONDS:
+            raise ProviderUnavailable
+        if kid in kept.keys:
+            return kept.keys[kid]
+        if self._failed:
+            raise ProviderUnavailable  # it may be a new key; that cannot be told now
+        raise UnknownKey
+
+    def _age(self, kept: _Kept) -> float:
+        return self._clock() - kept.read_at
+
+    def _again(self) -> _Kept | None:
+        """What is kept, read again if it is time to.
+
+        No thread waits for another's reading while there is something to go on with.
+        """
+        if not self._lock.acquire(timeout=WAIT_SECONDS if self._kept is None else 0):
+            return self._kept
+        try:
+            if self._clock() >= self._next:
+                self._refresh()
+        finally:
+            self._lock.release()
+        return self._kept
+
+    def _refresh(self) -> None:
+        try:
+            self._kept = _Kept(keys_of(self._read()), self._clock())
+            self._failed = False
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, RecursionError) as error:
+            log.error("the OpenID provider's keys cannot be read: %s", error)
+            self._failed = True
+        self._next = self._clock() + (RETRY_SECONDS if self._failed else REREAD_SECONDS)
+
+
+def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
+    """The usable keys of a JWKS document by their ids; raises ``ValueError``."""
+    found = json.loads(document)
+    records = found.get("keys") if isinstance(found, dict) else None
+    if not isinstance(records, list) or len(records) > MOST_KEYS:
+        raise ValueError(f"there is no list of at most {MOST_KEYS} keys")
+    usable = [(each["kid"], key) for each in records if (key := _usable(each)) is not None]
+    times = Counter(kid for kid, _ in usable)
+    return {kid: key for kid, key in usable if times[kid] == 1}
+
+
+def _usable(record: Any) -> jwt.PyJWK | None:
+    if not isinstance(record, dict) or any(name in record for name in _PRIVATE):
+        return None
+    kid, operations = record.get("kid"), record.get("key_ops", ["verify"])
+    if not isinstance(kid, str) or record.get("use", "sig") != "sig":
+        return None
+    if not isinstance(operations, list) or "verify" not in operations:
+        return None
+    try:
+        key = jwt.PyJWK(record)
+    except (jwt.PyJWTError, TypeError, ValueError):
+        return None
+    if key.algorithm_name not in ALGORITHMS:
+        return None
+    if isinstance(key.key, RSAPublicKey) and not RSA_BITS[0] <= key.key.key_size <= RSA_BITS[1]:
+        return None
+    return key
+
+
+def _from_file(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return _bounded(file.read(LARGEST + 1))
+
+
+def _from_url(url: str) -> bytes:
+    end = time.monotonic() + READ_SECONDS
+    content = b""
+    with httpx.stream(
+        "GET", url, timeout=READ_SECONDS, follow_redirects=False, headers={"accept": "*/*"}
+    ) as answer:
+        if answer.status_code != httpx.codes.OK:
+            raise ValueError(f"the answer's status is {answer.status_code}")
+        for piece in answer.iter_bytes():
+            content = _bounded(content + piece)
+            if time.monotonic() > end:
+                raise ValueError(f"it did not arrive within {READ_SECONDS:g} s")
+    return content
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > LARGEST:
+        raise ValueError(f"it is longer than {LARGEST} bytes")
+    return content
