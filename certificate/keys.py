@@ -226,6 +226,17 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
     return tuple(PublicKey.from_record(record) for record in records)
 
 
+def read_root_key(path: Path) -> SigningKey:
+    """The key pair of a private file that has no record beside it; raises ``KeyFailure``."""
+    try:
+        private = _private_key(path)
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+    now = datetime.now(UTC).replace(microsecond=0)
+    public = PublicKey(key=private.public_key(), not_before=now, not_after=now + WINDOW)
+    return SigningKey(private=private, public=public)
+
+
 def by_id(keys: Iterable[PublicKey]) -> dict[str, PublicKey]:
     """Keys by their key id."""
     return {key.key_id: key for key in keys}
@@ -251,6 +262,13 @@ def _record_file(path: Path) -> PublicKey:
 
 
 def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
+    private = _private_key(path)
+    if private.public_key() != public.key:
+        raise KeyFailure(f"{path} does not belong to the public record beside it.")
+    return private
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
     require_private(path)
     try:
         private = load_pem_private_key(path.read_bytes(), password=None)
@@ -258,8 +276,6 @@ def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
         raise KeyFailure(f"{path} is not a private key; restore it or make a new key.") from None
     if not isinstance(private, Ed25519PrivateKey):
         raise KeyFailure(f"{path} is not an Ed25519 private key.")
-    if private.public_key() != public.key:
-        raise KeyFailure(f"{path} does not belong to the public record beside it.")
     return private
 
 

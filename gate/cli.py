@@ -32,6 +32,8 @@ COMMANDS = {
     "strategy": "strategy",
     "advise": "advise",
     "keys": "keys",
+    "roots": "roots",
+    "keyset": "keyset",
     "tokens": "tokens",
 }
 """Every command, with the file of this folder that has it, a function or a group by that name."""

@@ -29,6 +29,11 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
 
 
+def as_json_file(document: dict[str, Any]) -> bytes:
+    """One JSON document as a file that people may look into."""
+    return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
+
+
 def print_json(document: dict[str, Any]) -> None:
     """One JSON document on one line, at once."""
     try:
