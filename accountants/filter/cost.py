@@ -127,18 +127,18 @@ class Cost:
             delta=self.delta.times(count),
         )
 
+    def least(self, other: Cost) -> Cost:
+        """The lower of both in every coordinate, where either is a bound of one run."""
+        return Cost(
+            renyi=tuple(map(_lower, self.renyi, other.renyi)),
+            mu_squared=_lower(self.mu_squared, other.mu_squared),
+            epsilon=_lower(self.epsilon, other.epsilon),
+            delta=_lower(self.delta, other.delta),
+        )
+
     def within(self, other: Cost) -> bool:
         """Whether no coordinate of this cost is above the other's."""
-        pairs = (
-            *zip(self.renyi, other.renyi, strict=True),
-            (self.mu_squared, other.mu_squared),
-            (self.epsilon, other.epsilon),
-            (self.delta, other.delta),
-        )
-        return all(
-            a.unbounded <= b.unbounded and (b.unbounded > a.unbounded or a.units <= b.units)
-            for a, b in pairs
-        )
+        return self.least(other) == self
 
     def as_document(self) -> dict[str, Any]:
         """JSON data that ``read`` takes back exactly."""
@@ -158,3 +158,7 @@ class Cost:
             epsilon=Coordinate.read(document["epsilon"], UNIT),
             delta=Coordinate.read(document["delta"], DELTA_UNIT),
         )
+
+
+def _lower(one: Coordinate, other: Coordinate) -> Coordinate:
+    return min(one, other, key=lambda each: (each.unbounded, each.units))

@@ -115,7 +115,8 @@ class Filter:
     def log_weights(self) -> Array:
         """log w_α, minus infinity for a weight of zero."""
         with np.errstate(divide="ignore"):
-            return np.log(np.array(self.weights))
+            logs: Array = np.log(np.array(self.weights))
+        return logs
 
 
 @dataclass(frozen=True, kw_only=True)

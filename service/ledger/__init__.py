@@ -1,0 +1,1 @@
+"""Budgets, and what runs have reserved, committed and settled against them."""

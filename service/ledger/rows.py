@@ -1,0 +1,282 @@
+"""Reading and writing the ledger's rows in the transaction of a connection.
+
+One transaction at a time works on a ledger. SQLite has one writer: the transaction begins
+with ``BEGIN IMMEDIATE``. PostgreSQL: ``hold`` takes an advisory lock of the ledger's name
+that ends with the transaction, and under READ COMMITTED every statement after it sees what
+the holder before it committed. So the state that is read is the latest one, the decision
+is made about it, and the next event follows it: the transactions are serial in the order
+in which they held the lock. Were the lock not there, two events would claim one number and
+the primary key would let in the first of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, func, insert, select
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.filter.rule import Filter
+from affidavit.service.ledger.state import Rule, State
+from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
+from affidavit.service.log.entries import EntryKind, append
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scope:
+    """What may be added up: one data set, one privacy unit, one adjacency."""
+
+    dataset: str
+    unit: str
+    adjacency: str
+
+    def __str__(self) -> str:
+        return f"{self.dataset}/{self.unit}/{self.adjacency}"
+
+    def as_dict(self) -> dict[str, str]:
+        """The three as JSON data."""
+        return {"dataset": self.dataset, "unit": self.unit, "adjacency": self.adjacency}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """Who asks the ledger for something, when, and how a repetition is known."""
+
+    actor: str
+    at: datetime
+    idempotency_key: str | None = None
+    request_digest: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptLedger:
+    """A ledger's row, with the state after its last event."""
+
+    id: int
+    scope: Scope
+    filter: Filter
+    state: State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """A reservation's row and what happened to it.
+
+    ``state`` is reserved, committed, settled or released. ``cost`` is what it reserved and
+    ``charged`` what it counts for now; ``steps_run`` is known once it is settled.
+    """
+
+    id: str
+    ledger_id: int
+    scope: Scope
+    certificate_id: str
+    issue: int
+    untrusted: bool
+    plan_digest: str
+    name: str | None
+    certified_steps: int
+    rule: Rule
+    cost: Cost
+    event: dict[str, Any]
+    state: str
+    charged: Cost
+    steps_run: int | None
+    record: str | None
+    reserved_by: str
+    reserved_at: datetime
+    changed_at: datetime
+
+
+EVENT_OF_STEP = {"reserve": "reserved", "commit": "committed", "settle": "settled"}
+STATES = EVENT_OF_STEP | {"release": "released"}
+ENTRY_KINDS: dict[str, EntryKind] = {
+    "budget": "budget",
+    "reserve": "reservation",
+    "commit": "commitment",
+    "settle": "settlement",
+    "release": "release",
+}
+"""The log's word for each kind of event."""
+
+
+def hold(connection: Connection, scope: Scope) -> None:
+    """Let no other transaction work on this ledger until ours ends."""
+    if connection.dialect.name == "postgresql":
+        name = func.hashtextextended(f"ledger {scope}", 0)
+        connection.execute(select(func.pg_advisory_xact_lock(name)))
+
+
+def find_ledger(connection: Connection, scope: Scope) -> KeptLedger | None:
+    """The ledger of ``scope`` as its last event left it."""
+    query = select(ledgers).where(
+        ledgers.c.dataset == scope.dataset,
+        ledgers.c.unit == scope.unit,
+        ledgers.c.adjacency == scope.adjacency,
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else _kept(connection, row)
+
+
+def all_ledgers(connection: Connection, dataset: str | None = None) -> list[KeptLedger]:
+    """The ledgers of ``dataset``, or of all, by name."""
+    query = select(ledgers).order_by(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+    if dataset is not None:
+        query = query.where(ledgers.c.dataset == dataset)
+    rows = connection.execute(query).mappings().all()
+    return [_kept(connection, row) for row in rows]
+
+
+def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: datetime) -> int:
+    """Write the row of a ledger that there was none of; returns its id."""
+    made = connection.execute(
+        insert(ledgers)
+        .values(
+            **scope.as_dict(),
+            filter=json.dumps(filter_.as_document(), sort_keys=True),
+            created_at=at,
+        )
+        .returning(ledgers.c.id)
+    )
+    return int(made.scalar_one())
+
+
+def add_event(
+    connection: Connection,
+    ledger_id: int,
+    scope: Scope,
+    kind: str,
+    state: State,
+    body: Mapping[str, Any],
+    call: Call,
+    **columns: Any,
+) -> None:
+    """Write the event that led to ``state``, and its entry in the log."""
+    connection.execute(
+        insert(ledger_events).values(
+            ledger_id=ledger_id,
+            seq=state.seq,
+            kind=kind,
+            at=call.at,
+            actor=call.actor,
+            idempotency_key=call.idempotency_key,
+            request_digest=call.request_digest,
+            body=json.dumps(dict(body), sort_keys=True),
+            state=state.written(),
+            **columns,
+        )
+    )
+    subject = columns.get("reservation_id") or str(scope)
+    entry = entry_body(scope, state.seq, body)
+    append(connection, ENTRY_KINDS[kind], subject, entry, actor=call.actor, at=call.at)
+
+
+def entry_body(scope: Scope, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the log says of an event."""
+    return {"ledger": scope.as_dict(), "seq": seq, **body}
+
+
+def repeated(connection: Connection, call: Call) -> RowMapping | None:
+    """The event that this actor's idempotency key led to, if there is one."""
+    if call.idempotency_key is None:
+        return None
+    query = select(ledger_events).where(
+        ledger_events.c.actor == call.actor,
+        ledger_events.c.idempotency_key == call.idempotency_key,
+    )
+    return connection.execute(query).mappings().first()
+
+
+def scope_of(connection: Connection, reservation_id: str) -> Scope | None:
+    """The ledger that a reservation stands in."""
+    query = (
+        select(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+        .join(reservations, reservations.c.ledger_id == ledgers.c.id)
+        .where(reservations.c.id == reservation_id)
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else Scope(**row)
+
+
+def find_reservation(connection: Connection, reservation_id: str) -> Reservation | None:
+    """The reservation of that id as it stands now."""
+    found = _reservations(connection, reservations.c.id == reservation_id)
+    return found[0] if found else None
+
+
+def reservations_of(connection: Connection, ledger_id: int) -> list[Reservation]:
+    """All reservations of a ledger, latest first."""
+    return _reservations(connection, reservations.c.ledger_id == ledger_id)
+
+
+def _reservations(connection: Connection, condition: Any) -> list[Reservation]:
+    query = (
+        select(
+            reservations,
+            *(ledgers.c[name] for name in ("dataset", "unit", "adjacency")),
+            *(ledger_events.c[name] for name in ("kind", "seq", "at", "actor", "steps_run")),
+            ledger_events.c.body,
+        )
+        .join(ledgers, ledgers.c.id == reservations.c.ledger_id)
+        .join(ledger_events, ledger_events.c.reservation_id == reservations.c.id)
+        .where(condition)
+        .order_by(ledger_events.c.seq)
+    )
+    events: dict[str, list[RowMapping]] = {}
+    for row in connection.execute(query).mappings():
+        events.setdefault(row["id"], []).append(row)
+    return [_reservation(rows) for rows in reversed(list(events.values()))]
+
+
+def _reservation(rows: list[RowMapping]) -> Reservation:
+    """From the joined rows of one reservation, in the order in which they happened."""
+    first, last = rows[0], rows[-1]
+    body = json.loads(last["body"])
+    cost = Cost.read(json.loads(first["cost"]))
+    charged = cost
+    if last["kind"] == "settle":
+        charged = Cost.read(body["cost"])
+    elif last["kind"] == "release":
+        charged = Cost.nothing(len(cost.renyi))
+    plain = (
+        *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
+        *("certified_steps", "rule"),
+    )
+    return Reservation(
+        **{name: first[name] for name in plain},
+        scope=Scope(**{name: first[name] for name in ("dataset", "unit", "adjacency")}),
+        cost=cost,
+        event=json.loads(first["event"]),
+        state=STATES[last["kind"]],
+        charged=charged,
+        steps_run=last["steps_run"],
+        record=body.get("record") if last["kind"] == "settle" else None,
+        reserved_by=first["actor"],
+        reserved_at=first["at"],
+        changed_at=last["at"],
+    )
+
+
+def _kept(connection: Connection, row: RowMapping) -> KeptLedger:
+    query = (
+        select(ledger_events.c.seq, ledger_events.c.state)
+        .where(ledger_events.c.ledger_id == row["id"])
+        .order_by(ledger_events.c.seq.desc())
+        .limit(1)
+    )
+    last = connection.execute(query).mappings().one()
+    return KeptLedger(
+        id=row["id"],
+        scope=Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
+        filter=_filter(row["filter"]),
+        state=State.read(last["seq"], last["state"]),
+    )
+
+
+@lru_cache(maxsize=256)
+def _filter(text: str) -> Filter:
+    return Filter.read(json.loads(text))

@@ -1,0 +1,142 @@
+"""The state of a ledger: what its events add up to, and what it admits next.
+
+Everything here is pure, so that the service and a replay of its rows decide alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from affidavit.accountants.filter.cost import DELTA_UNIT, Coordinate, Cost
+from affidavit.accountants.filter.rule import Budget, Filter, admits_alone
+
+Rule = Literal["filter", "alone"]
+NONE = Coordinate()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """One version of a budget, as decimals that the one who set it wrote."""
+
+    number: int
+    epsilon: str
+    delta: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """A ledger after its event number ``seq``.
+
+    ``spent`` is the sum over all runs that were not released: what was reserved, and of the
+    settled ones what they settled on. ``runs`` counts them. ``alone`` is the δ of a run that
+    was admitted by its own certificate.
+    """
+
+    seq: int
+    budget: Version
+    spent: Cost
+    runs: int = 0
+    alone: Coordinate = NONE
+
+    def within(self, filter_: Filter) -> Budget:
+        """The budget in force, with what a run admitted alone took from it."""
+        return Budget(
+            epsilon=float(self.budget.epsilon),
+            delta=float(self.budget.delta),
+            filter=filter_,
+            taken=self.alone.value(DELTA_UNIT),
+        )
+
+    def rule_for(self, filter_: Filter, cost: Cost, *, certain: bool) -> Rule | None:
+        """By which rule a run of ``cost`` is admitted now; None if by none.
+
+        ``certain`` tells whether the run's certificate holds without a confidence.
+        """
+        budget = self.within(filter_)
+        if budget.admits(self.spent + cost):
+            return "filter"
+        if self.runs == 0 and certain and admits_alone(budget, cost):
+            return "alone"
+        return None
+
+    def exhausted(self, filter_: Filter) -> bool:
+        """Whether the budget in force would not admit what was spent already."""
+        if self.runs == 0:
+            return False
+        return not self.within(filter_).admits(self.spent)
+
+    def with_budget(self, epsilon: str, delta: str) -> State:
+        """After another version of the budget."""
+        version = Version(number=self.budget.number + 1, epsilon=epsilon, delta=delta)
+        return replace(self, seq=self.seq + 1, budget=version)
+
+    def reserved(self, cost: Cost, rule: Rule) -> State:
+        """After a run was reserved."""
+        return replace(
+            self,
+            seq=self.seq + 1,
+            spent=self.spent + cost,
+            runs=self.runs + 1,
+            alone=cost.delta if rule == "alone" else self.alone,
+        )
+
+    def committed(self) -> State:
+        """After a run was committed."""
+        return replace(self, seq=self.seq + 1)
+
+    def settled(self, reserved: Cost, settled: Cost) -> State:
+        """After a run that had reserved the one cost was settled on the other."""
+        return replace(self, seq=self.seq + 1, spent=self.spent - reserved + settled)
+
+    def released(self, cost: Cost, rule: Rule) -> State:
+        """After a run that never began gave back what it had reserved."""
+        return replace(
+            self,
+            seq=self.seq + 1,
+            spent=self.spent - cost,
+            runs=self.runs - 1,
+            alone=NONE if rule == "alone" else self.alone,
+        )
+
+    def written(self) -> str:
+        """The state as it stands in a row."""
+        return json.dumps(
+            {
+                "budget": {
+                    "version": self.budget.number,
+                    "epsilon": self.budget.epsilon,
+                    "delta": self.budget.delta,
+                },
+                "spent": self.spent.as_document(),
+                "runs": self.runs,
+                "alone": self.alone.written(DELTA_UNIT),
+            },
+            sort_keys=True,
+        )
+
+    @classmethod
+    def first(cls, epsilon: str, delta: str, filter_: Filter) -> Self:
+        """After the first version of a budget."""
+        return cls(
+            seq=1,
+            budget=Version(number=1, epsilon=epsilon, delta=delta),
+            spent=Cost.nothing(len(filter_.orders)),
+        )
+
+    @classmethod
+    def read(cls, seq: int, text: str) -> Self:
+        """The state of a row; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+        document: Mapping[str, Any] = json.loads(text)
+        budget = document["budget"]
+        return cls(
+            seq=seq,
+            budget=Version(
+                number=budget["version"], epsilon=budget["epsilon"], delta=budget["delta"]
+            ),
+            spent=Cost.read(document["spent"]),
+            runs=document["runs"],
+            alone=Coordinate.read(document["alone"], DELTA_UNIT),
+        )
