@@ -54,6 +54,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.signers.announce()
     await run_in_threadpool(services.identities.announce)
     await run_in_threadpool(services.pool.warm_up)
+    services.sequencer.start()
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.plan.model import PHASE_FIELDS, Plan
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
+from affidavit.service.log.schemas import LOG_SCHEMAS
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -83,7 +84,7 @@ def install(app: FastAPI) -> None:
                 routes=app.routes,
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS)
+            schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 
@@ -288,7 +289,7 @@ _SCHEMAS: dict[str, Schema] = {
             "next": {**_TEXT_OR_NULL, "description": "Path of the next page."},
         }
     ),
-    "Bundle": {**_ANY, "description": "The signed bundle, byte for byte as it was stored."},
+    "Bundle": {**_ANY, "description": "The signed envelope, and its place in the log."},
     "Keys": _object({"keys": _list_of(_ANY)}),
     "Mechanisms": _object({"mechanisms": _list_of(_ref("Mechanism"))}),
     "Mechanism": _object(

@@ -30,6 +30,8 @@ from starlette.responses import Response
 
 from affidavit.certificate.keys import KeyFailure
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.service.log.stored_tree import LogDamaged
+from affidavit.service.policies.store import Altered
 
 MEDIA_TYPE = "application/problem+json"
 SHOWN = 80
@@ -92,6 +94,8 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, _database)
     app.add_exception_handler(NoFreeConnection, _database)
     app.add_exception_handler(KeyFailure, _signer)
+    app.add_exception_handler(Altered, _policies)
+    app.add_exception_handler(LogDamaged, _log)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -158,6 +162,25 @@ def _signer(_request: Request, error: Exception) -> Response:
         503,
         "signer_unavailable",
         "the service's signing key cannot be used; nothing was stored. Its log says why.",
+    ).as_response()
+
+
+def _policies(_request: Request, error: Exception) -> Response:
+    log.critical("the rules are not known: %s", error)
+    return Problem(
+        503,
+        "policy_altered",
+        "a policy or waiver in the database is not what was signed, so nothing is judged; "
+        "nothing was stored. The service's log says which.",
+    ).as_response()
+
+
+def _log(_request: Request, error: Exception) -> Response:
+    log.critical("the stored log is damaged: %s", error)
+    return Problem(
+        503,
+        "log_damaged",
+        "the stored log contradicts itself, so that nothing is proved from it; tell the operator.",
     ).as_response()
 
 

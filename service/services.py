@@ -17,7 +17,10 @@ from affidavit.service.identity.provider_keys import ProviderKeys
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.keysets.revoked import RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.log.proofs import LogReader
+from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
+from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
@@ -36,11 +39,14 @@ class Services:
     pool: AccountingPool
     signers: Signers
     keysets: KeysetStore
+    policies: PolicyStore
     submit_plan: SubmitPlan
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
     identities: Identities
     limits: Limits
+    log: LogReader
+    sequencer: Sequencer
     head: str
 
     @classmethod
@@ -51,24 +57,29 @@ class Services:
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
         signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
+        policies = PolicyStore(engine, signers.public_records)
         return cls(
             engine=engine,
             store=store,
             pool=pool,
             signers=signers,
             keysets=keysets,
-            submit_plan=SubmitPlan(store, pool, signers),
+            policies=policies,
+            submit_plan=SubmitPlan(store, pool, signers, policies),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
             identities=Identities(
                 TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
             ),
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
+            log=LogReader(engine),
+            sequencer=Sequencer(engine, signers.current, origin=settings.log_origin),
             head=head(),
         )
 
     def close(self) -> None:
-        """Stop the accounting and let go of the database."""
+        """Stop the sequencer and the accounting, and let go of the database."""
+        self.sequencer.stop()
         self.pool.close()
         self.engine.dispose()
 

@@ -12,6 +12,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_RATE_LIMIT``       requests a minute of one token or address, 6000
 ``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
+``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
 =============================  =====================================================
 
 ``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
@@ -36,6 +37,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from affidavit.certificate.keys import PrivateHalves, home
+from affidavit.certificate.log.note import BadNote, require_name
 from affidavit.certificate.signers.choice import private_halves
 from affidavit.certificate.signers.environment import VARIABLE as PRIVATE_KEY
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
@@ -69,6 +71,7 @@ class Settings:
     loopback: bool = False
     halves: PrivateHalves | None = field(default=None, repr=False)
     app_role: str | None = None
+    log_origin: str | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -92,9 +95,22 @@ class Settings:
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
             provider=_provider(given),
+            log_origin=_origin(given.get("AFFIDAVIT_LOG_ORIGIN")),
             halves=private_halves(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
+
+
+def _origin(given: str | None) -> str | None:
+    if not given:
+        return None
+    try:
+        require_name(given)
+    except BadNote as error:
+        raise SettingsError(
+            f"AFFIDAVIT_LOG_ORIGIN is {given[:40]!r}: {error}; give one like example.com/log."
+        ) from None
+    return given
 
 
 def database_url(given: str) -> str:

@@ -5,10 +5,10 @@ certificate of that id means wherever no issue is named.
 
 Rules it keeps:
 
-- A certificate, the request that led to it and its audit entry are written in one
-  transaction, or none of them is.
-- What is read is what was written: ``bundle`` and ``result`` are never parsed, changed
-  or written out anew.
+- A certificate, its entry in the log, the request that led to it and its audit entry are
+  written in one transaction, or none of them is.
+- What is read is what was written: ``bundle`` and ``result`` are never changed or written
+  out anew.
 - Two processes that issue the same certificate at once end with one issue; the second one
   gets the first one's, and its own request and audit entry.
 - Issuing, approving and revoking one certificate happen one after the other (``hold``).
@@ -18,7 +18,7 @@ Rules it keeps:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.database import writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
+from affidavit.service.log.entries import append_certificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 
 
@@ -100,6 +101,10 @@ class Overtaken(Exception):
     """Another issue came first, or a decision about the former one."""
 
 
+def _nothing_more(connection: Connection) -> None:
+    """What else a transaction does that only keeps a certificate."""
+
+
 class CertificateStore:
     """Certificates behind one engine; safe to call from several threads and processes."""
 
@@ -145,21 +150,23 @@ class CertificateStore:
         request: Request,
         *,
         instead_of: frozenset[Status] = frozenset({Status.EXPIRED}),
+        within: Callable[[Connection], None] = _nothing_more,
     ) -> tuple[StoredCertificate, bool]:
         """Keep ``certificate``, signed by ``key`` (a public record), asked for by ``request``.
 
         The issue before it, if there is one, must have one of the statuses ``instead_of``.
-        Returns the certificate that is now kept and whether it is this one.
+        ``within`` is called first in the transaction; what it raises ends it. Returns the
+        certificate that is now kept and whether it is this one.
         """
         try:
-            return self._add(certificate, key, request, instead_of), True
+            return self._add(certificate, key, request, instead_of, within), True
         except (IntegrityError, Overtaken):
             found = self.repeat(certificate.id, request, untrusted_too=certificate.untrusted)
             if found is not None:
                 return found, False
             # What another process was quicker to keep was not the certificate but its key,
             # and that is there now.
-            return self._add(certificate, key, request, instead_of), True
+            return self._add(certificate, key, request, instead_of, within), True
 
     def _add(
         self,
@@ -167,8 +174,10 @@ class CertificateStore:
         key: Mapping[str, Any],
         request: Request,
         instead_of: frozenset[Status],
+        within: Callable[[Connection], None],
     ) -> StoredCertificate:
         with self._writer.begin() as connection:
+            within(connection)
             hold(connection, certificate.id)
             former = current(connection, certificate.id, untrusted=certificate.untrusted)
             if former is not None and former.status not in instead_of:
@@ -227,6 +236,7 @@ def keep(
     _keep_key(connection, certificate, key)
     row = {column.name: getattr(certificate, column.name) for column in certificates.columns}
     connection.execute(insert(certificates).values(**row))
+    append_certificate(connection, certificate.bundle)
 
 
 def _stored(row: RowMapping) -> StoredCertificate:

@@ -67,7 +67,7 @@ def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> Entry
         actor=predicate["requester"],
         at=issued_at.replace(tzinfo=UTC),
         body={
-            "envelope": digest_of(envelope.as_document()),
+            "envelope": envelope.digest,
             "key_id": envelope.key_id,
             "plan_digest": digest_of(predicate["plan"]),
             "policy": predicate["policy"],

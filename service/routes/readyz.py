@@ -23,7 +23,8 @@ router = APIRouter()
 )
 def readyz(services: TheServices) -> JSONResponse:
     """``signer.development`` is true while certificates are signed by nobody's key."""
-    found = check_readiness(services.engine, services.head, services.signers)
+    problem = services.sequencer.problem
+    found = check_readiness(services.engine, services.head, services.signers, problem)
     if found.reasons or found.key is None:
         raise Problem(503, "not_ready", str(found.reasons[0]), *found.reasons)
     signer = {"key_id": found.key.key_id, "development": found.key.development}

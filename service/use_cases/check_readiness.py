@@ -1,4 +1,4 @@
-"""Whether the service can do its work: database reachable, schema at head, signer present."""
+"""Whether the service can do its work: database, schema at head, signer, and a sound log."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ class Readiness:
     reasons: tuple[Reason, ...]
 
 
-def check_readiness(engine: Engine, head: str, signers: Signers) -> Readiness:
-    """Look at the database and at the signer."""
-    reasons: list[Reason] = []
+def check_readiness(
+    engine: Engine, head: str, signers: Signers, log_problem: Reason | None = None
+) -> Readiness:
+    """Look at the database and at the signer; ``log_problem`` is what the sequencer found."""
+    reasons: list[Reason] = [] if log_problem is None else [log_problem]
     key: PublicKey | None = None
     revision = None
     try:

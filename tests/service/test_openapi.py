@@ -49,6 +49,14 @@ EXCHANGES: list[tuple[str, str, str, Any, dict[str, str], int]] = [
     ("get", "/v1/mechanisms/{name}", "dp_dice", None, {}, 200),
     ("get", "/v1/mechanisms/{name}", "adam", None, {}, 404),
     ("get", "/v1/mechanisms/{name}", "A", None, {}, 422),
+    ("get", "/v1/log/checkpoint", "", None, {}, 404),
+    ("get", "/v1/log/proof/inclusion", "?index=0", None, {}, 404),
+    ("get", "/v1/log/proof/inclusion", "?index=-1", None, {}, 422),
+    ("get", "/v1/log/proof/inclusion", "?hash=xyz", None, {}, 422),
+    ("get", "/v1/log/proof/consistency", "?first=1", None, {}, 404),
+    ("get", "/v1/log/proof/consistency", "?first=0", None, {}, 422),
+    ("get", "/v1/log/entries", "", None, {}, 200),
+    ("get", "/v1/log/entries", "?start=x", None, {}, 422),
     ("get", "/livez", "", None, {}, 200),
     ("get", "/readyz", "", None, {}, 200),
 ]
@@ -97,6 +105,8 @@ def test_every_operation_documents_problems_and_nothing_of_another_framework(
             assert "500" in operation["responses"], path
             for status, response in operation["responses"].items():
                 answer = "image/svg+xml" if path.endswith(".svg") else JSON
+                if path == "/v1/log/checkpoint":
+                    answer = "text/plain"
                 media = [answer] if int(status) < 400 else ["application/problem+json"]
                 assert list(response["content"]) == media, (path, status)
     body = openapi["paths"]["/v1/certificates"]["post"]["requestBody"]

@@ -21,6 +21,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
+from affidavit.certificate.envelope import seal
+from affidavit.certificate.keys import SigningKey
+from affidavit.plan.canonical import canonical_json
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
@@ -46,6 +49,23 @@ def store(engine: Engine) -> CertificateStore:
     return CertificateStore(engine)
 
 
+SIGNER = SigningKey.generate()
+
+
+def bundle(label: str) -> bytes:
+    """A signed bundle of a statement that has what the log's entry is made of."""
+    predicate = {
+        "certificate_id": ID,
+        "verdict": "certified",
+        "requester": label,
+        "plan": {},
+        "policy": {},
+        "validity": {"not_before": "2025-01-01T12:00:00Z"},
+    }
+    envelope = seal(canonical_json({"predicate": predicate}), SIGNER)
+    return canonical_json({"envelope": envelope.as_document()})
+
+
 def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
     made = StoredCertificate(
         id=f"sha256:{number:064x}",
@@ -65,7 +85,7 @@ def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
         approvals_required=0,
         approvals_given=0,
         key_id="k",
-        bundle=b'{"bundle": "\xc3\xa9"}',
+        bundle=bundle("é"),
         result='{"verdict": "certified"}',
     )
     return replace(made, **changes)
@@ -96,7 +116,7 @@ def test_adding_it_again_keeps_the_first_and_records_the_request(
 ) -> None:
     first = certificate()
     store.add(first, KEY, REQUEST)
-    assert store.add(certificate(bundle=b"other"), KEY, REQUEST) == (first, False)
+    assert store.add(certificate(bundle=bundle("other")), KEY, REQUEST) == (first, False)
     expected = {"signing_keys": 1, "certificates": 1, "requests": 2, "audit": 2}
     assert counts(engine) == expected
 
@@ -108,7 +128,7 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
             outcomes = list(
                 racers.map(
                     lambda pair: CertificateStore(pair[1]).add(
-                        certificate(bundle=b"%d" % pair[0]), KEY, REQUEST
+                        certificate(bundle=bundle(str(pair[0]))), KEY, REQUEST
                     ),
                     enumerate(engines),
                 )
@@ -143,7 +163,7 @@ def test_first_certificates_of_one_key_that_race_are_all_kept(
 
 
 def test_a_trusted_certificate_counts_before_an_untrusted_one(store: CertificateStore) -> None:
-    unsure, sure = certificate(untrusted=True), certificate(bundle=b"trusted")
+    unsure, sure = certificate(untrusted=True), certificate(bundle=bundle("trusted"))
     store.add(unsure, KEY, REQUEST)
     assert store.find(unsure.id) == unsure
     assert store.repeat(unsure.id, REQUEST, untrusted_too=True) == unsure
