@@ -18,7 +18,7 @@ from affidavit.certificate.keys import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.tokens_kept import TokenRefused
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
-from affidavit.service.serve import serve
+from affidavit.service.serve import NobodyKnown, serve
 from affidavit.service.settings import Settings, SettingsError
 
 OPERATOR, UNREACHABLE = 2, 3
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.run(given, settings)
     except KeyboardInterrupt:
         return 0
-    except (SettingsError, SchemaNotAtHead, KeyFailure, TokenRefused) as error:
+    except (SettingsError, SchemaNotAtHead, KeyFailure, NobodyKnown, TokenRefused) as error:
         return _fail(str(error), OPERATOR)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":

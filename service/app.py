@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
+from affidavit.service.identity import documented
 from affidavit.service.identity.guarded import require_guards
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
@@ -44,6 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     require_guards(app)
+    documented.install(app)
     return app
 
 

@@ -326,6 +326,7 @@ _SCHEMAS: dict[str, Schema] = {
             "status": {"const": "ready"},
             "schema": _TEXT,
             "signer": _object({"key_id": _TEXT, "development": _FLAG}),
+            "warnings": {**_list_of(_ref("Reason")), "description": "Safe, and to be mended."},
         }
     ),
 }

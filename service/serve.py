@@ -19,6 +19,7 @@ import uvicorn
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.anonymous import is_loopback
+from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
@@ -28,20 +29,26 @@ GRACE_SECONDS = 20
 log = logging.getLogger("affidavit.service")
 
 
+class NobodyKnown(Exception):
+    """A service for a network, and no token or provider by which to know anybody."""
+
+
 def serve(host: str, port: int, settings: Settings) -> None:
     """Serve until told to stop.
 
-    Raises ``SchemaNotAtHead``, ``KeyFailure`` when the signing key cannot be used,
+    Raises ``SchemaNotAtHead``, ``NobodyKnown``, ``KeyFailure`` when the signing key cannot be used,
     SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
     address cannot be listened on.
     """
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
+        known = settings.provider is not None or TokenStore(engine).exist()
     finally:
         engine.dispose()
     Signers(settings.key_directory, settings.halves).current()
     with _listen(host, port) as listening:
+        _require_somebody(listening.getsockname()[0], known=known)
         _run(listening, settings)
 
 
@@ -59,6 +66,16 @@ def _run(listening: socket.socket, settings: Settings) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     _Server(config).run(sockets=[listening])
+
+
+def _require_somebody(address: str, *, known: bool) -> None:
+    """Raise ``NobodyKnown`` where strangers would reach a service that knows nobody."""
+    if not known and not is_loopback(address):
+        raise NobodyKnown(
+            f"the service would listen on {address} and there is nobody who may use it there; "
+            "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
+            "and what belongs to it, or leave --host out to serve this machine alone"
+        )
 
 
 class _Server(uvicorn.Server):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from affidavit.plan.reasons import Reason
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
 from affidavit.service.identity.bearer_jwt import ProviderTokens
@@ -19,9 +20,12 @@ from affidavit.service.identity.limits import counted
 from affidavit.service.identity.tokens import PREFIX, parse
 from affidavit.service.identity.tokens_kept import TokenStore
 
-WITHOUT_TOKENS = (
-    "no token was ever made, so that every program on this machine may submit plans and read "
-    "certificates; to end that, run: affidavit tokens new --name NAME --scope submit"
+WITHOUT_TOKENS = Reason(
+    code="anonymous_access",
+    pointer="",
+    message="no token was ever made, so that every program on this machine may submit plans and "
+    "read certificates.",
+    remedy="Run: affidavit tokens new --name NAME --scope submit",
 )
 
 log = logging.getLogger("affidavit.service")
@@ -65,6 +69,10 @@ class Identities:
         """Whether a program on this machine needs no token yet."""
         return self._loopback and self._provided is None and not self._tokens.exist()
 
+    def warnings(self) -> list[Reason]:
+        """What an operator should know of who is let in."""
+        return [WITHOUT_TOKENS] if self.open_to_this_machine() else []
+
     def use_is_due(self, caller: Caller) -> bool:
         """Whether it is time to write down that the caller's token was used."""
         return caller.token_id is not None and self._tokens.use_is_due(caller.token_id)
@@ -76,8 +84,8 @@ class Identities:
 
     def announce(self) -> None:
         """Say in the log when no token is asked for."""
-        if self.open_to_this_machine():
-            log.warning("OPEN: %s", WITHOUT_TOKENS)
+        for warning in self.warnings():
+            log.warning("OPEN: %s %s", warning.message, warning.remedy)
 
     def _by_own(self, text: str, at: datetime) -> Caller:
         parsed = parse(text)
