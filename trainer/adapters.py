@@ -125,3 +125,14 @@ def on_device(batch: Batch, device: torch.device) -> Batch:
     if isinstance(batch, tuple | list):
         return tuple(on_device(value, device) for value in batch)
     return batch
+
+
+def first_records(batch: Batch, records: int) -> Batch:
+    """The first ``records`` records of ``batch``."""
+    if isinstance(batch, Tensor):
+        return batch[:records]
+    if isinstance(batch, Mapping):
+        return {key: first_records(value, records) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return tuple(first_records(value, records) for value in batch)
+    return batch

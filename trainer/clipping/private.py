@@ -122,6 +122,20 @@ class PrivateModel:
         self._lot.narrow |= torch.is_autocast_enabled(x.device.type)
         return RUNS[type(layer)](layer, taps, self._lot.records, x)
 
+    def set_clip_norms(self, blocks: Sequence[BlockSpec]) -> None:
+        """Clip by the norms of ``blocks`` from now on; they are the same blocks otherwise.
+
+        Raises ``UnsupportedModel`` for other blocks and for norms out of range.
+        """
+        require_partition({t.name: t.parameter for t in self._targets.values()}, blocks)
+        before = {(spec.name, spec.names, tuple(spec.uses)) for spec in self.specs}
+        if before != {(spec.name, spec.names, tuple(spec.uses)) for spec in blocks}:
+            raise UnsupportedModel("these are other blocks; only clip norms may change.")
+        self.specs = tuple(blocks)
+        for spec in blocks:
+            for path in spec.uses or ("",):
+                self._blocks[spec.name, path].clip_norm = spec.uses.get(path, spec.clip_norm)
+
     def accumulate(self, losses: Callable[[], Tensor], *, records: int) -> Tensor:
         """Add the clipped sums of one microbatch to the gradients; the losses, detached.
 

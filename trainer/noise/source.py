@@ -104,11 +104,33 @@ class NoiseSource:
         at, self._step = self._step, self._step + 1
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
-                z = standard_normal(
-                    self._key, step=at, tensor=place, shape=tensor.shape, device=self._device
-                ).to(self._dtype)
-                noise = self._recurrence(at, z, self._kept[name])
+                noise = self._recurrence(at, self._z(at, place, tensor), self._kept[name])
                 sums[name].add_(noise, alpha=tensor.scale)
+
+    def pass_over(self) -> None:
+        """Go past a step whose release was lost in a crash: its noise is kept, not added.
+
+        What follows then continues the one sequence that was certified. Independent noise keeps
+        nothing, and none is drawn.
+        """
+        if self._most is not None and self._step >= self._most:
+            raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
+        at, self._step = self._step, self._step + 1
+        if self._strategy.streaming.form == "independent":
+            return
+        with torch.no_grad():
+            for place, (name, tensor) in enumerate(self._tensors.items()):
+                self._recurrence(at, self._z(at, place, tensor), self._kept[name])
+
+    def scales(self) -> dict[str, float]:
+        """σ_g C_g of every tensor, as it is added."""
+        return {name: tensor.scale for name, tensor in self._tensors.items()}
+
+    def _z(self, at: int, place: int, tensor: TensorNoise) -> Tensor:
+        drawn = standard_normal(
+            self._key, step=at, tensor=place, shape=tensor.shape, device=self._device
+        )
+        return drawn.to(self._dtype)
 
     def state_dict(self) -> dict[str, Any]:
         """Step and what is kept, for a checkpoint; the tensors are copies."""

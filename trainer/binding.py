@@ -1,0 +1,216 @@
+"""Binding: from a certificate and the plan at hand to the run that may be made of them.
+
+The certificate is verified offline with the keys that the user trusts, its subject is compared
+with the digest of the plan at hand, and from there on the *certified* plan is the only source
+of a privacy parameter: sampler, lot size, steps, clip norms, noise (what was required, where
+the plan left it open), adjacency, divisor. There is no option that changes one. Whatever
+this trainer cannot keep is refused here, before anything is read of the data:
+
+* a verdict other than certified, an expired or untrusted certificate, another plan;
+* a data set of another size than the plan's;
+* an obligation that this release does not know;
+* correlated noise whose coefficients come out otherwise here than where it was certified;
+* events beside training that belong into the loop (adaptive clipping, repeat and select).
+
+>>> OBLIGATIONS >= {"noise_once_per_lot", "empty_lot_counts"}
+True
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from affidavit.certificate.certified_plan import NotClosed, certified_plan
+from affidavit.certificate.execution import Execution
+from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.verify import VerificationError, verify
+from affidavit.mechanisms.correlation import Correlation
+from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
+from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, Strategy
+from affidavit.plan.canonical import digest
+from affidavit.plan.model import Plan
+from affidavit.plan.reasons import PlanError
+from affidavit.trainer.failures import NotCertified
+
+OBLIGATIONS = frozenset(
+    {
+        "sampler_of_the_plan",
+        "clip_each_record",
+        "every_tensor_in_one_block",
+        "noise_once_per_lot",
+        "cryptographic_generator",
+        "empty_lot_counts",
+        "non_finite_is_zero",
+        "no_mixing_of_records",
+        "charge_every_step",
+        "one_lot_for_all_blocks",
+        "probes_independent_of_noise",
+        "inject_the_strategy",
+        "noise_recurrence",
+        "keep_the_noise_state",
+        "clip_by_the_schedule",
+        "combine_before_clipping",
+        "error_feedback_form",
+        "one_divisor",
+        "error_state_is_private",
+    }
+)
+"""What this trainer keeps, by the codes of a certificate's obligations."""
+
+NOT_HERE = {
+    "adaptive_clipping_quantile": "clip norms are not adapted by this trainer",
+    "repeat_and_select": "a run is not repeated and selected from by this trainer",
+}
+"""Extra events that are part of the loop, and are not built into this one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """A run that was certified: its closed plan, and the certificate that it is about."""
+
+    certificate_id: str
+    plan_digest: str
+    plan: Plan
+    execution: Execution
+    strategies: tuple[Strategy | None, ...]
+    guarantee: dict[str, Any]
+
+    @property
+    def said(self) -> str:
+        """The guarantee of the whole run, in words."""
+        epsilon, delta = self.guarantee["epsilon"]["upper"], self.guarantee["delta"]["upper"]
+        return f"ε ≤ {epsilon} at δ = {delta} under {self.guarantee['adjacency']}"
+
+
+def bind(
+    bundle: bytes,
+    trusted: Iterable[PublicKey],
+    plan: Plan,
+    *,
+    records: int,
+    now: datetime | None = None,
+) -> Bound:
+    """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
+
+    Raises ``NotCertified`` with the code of what is wrong.
+    """
+    try:
+        predicate = verify(bundle, trusted, plan=plan, now=now).predicate
+    except VerificationError as error:
+        raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
+    _require_certified(predicate)
+    _require_known_obligations(predicate["obligations"])
+    try:
+        closed = certified_plan(predicate)
+        execution = Execution.of(closed)
+        strategies = strategies_of(execution)
+    except PlanError as error:
+        reason = error.reasons[0]
+        raise NotCertified(reason.code, str(reason)) from None
+    except (NotClosed, ValueError) as error:
+        raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
+    _require_runnable(closed, records)
+    _require_same_strategies(predicate["strategies"], strategies)
+    return Bound(
+        certificate_id=predicate["certificate_id"],
+        plan_digest=digest(plan),
+        plan=closed,
+        execution=execution,
+        strategies=strategies,
+        guarantee=predicate["guarantee"],
+    )
+
+
+def strategies_of(execution: Execution) -> tuple[Strategy | None, ...]:
+    """What is injected in each phase; None where its noise is independent."""
+    plan = execution.plan
+    return tuple(
+        None
+        if phase.noise.kind == "independent"
+        else Correlation(plan=plan, index=index).at(execution.lengths[index]).strategy
+        for index, phase in enumerate(plan.phases)
+    )
+
+
+def _require_certified(predicate: dict[str, Any]) -> None:
+    verdict = predicate["verdict"]
+    if verdict == "certified" and predicate.get("guarantee"):
+        return
+    why = "; ".join(
+        f"{reason.get('message', '')} {reason.get('remedy', '')}".strip()
+        for reason in predicate.get("reasons", [])[:2]
+    )
+    raise NotCertified(
+        str(verdict), f"the certificate's verdict is {verdict}: nothing may be trained. {why}"
+    )
+
+
+def _require_known_obligations(obligations: Sequence[dict[str, Any]]) -> None:
+    unknown = sorted({each["code"] for each in obligations} - OBLIGATIONS)
+    if unknown:
+        raise NotCertified(
+            "unknown_obligation",
+            f"the certificate obliges the trainer to {', '.join(unknown)}, which this one does not "
+            "keep. Use a trainer that does, or a plan without it.",
+        )
+
+
+def _require_runnable(plan: Plan, records: int) -> None:
+    for event in plan.extra:
+        if event.kind in NOT_HERE:
+            raise NotCertified(
+                "unsupported",
+                f"/extra: {NOT_HERE[event.kind]}. Certify a plan without {event.kind}.",
+            )
+    size = plan.dataset.size
+    if size is None:
+        raise NotCertified(
+            "dataset_size",
+            "the plan does not say how many records there are, so that a mean has no divisor. "
+            "Certify it with dataset.size.",
+        )
+    if size != records:
+        raise NotCertified(
+            "dataset_size",
+            f"the data has {records} records and the plan was certified for {size}. Give the data "
+            "that was meant, or certify the plan for this size.",
+        )
+    names = [{(each.name, each.count) for each in phase.releases} for phase in plan.phases]
+    if any(each != names[0] for each in names):
+        raise NotCertified(
+            "unsupported",
+            "the phases release different blocks, and every tensor is trained in all of them. Give "
+            "every phase the same releases.",
+        )
+
+
+def _require_same_strategies(
+    certified: Sequence[dict[str, Any]], strategies: Sequence[Strategy | None]
+) -> None:
+    here = [strategy for strategy in strategies if strategy is not None]
+    if len(here) != len(certified):
+        raise NotCertified("other_strategy", "the certificate has other correlated noise.")
+    for entry, strategy in zip(certified, here, strict=True):
+        if not _same(entry, strategy):
+            raise NotCertified(
+                "other_strategy",
+                f"the {entry.get('kind')} noise that this machine constructs is not, number for "
+                "number, the one that was certified. Certify the plan here, or give its "
+                "coefficients in the plan.",
+            )
+
+
+def _same(entry: dict[str, Any], strategy: Strategy) -> bool:
+    arrays = coefficients_of(strategy)
+    if "digest" in entry and (not arrays or entry["digest"] != digest_of(arrays)):
+        return False
+    if "coefficients" in entry:
+        return list(entry["coefficients"]) == list(strategy.streaming.coefficients)
+    if "noise_sha256" in entry and strategy.steps <= LARGEST_DENSE:
+        doubles = strategy.noise_matrix().astype("<f8").tobytes(order="C")
+        return bool(entry["noise_sha256"] == hashlib.sha256(doubles).hexdigest())
+    return True

@@ -1,0 +1,130 @@
+"""Blocks: a plan's releases laid over a model's tensors.
+
+The adapter groups the model's parameters by release; the plan says how many groups a release
+has, what each is clipped to and what noise it gets. Under flat clipping all groups are one
+block of one clip norm. A release, tensor or count that has no partner is refused by name;
+that every trainable tensor is in exactly one group is checked where the groups become the
+blocks of a ``PrivateModel``.
+
+Guarantees
+    * The noise of a tensor has the standard deviation σ_g C_g of its release, rounded up.
+    * The clip norms of a step are those of its phase times the plan's clip schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from affidavit.certificate.execution import Execution, Required
+from affidavit.plan.model import Phase
+from affidavit.trainer.adapters import Group, ModelAdapter
+from affidavit.trainer.clipping.private import BlockSpec
+from affidavit.trainer.failures import NotCertified
+from affidavit.trainer.noise.source import TensorNoise
+
+FLAT = "all"
+"""The name of the one block of flat clipping."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The groups of every release, in the plan's order, and the tensors themselves."""
+
+    groups: Mapping[str, tuple[Group, ...]]
+    parameters: Mapping[str, nn.Parameter]
+    flat: bool
+
+    @property
+    def tensors(self) -> dict[str, dict[str, nn.Parameter]]:
+        """Release to tensor name to tensor; what an optimiser is built from."""
+        return {
+            release: {name: self.parameters[name] for group in groups for name in group.names}
+            for release, groups in self.groups.items()
+        }
+
+    def specs(self, required: Required) -> tuple[BlockSpec, ...]:
+        """The blocks of a step, with its clip norms."""
+        if self.flat:
+            names = tuple(name for of in self.tensors.values() for name in of)
+            (clip_norm,) = set(required.clip_norm.values())
+            return (BlockSpec(name=FLAT, clip_norm=clip_norm, names=names),)
+        return tuple(
+            BlockSpec(
+                name=block_name(release, place),
+                clip_norm=required.clip_norm[release],
+                names=group.names,
+                uses={
+                    path: share * required.clip_norm[release] for path, share in group.uses.items()
+                },
+            )
+            for release, groups in self.groups.items()
+            for place, group in enumerate(groups)
+        )
+
+    def noise(self, required: Required) -> dict[str, TensorNoise]:
+        """The noise of every tensor, in the order of ``tensors``."""
+        return {
+            name: TensorNoise(shape=tuple(tensor.shape), scale=required.noise_std[release])
+            for release, of in self.tensors.items()
+            for name, tensor in of.items()
+        }
+
+    def as_entries(self) -> list[dict[str, Any]]:
+        """Tensors, their shapes and their blocks, for a run record."""
+        return [
+            {
+                "name": name,
+                "shape": list(self.parameters[name].shape),
+                "release": release,
+                "block": FLAT if self.flat else block_name(release, place),
+            }
+            for release, groups in self.groups.items()
+            for place, group in enumerate(groups)
+            for name in group.names
+        ]
+
+
+def block_name(release: str, place: int) -> str:
+    """The name of one block of a release."""
+    return f"{release}[{place}]"
+
+
+def layout_of(execution: Execution, model: ModelAdapter) -> Layout:
+    """The plan's releases over the adapter's groups; raises ``NotCertified``."""
+    first, *others = execution.plan.phases
+    if any(phase.clipping != first.clipping for phase in others):
+        raise _refused("the phases clip in different ways (clipping). Give all the same.")
+    found = {name: tuple(groups) for name, groups in model.blocks().items()}
+    wanted = [release.name for release in first.releases]
+    if found.keys() != set(wanted):
+        raise _refused(
+            f"the plan releases {', '.join(wanted)} and the model has blocks for "
+            f"{', '.join(sorted(found)) or 'nothing'}. Name the plan's releases as the model does."
+        )
+    flat = first.clipping == "flat"
+    _require_counts(first, found, flat=flat)
+    parameters = dict(model.module.named_parameters())
+    named = {name for groups in found.values() for group in groups for name in group.names}
+    if unknown := sorted(named - parameters.keys()):
+        raise _refused(f"{', '.join(unknown)}: the model has no such tensor.")
+    return Layout(groups={name: found[name] for name in wanted}, parameters=parameters, flat=flat)
+
+
+def _require_counts(phase: Phase, found: Mapping[str, Sequence[Group]], *, flat: bool) -> None:
+    for release in phase.releases:
+        groups = found[release.name]
+        if flat and any(group.uses for group in groups):
+            raise _refused("uses that are clipped by themselves need per-block clipping.")
+        if not flat and len(groups) != release.count:
+            raise _refused(
+                f"release {release.name} has count {release.count} and the model has "
+                f"{len(groups)} blocks for it. Certify the plan with count: {len(groups)}."
+            )
+
+
+def _refused(message: str) -> NotCertified:
+    return NotCertified("blocks", message)

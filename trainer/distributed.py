@@ -1,0 +1,122 @@
+"""Peers: the processes that train one run together, or one process alone.
+
+Rank 0 keeps the journal and the checkpoints and draws every key; the others get what they
+need from it. A lot is cut into disjoint shards by rank; clipped sums are added up over all
+ranks, and every rank then adds the *same* noise to the same sum, drawn from the same key, so
+that noise is in the result once. Parameters are compared across ranks by their digest, and a
+rank that differs, or dies, stops all.
+
+>>> alone = Peers.alone()
+>>> alone.shard(torch.tensor([4, 7, 9])).tolist(), alone.leads
+([4, 7, 9], True)
+
+``torchrun`` sets RANK and WORLD_SIZE; without them a process is alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from affidavit.trainer.failures import RunFailure
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peers:
+    """This process among those of its run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @classmethod
+    def alone(cls, device: str = "cpu") -> Peers:
+        """One process."""
+        return cls(rank=0, size=1, device=torch.device(device))
+
+    @classmethod
+    def joined(cls, device: str) -> Peers:
+        """The processes that ``torchrun`` started, or this one alone."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls.alone(device)
+        if device == "cuda":
+            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(place)
+        else:
+            place = torch.device(device)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=PATIENCE)
+        return cls(rank=dist.get_rank(), size=dist.get_world_size(), device=place)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process keeps the journal."""
+        return self.rank == 0
+
+    def leave(self) -> None:
+        """End what ``joined`` began."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def shard(self, lot: Tensor) -> Tensor:
+        """This rank's records of ``lot``; the shards are disjoint and make up the lot."""
+        return lot[self.rank :: self.size]
+
+    def add_up(self, sums: Mapping[str, Tensor]) -> None:
+        """Replace each sum by that over all ranks, in place and with the same bits on each."""
+        if self.size == 1:
+            return
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for each in sums.values():
+            by_type.setdefault(each.dtype, []).append(each)
+        for same in by_type.values():
+            flat = torch.cat([each.flatten() for each in same])
+            dist.all_reduce(flat)
+            # The bits of rank 0 count: backends need not add in one order everywhere.
+            dist.broadcast(flat, src=0)
+            for each, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
+                each.copy_(part.view_as(each))
+
+    def led(self, action: Callable[[], T]) -> T:
+        """What ``action``, done on rank 0 alone, returns; its failure is everybody's.
+
+        The result is plain data.
+        """
+        if self.size == 1:
+            return action()
+        said: list[Any] = [None]
+        if self.leads:
+            try:
+                said = [(True, action())]
+            except RunFailure as failure:
+                said = [(False, (failure.code, str(failure)))]
+        dist.broadcast_object_list(said, src=0)
+        done, found = said[0]
+        if not done:
+            raise RunFailure(*found)
+        return found
+
+    def require_same(self, digest: str) -> None:
+        """Raise ``RunFailure`` unless ``digest`` is the same on all ranks."""
+        if self.size == 1:
+            return
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, digest)
+        if len(set(found)) > 1:
+            raise RunFailure(
+                "ranks_differ",
+                "the parameters are not the same on all ranks: one of them computes otherwise. The "
+                "run was stopped; go on with --resume on machines that are alike.",
+            )

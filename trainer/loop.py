@@ -1,0 +1,303 @@
+"""The loop: a certified run from its first step to its last, through crashes if need be.
+
+``train`` binds the run to its certificate, begins or resumes its record, and takes the steps:
+
+    charge t (on the disk) -> lot t -> clipped sums -> noise t, once -> update -> release t
+
+A step that was charged counts whether or not it was finished. When a run goes on, steps that
+were charged and are not in the checkpoint are lost: training goes on with the step after them,
+with its own lot, row of the noise and key. So no key is used for two lots, no row of
+correlated noise twice, and there are never more steps than certified.
+
+Guarantees
+    * At most T steps are charged in all attempts together; each has a key that no other has.
+    * The parameters do not depend on the microbatch or the number of processes, up to rounding.
+    * Nothing private is written but to the checkpoint and ``opening.json`` (mode 0600).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from torch import Tensor
+
+from affidavit.certificate.keys import PublicKey
+from affidavit.plan.model import Plan
+from affidavit.trainer import checkpoint
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.binding import Bound, bind
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.failures import Diverged, Interrupted, RunFailure
+from affidavit.trainer.journal import Journal
+from affidavit.trainer.keeper import Keeper, RunSecrets
+from affidavit.trainer.machine import Machine
+from affidavit.trainer.progress import Quiet, Shown
+from affidavit.trainer.ratchet import Entropy
+from affidavit.trainer.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended; ``head`` is the digest of the record's last line."""
+
+    ended: str
+    charged: int
+    released: int
+    head: str
+    guarantee: str
+
+
+def train(
+    *,
+    bundle: bytes,
+    trusted: Iterable[PublicKey],
+    plan: Plan,
+    data: DataAdapter,
+    model: ModelAdapter,
+    out: Path,
+    settings: Settings | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+    peers: Peers | None = None,
+    now: datetime | None = None,
+    entropy: Entropy = os.urandom,
+) -> Outcome:
+    """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
+
+    Raises ``NotCertified``, ``Interrupted``, ``Diverged`` or another ``RunFailure``, and
+    ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
+    """
+    settings = settings or Settings()
+    bound = bind(bundle, trusted, plan, records=len(data), now=now)
+    run = _Run(
+        bound=bound,
+        model=model,
+        data=data,
+        settings=settings,
+        peers=peers or Peers.alone(settings.device_type),
+        quiet=quiet,
+        entropy=entropy,
+    )
+    try:
+        return run.resumed(out) if resume else run.begun(out)
+    finally:
+        run.close()
+
+
+class _Run:
+    """One attempt at a run, on one rank; only rank 0 has a keeper."""
+
+    def __init__(
+        self,
+        *,
+        bound: Bound,
+        model: ModelAdapter,
+        data: DataAdapter,
+        settings: Settings,
+        peers: Peers,
+        quiet: bool,
+        entropy: Entropy,
+    ) -> None:
+        self._bound, self._model, self._data = bound, model, data
+        self._settings, self._peers = settings, peers
+        self._quiet = quiet or not peers.leads
+        self._entropy = entropy
+        self._performance = settings.as_entry(ranks=peers.size)
+        self._journal: Journal | None = None
+        self._kept: Keeper | None = None
+        self._machine: Machine | None = None
+
+    def begun(self, out: Path) -> Outcome:
+        """A run from its first step."""
+        secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
+        machine = self._built(secrets)
+        machine.load(
+            checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(machine.state())))
+        )
+
+        def begin() -> None:
+            self._journal = Journal.begun(out)
+            self._kept = Keeper(self._journal, secrets.opening)
+            self._kept.header(self._bound, machine, self._data, secrets.run, self._performance)
+            self._kept.checkpoint(machine, 0, secrets)
+
+        self._peers.led(begin)
+        return self._steps(machine, 0, secrets)
+
+    def resumed(self, out: Path) -> Outcome:
+        """A run from its checkpoint; what was charged after it is lost."""
+
+        def reopen() -> tuple[bytes, int]:
+            journal = self._journal = Journal.resumed(out)
+            _require_going_on(journal)
+            state = checkpoint.load(journal)
+            opening = RunSecrets.of_state(state["secrets"]).opening
+            self._kept = Keeper(journal, opening)
+            return checkpoint.packed(state), journal.standing.charged
+
+        content, charged = self._peers.led(reopen)
+        state = checkpoint.unpacked(content)
+        secrets = RunSecrets.of_state(state["secrets"])
+        machine = self._built(secrets)
+        self._peers.led(
+            lambda: self._keeper.require_same_run(self._bound, machine, self._data)
+        )
+        machine.load(state)
+        parameters, ratchet = machine.digest(), secrets.ratchet
+        for lost in range(state["step"], charged):
+            machine.pass_over(lost, ratchet)
+            ratchet = ratchet.next()
+        ratchet = self._peers.led(lambda: ratchet.stirred(self._entropy))
+        secrets = replace(secrets, ratchet=ratchet)
+
+        def go_on() -> None:
+            self._keeper.resumed(charged, state["step"], parameters, self._performance)
+            self._keeper.checkpoint(machine, charged, secrets)
+
+        self._peers.led(go_on)
+        return self._steps(machine, charged, secrets)
+
+    def _built(self, secrets: RunSecrets) -> Machine:
+        self._machine = Machine(
+            self._bound,
+            self._model,
+            self._data,
+            settings=self._settings,
+            peers=self._peers,
+            keys=secrets.keys,
+        )
+        self._machine.require_apart(self._model)
+        return self._machine
+
+    @property
+    def _keeper(self) -> Keeper:
+        assert self._kept is not None  # asked on rank 0 alone, with the journal open
+        return self._kept
+
+    def _steps(self, machine: Machine, first: int, secrets: RunSecrets) -> Outcome:
+        steps = self._bound.execution.steps
+        shown = Quiet() if self._quiet else Shown(steps, self._bound.said)
+        with shown, _asked_to_stop() as asked:
+            for step in range(first, steps):
+                if not self._charged(machine, step, secrets, asked):
+                    raise Interrupted(
+                        "interrupted",
+                        f"stopped before step {step + 1} of {steps}, as it was asked to; go on "
+                        "with --resume.",
+                    )
+                loss = _Loss(self._settings.show_private)
+                try:
+                    records = machine.step(step, secrets.ratchet, loss.see)
+                except Diverged:
+                    self._peers.led(lambda: self._keeper.end("diverged", machine))
+                    raise
+                secrets = replace(secrets, ratchet=secrets.ratchet.next())
+                self._taken(machine, step, records, secrets)
+                shown.step(step + 1, loss.mean)
+        return self._peers.led(lambda: self._ended(machine))
+
+    def _charged(
+        self, machine: Machine, step: int, secrets: RunSecrets, asked: Callable[[], bool]
+    ) -> bool:
+        """Charge ``step``, unless somebody asked to stop; then keep what there is."""
+
+        def charge() -> bool:
+            if asked():
+                self._keeper.checkpoint(machine, step, secrets)
+                return False
+            public = machine.public(step)
+            self._keeper.charge(step, self._bound.plan_digest, public, secrets.ratchet)
+            return True
+
+        return self._peers.led(charge)
+
+    def _taken(self, machine: Machine, step: int, records: int, secrets: RunSecrets) -> None:
+        """``step`` is over: say what it came to, and keep it if it is time."""
+        done, settings = step + 1, self._settings
+        last = done == self._bound.execution.steps
+        keep = done % settings.checkpoint_every == 0 and not last
+        digest = machine.digest() if keep or last or done % settings.digest_every == 0 else None
+        if digest is not None:
+            self._peers.require_same(digest)
+
+        def say() -> None:
+            self._keeper.release(step, records, digest)
+            if keep:
+                self._keeper.checkpoint(machine, done, secrets)
+
+        self._peers.led(say)
+
+    def _ended(self, machine: Machine) -> Outcome:
+        self._keeper.end("completed", machine)
+        standing = self._keeper.journal.standing
+        return Outcome(
+            ended="completed",
+            charged=standing.charged,
+            released=standing.released,
+            head=standing.head,
+            guarantee=self._bound.said,
+        )
+
+    def close(self) -> None:
+        """Give back the folder and the model's layers."""
+        if self._machine is not None:
+            self._machine.close()
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _require_going_on(journal: Journal) -> None:
+    if journal.standing.ended is not None:
+        raise RunFailure(
+            "ended",
+            f"the run in {journal.folder} has ended ({journal.standing.ended}); there is nothing "
+            "to go on with.",
+        )
+
+
+class _Loss:
+    """The mean loss of a step's records, where it may be shown at all."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown, self._sum, self._records = shown, 0.0, 0
+
+    def see(self, losses: Tensor) -> None:
+        """The losses of one microbatch."""
+        if self._shown:
+            self._sum += float(losses.sum())
+            self._records += len(losses)
+
+    @property
+    def mean(self) -> float | None:
+        """None where it may not be shown, or there was no record."""
+        return self._sum / self._records if self._records else None
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """Whether SIGINT or SIGTERM came; a second one ends the process at once."""
+    asked: list[int] = []
+    before: dict[signal.Signals, Any] = {}
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        asked.append(number)
+        signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, hear)
+    except ValueError:  # not the main thread, which alone may
+        pass
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

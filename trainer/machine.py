@@ -1,0 +1,267 @@
+"""The machine: everything a run has in memory, put together from the certified plan.
+
+Model with its taps, lots, noise of every phase, optimiser, and the way to a clipped sum. It
+knows steps by their number t = 0..T-1 alone: row t of the noise, lot t, charge t and key t
+belong together for good. ``step`` takes a step; ``pass_over`` goes past one that was charged
+and then lost in a crash, so that its lot and its row of the noise are never used for
+anything else.
+
+Every state that outlasts a step is in ``state``: the optimiser's, what is kept of the noise,
+and, of DP-Dice, the error state. When a step is passed over that error state starts again at
+zero. (It would be released a second time otherwise; from zero, the reach γ_k of k
+participations falls apart into γ_a² + γ_b² ≤ γ_k², k = a + b, by γ_j² = 1 + (ρ + γ_(j-1))².)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from affidavit.certificate.execution import Required
+from affidavit.plan.model import Plan
+from affidavit.trainer.adapters import (
+    DataAdapter,
+    ModelAdapter,
+    digest_of_tensors,
+    first_records,
+    on_device,
+)
+from affidavit.trainer.binding import Bound
+from affidavit.trainer.blocks import layout_of
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.probe import MORE, probe
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.failures import Diverged
+from affidavit.trainer.lots import Lots
+from affidavit.trainer.noise.source import NoiseSource
+from affidavit.trainer.optimizers.dice import ErrorFeedback
+from affidavit.trainer.optimizers.disk import DiSK
+from affidavit.trainer.optimizers.registry import optimizer_of
+from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.settings import Settings
+from affidavit.trainer.step import Combined, FedBack, Lot, Plain
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunKeys:
+    """Keys that serve a whole run: lots that outlast a step, and the probes of DP-MuonBC."""
+
+    lots: bytes
+    probes: bytes
+
+
+class Machine:
+    """A run in memory; the model is the adapter's own, and is trained in place."""
+
+    def __init__(
+        self,
+        bound: Bound,
+        model: ModelAdapter,
+        data: DataAdapter,
+        *,
+        settings: Settings,
+        peers: Peers,
+        keys: RunKeys,
+    ) -> None:
+        self._bound, self._settings, self._peers = bound, settings, peers
+        self.module = model.module.to(peers.device)
+        self.layout = layout_of(bound.execution, model)
+        plan, steps = _with_learning_rate(bound.plan), bound.execution.steps
+        self._rates = _learning_rates(bound.plan, settings, steps)
+        first = bound.execution.at(0)
+        self._private = PrivateModel(self.module, self.layout.specs(first))
+        if settings.compile:
+            self.module.compile()
+        self._optimizer = optimizer_of(
+            plan,
+            self.layout.tensors,
+            strategies=bound.strategies,
+            probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
+            newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
+        )
+        self._way = self._way_of(model, data)
+        self._lots = [Lots(plan, index, keys.lots) for index in range(len(plan.phases))]
+        self._noise = self._noise_of_phases()
+
+    def _way_of(self, model: ModelAdapter, data: DataAdapter) -> Plain:
+        plan = self._bound.plan
+        given: dict[str, Any] = {
+            "model": model,
+            "private": self._private,
+            "data": data,
+            "peers": self._peers,
+            "autocast": self._settings.autocast,
+        }
+        if isinstance(self._optimizer, DiSK):
+            return Combined(**given, optimizer=self._optimizer)
+        if plan.optimizer.name == "dp_dice":
+            self._feedback = self._no_error()
+            return FedBack(
+                **given, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
+            )
+        return Plain(**given)
+
+    def _no_error(self) -> ErrorFeedback:
+        shapes = {name: each.shape for name, each in self._trained.items()}
+        return ErrorFeedback.of(self._bound.plan, shapes, device=str(self._peers.device))
+
+    def _noise_of_phases(self) -> list[NoiseSource]:
+        execution, found, first = self._bound.execution, [], 0
+        for steps, strategy in zip(execution.lengths, self._bound.strategies, strict=True):
+            source = NoiseSource(
+                bytes(32),  # every step brings a key of its own
+                self.layout.noise(execution.at(first)),
+                strategy=strategy,
+                device=str(self._peers.device),
+            )
+            found.append(source)
+            first += steps
+        return found
+
+    @property
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: each for of in self.layout.tensors.values() for name, each in of.items()}
+
+    def require_apart(self, model: ModelAdapter) -> None:
+        """Probe the model with made-up records; raises where it mixes records."""
+        records = on_device(model.made_up(MORE), self._peers.device)
+
+        def losses(count: int) -> Tensor:
+            with torch.autocast(
+                self._peers.device.type,
+                dtype=self._settings.autocast,
+                enabled=self._settings.autocast is not None,
+            ):
+                return model.losses(first_records(records, count))
+
+        probe(self._private, losses)
+
+    def public(self, step: int) -> dict[str, Any]:
+        """The public parameters of ``step``, as the machine will really use them."""
+        required = self._enter(step)
+        norms = {spec.name: spec.clip_norm for spec in self._private.specs}
+        blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
+        scales = self._noise[required.phase].scales()
+        return {
+            "phase": required.phase,
+            "clip_norm": {
+                release: max(norms[blocks[name]] for name in of)
+                for release, of in self.layout.tensors.items()
+            },
+            "noise_std": {
+                release: min(scales[name] for name in of)
+                for release, of in self.layout.tensors.items()
+            },
+            "divisor": required.divisor,
+            "learning_rate": self._rates(step),
+        }
+
+    def _enter(self, step: int) -> Required:
+        required = self._bound.execution.at(step)
+        specs = self.layout.specs(required)
+        if specs != self._private.specs:
+            self._private.set_clip_norms(specs)
+        return required
+
+    def step(self, step: int, ratchet: Ratchet, seen: Callable[[Tensor], None]) -> int:
+        """Take ``step``; how many records its lot had, which is private.
+
+        Raises ``Diverged`` where a parameter is not finite afterwards.
+        """
+        required = self._enter(step)
+        lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
+        sums = self._way.sums(
+            Lot(
+                records=self._peers.shard(lot),
+                microbatch=self._settings.microbatch,
+                dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
+            ),
+            seen,
+        )
+        self._source(required, ratchet).add_to(sums)
+        self._update(sums, required, self._rates(step))
+        return len(lot)
+
+    def pass_over(self, step: int, ratchet: Ratchet) -> None:
+        """Go past ``step``, which was charged and is lost."""
+        self._source(self._bound.execution.at(step), ratchet).pass_over()
+        if isinstance(self._way, FedBack):
+            nothing = self._no_error().private_state_dict()
+            self._feedback.load_private_state_dict(nothing)
+
+    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+        source = self._noise[required.phase]
+        if source.step != required.place:
+            raise RuntimeError("the noise is at another step than the run")
+        source.rekey(ratchet.key_for("noise"))
+        return source
+
+    def _update(self, sums: dict[str, Tensor], required: Required, rate: float) -> None:
+        divisor = float(Fraction(required.divisor))
+        for name, parameter in self._trained.items():
+            parameter.grad = sums[name].div_(divisor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        try:
+            self._optimizer.step()
+        except ValueError as error:
+            raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
+        for parameter in self._trained.values():
+            parameter.grad = None
+        finite = torch.stack([torch.isfinite(each).all() for each in self._trained.values()])
+        if not bool(finite.all()):
+            raise Diverged(
+                "diverged",
+                "a parameter is not finite after the update. Certify the plan with a smaller "
+                "optimizer.learning_rate; the steps until here stay charged.",
+            )
+
+    def digest(self) -> str:
+        """The digest of all trainable tensors, in the layout's order."""
+        return digest_of_tensors(*self._trained.values())
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a step leaves behind; as secret as the data."""
+        error = self._feedback.private_state_dict() if isinstance(self._way, FedBack) else {}
+        return {
+            "module": self.module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "noise": [source.state_dict() for source in self._noise],
+            "error": error,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
+        self.module.load_state_dict(state["module"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for source, kept in zip(self._noise, state["noise"], strict=True):
+            source.load_state_dict(kept)
+        if isinstance(self._way, FedBack):
+            self._feedback.load_private_state_dict(state["error"])
+
+    def close(self) -> None:
+        """Give the model its own layers back."""
+        self._private.detach()
+
+
+def _with_learning_rate(plan: Plan) -> Plan:
+    """``plan`` with a learning rate where its workload lists one for every step."""
+    listed = plan.workload.learning_rates if plan.workload else None
+    if plan.optimizer.learning_rate is not None or not listed:
+        return plan
+    optimizer = plan.optimizer.model_copy(update={"learning_rate": listed[0]})
+    return plan.model_copy(update={"optimizer": optimizer})
+
+
+def _learning_rates(plan: Plan, settings: Settings, steps: int) -> Callable[[int], float]:
+    """Those of the plan's workload where it lists them, else by the settings' schedule."""
+    listed = plan.workload.learning_rates if plan.workload else None
+    if listed and len(listed) >= steps:
+        return lambda step: listed[step]
+    rate = plan.optimizer.learning_rate or 0.0  # an optimiser without one was refused
+    return lambda step: rate * settings.learning_rate_factor(step, steps)
