@@ -17,6 +17,7 @@ from affidavit.plan.model import PHASE_FIELDS, Plan
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.schemas import LOG_SCHEMAS
+from affidavit.service.policies.schemas import POLICY_SCHEMAS
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -85,6 +86,7 @@ def install(app: FastAPI) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
+            schemas.update(POLICY_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from affidavit.service.identity import tables as identity
-from affidavit.service.ledger import tables as ledger
 from affidavit.service.keysets import tables as keysets
+from affidavit.service.ledger import tables as ledger
 from affidavit.service.lifecycle import tables as lifecycle
 from affidavit.service.log import tables as log_tables
 from affidavit.service.policies import tables as policies

@@ -19,20 +19,18 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from affidavit.certificate.policy.document import Caps, MalformedPolicy, Policy
-from affidavit.plan.loading import MAX_YAML_BYTES, load_json, load_yaml, locate_in_json
+from affidavit.plan.loading import load_json, load_yaml, locate_in_json
 from affidavit.plan.parse import Syntax, located
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 
 MAX_REASONS = 20
 SHOWN = 80
-MAX_BYTES = MAX_YAML_BYTES
-"""A policy of a thousand data sets is smaller, in either syntax."""
 
 
 def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
     """The policy that ``raw`` says; raises ``MalformedPolicy`` with every reason found."""
     try:
-        document = load_yaml(raw) if syntax == "yaml" else load_json(raw, MAX_BYTES)
+        document = load_yaml(raw) if syntax == "yaml" else load_json(raw)
     except MalformedPlan as error:
         raise MalformedPolicy(*(_of_a_policy(reason) for reason in error.reasons)) from None
     try:

@@ -16,8 +16,11 @@ from affidavit.service.routes import (
     log_entries,
     log_proofs,
     mechanisms,
+    policies,
     readyz,
+    simulate,
     submit,
+    waivers,
 )
 
 ROUTERS = (
@@ -33,6 +36,9 @@ ROUTERS = (
     log_checkpoint.router,
     log_proofs.router,
     log_entries.router,
+    policies.router,
+    simulate.router,
+    waivers.router,
     livez.router,
     readyz.router,
     document.router,

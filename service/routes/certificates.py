@@ -53,7 +53,7 @@ def certificates(
     try:
         page = list_certificates(services.store, filters, wanted.cursor, wanted.limit)
     except InvalidCursor as error:
-        raise _invalid_cursor(error) from None
+        raise invalid_cursor(error) from None
     following = None if page.next is None else _path_of(wanted, page.next)
     headers = {} if following is None else {"Link": f'<{following}>; rel="next"'}
     items = [_item(row) for row in page.items]
@@ -71,7 +71,8 @@ def _item(row: Summary) -> dict[str, Any]:
     return asdict(row) | written
 
 
-def _invalid_cursor(error: InvalidCursor) -> Problem:
+def invalid_cursor(error: InvalidCursor) -> Problem:
+    """The problem of a cursor that is not one of ours."""
     reason = Reason(
         code="invalid_cursor",
         pointer="/query/cursor",

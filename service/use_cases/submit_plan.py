@@ -1,10 +1,11 @@
 """Submit a plan: the certificate that is known for it, or a new one.
 
-The certificate's id follows from the plan alone, before any accounting, so a plan that is
-known is answered from the store. Otherwise it is accounted in the pool, signed, and kept
-together with the request and the audit entry; only then is it answered. Whatever the
-verdict, a well-formed plan gets a certificate: a signed refusal is as much an answer as a
-signed guarantee. Nothing is kept when the accounting is cut off.
+The certificate's id follows from the plan and the rules that it comes under, before any
+accounting, so a plan that is known is answered from the store. Otherwise it is accounted in
+the pool, judged, signed, and kept together with the request and the audit entry; only then is
+it answered. Should the rules change meanwhile, what was found is judged by the new ones.
+Whatever the verdict, a well-formed plan gets a certificate: a signed refusal is as much an
+answer as a signed guarantee. Nothing is kept when the accounting is cut off.
 
 Requests for one plan that arrive together are accounted once. This is the one use case
 that awaits instead of blocking a thread: it can wait for minutes, and threads are few.
@@ -13,14 +14,22 @@ that awaits instead of blocking a thread: it can wait for minutes, and threads a
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.issue import certificate_id
-from affidavit.plan.model import Plan
+from affidavit.certificate.policy.judgement import judge
 from affidavit.plan.parse import Syntax, parse_plan
 from affidavit.service.lifecycle.issuing import sign
+from affidavit.service.policies.judging import (
+    Question,
+    RulesChanged,
+    question,
+    require_unchanged,
+)
+from affidavit.service.policies.store import PolicyStore, note_use
 from affidavit.service.pool import AccountingPool
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
@@ -28,6 +37,8 @@ from affidavit.service.store import CertificateStore, Request, StoredCertificate
 
 MOST_WAITING = 256
 """Plans being accounted or waiting for it, beyond which a new one is turned away."""
+MOST_CHANGES = 10
+"""Changes of the rules during one request, after which it is turned away."""
 
 
 class TooBusy(Exception):
@@ -45,33 +56,47 @@ class Answer:
 class SubmitPlan:
     """The use case, with what it works on."""
 
-    def __init__(self, store: CertificateStore, pool: AccountingPool, signers: Signers) -> None:
+    def __init__(
+        self, store: CertificateStore, pool: AccountingPool, signers: Signers, policies: PolicyStore
+    ) -> None:
         self._store = store
         self._pool = pool
         self._signers = signers
+        self._policies = policies
         self._flights: SingleFlight[Answer] = SingleFlight()
 
     async def __call__(self, request: Request, syntax: Syntax) -> Answer:
         """The answer to ``request``.
 
-        Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
+        Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``,
+        ``Altered``.
         """
         plan = await run_in_threadpool(parse_plan, request.body, syntax)
-        wanted = certificate_id(plan)
-        if wanted not in self._flights and len(self._flights) >= MOST_WAITING:
+        for _ in range(MOST_CHANGES):
+            asked = await run_in_threadpool(question, self._policies, plan, request.requester)
+            answer = await self._once(asked, request)
+            if answer is not None:
+                return answer
+        raise TooBusy
+
+    async def _once(self, asked: Question, request: Request) -> Answer | None:
+        """The answer to ``asked``; None if another caller's question became another one."""
+        if asked.id not in self._flights and len(self._flights) >= MOST_WAITING:
             raise TooBusy
-        answer, started = await self._flights.run(wanted, lambda: self._answer(plan, request))
+        answer, started = await self._flights.run(asked.id, lambda: self._answer(asked, request))
         if started:
             return answer
+        if answer.certificate.id != asked.id:
+            return None
         # The other caller's request is recorded; ours is not yet.
-        return await self._known(answer.certificate.id, request) or replace(answer, created=False)
+        return await self._known(asked.id, request) or replace(answer, created=False)
 
-    async def _answer(self, plan: Plan, request: Request) -> Answer:
-        known = await self._known(certificate_id(plan), request)
+    async def _answer(self, asked: Question, request: Request) -> Answer:
+        known = await self._known(asked.id, request)
         if known is not None:
             return known
-        assessment = await self._pool.assess(plan)
-        return await run_in_threadpool(self._keep, plan, assessment, request)
+        assessment = await self._pool.assess(asked.plan)
+        return await run_in_threadpool(self._keep, asked, assessment, request)
 
     async def _known(self, wanted: str, request: Request) -> Answer | None:
         found = await run_in_threadpool(self._repeat, wanted, request)
@@ -81,9 +106,29 @@ class SubmitPlan:
         untrusted = self._signers.current().public.development
         return self._store.repeat(wanted, request, untrusted_too=untrusted)
 
-    def _keep(self, plan: Plan, assessment: Assessment, request: Request) -> Answer:
+    def _keep(self, asked: Question, assessment: Assessment, request: Request) -> Answer:
+        for _ in range(MOST_CHANGES):
+            try:
+                return self._keep_judged(asked, assessment, request)
+            except RulesChanged:
+                asked = question(self._policies, asked.plan, asked.requester)
+        raise TooBusy
+
+    def _keep_judged(self, asked: Question, assessment: Assessment, request: Request) -> Answer:
+        """Keep what was found, judged by the rules of ``asked``; raises ``RulesChanged``."""
+        found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers)
         key = self._signers.current()
-        former = self._store.last(certificate_id(plan), untrusted=key.public.development)
-        certificate = sign(plan, assessment, key, requester=request.requester, former=former)
-        kept, created = self._store.add(certificate, key.public.as_record(), request)
+        former = self._store.last(asked.id, untrusted=key.public.development)
+        certificate = sign(
+            asked.plan, found, key, requester=request.requester, former=former, under=judgement
+        )
+        used = [each.waiver for each in judgement.waived]
+
+        def still_so(connection: Connection) -> None:
+            require_unchanged(self._policies, connection, asked)
+            note_use(connection, certificate.id, used, datetime.now(UTC))
+
+        kept, created = self._store.add(
+            certificate, key.public.as_record(), request, within=still_so
+        )
         return Answer(kept, created)

@@ -1,0 +1,138 @@
+"""Grant a waiver and revoke one.
+
+Four eyes: whoever grants a waiver is neither its owner nor one of those who asked for the
+plan that it is for, and a waiver never helps with a plan that its granter submits (that is
+checked whenever a plan is judged, because a plan may be submitted later). A revoked waiver
+takes the certificates that rest on it along: they are revoked in the same transaction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, insert, select
+
+from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.policy.document import Policy
+from affidavit.certificate.policy.waiver import Waiver, written
+from affidavit.service.log.entries import append
+from affidavit.service.policies.activate import Unacceptable
+from affidavit.service.policies.store import (
+    KeptWaiver,
+    PolicyStore,
+    certificates_by,
+    change,
+    keep_waiver,
+)
+from affidavit.service.policies.tables import waiver_revocations
+from affidavit.service.policies.wanted import WantedWaiver
+from affidavit.service.policies.withdraw import withdraw
+from affidavit.service.tables import certificates, requests
+
+LONGEST = timedelta(days=366)
+
+
+class NotYours(Exception):
+    """The granter is the owner, or asked for the plan; another approver must grant it."""
+
+
+def grant(
+    store: PolicyStore, wanted: WantedWaiver, key: SigningPort, *, actor: str, at: datetime
+) -> KeptWaiver:
+    """The waiver as it is kept; raises ``Unacceptable``, ``NotYours`` and ``Altered``."""
+    now = at.replace(microsecond=0)
+    with store.writer.begin() as connection:
+        change(connection)
+        policy = store.rulebook_in(connection).policies.get(wanted.policy)
+        waiver = _waiver(wanted, policy, actor, now)
+        _require_another(connection, waiver)
+        kept = keep_waiver(connection, waiver, key, now)
+        body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
+        append(connection, "waiver", waiver.id, body, actor=actor, at=at)
+        return kept
+
+
+def revoke(
+    store: PolicyStore,
+    waiver_id: str,
+    reason: str,
+    *,
+    actor: str,
+    at: datetime,
+) -> KeptWaiver | None:
+    """The waiver, now revoked, with the certificates that rest on it; None if there is none.
+
+    One that was revoked before is answered as it is.
+    """
+    with store.writer.begin() as connection:
+        change(connection)
+        kept = store.waiver_in(connection, waiver_id)
+        if kept is None or kept.revoked_at is not None:
+            return kept
+        connection.execute(
+            insert(waiver_revocations).values(
+                waiver_id=waiver_id, reason=reason, revoked_by=actor, at=at
+            )
+        )
+        resting = certificates_by(connection, waiver_id)
+        body = {"event": "revoked", "reason": reason, "certificates": resting}
+        append(connection, "waiver", waiver_id, body, actor=actor, at=at)
+        for certificate_id in resting:
+            because = f"the waiver {waiver_id} was revoked: {reason}"
+            withdraw(connection, certificate_id, because, actor, at)
+        return replace(kept, revoked_by=actor, revoked_at=at, revoked_because=reason)
+
+
+def _waiver(wanted: WantedWaiver, policy: Policy | None, actor: str, now: datetime) -> Waiver:
+    if policy is None:
+        raise Unacceptable(
+            "no_policy",
+            "/policy",
+            f"there is no active policy {wanted.policy}.",
+            "GET /v1/policies lists them; the built-in policy has nothing to waive.",
+        )
+    if wanted.dataset is not None and not policy.covers(wanted.dataset):
+        raise Unacceptable(
+            "other_policy",
+            "/dataset",
+            f"the policy {policy.name} is not for the data set {wanted.dataset}.",
+            "Name the policy that its plans come under.",
+        )
+    ends = wanted.expires
+    if not now < ends <= now + LONGEST:
+        raise Unacceptable(
+            "waiver_expiry",
+            "/expires_at",
+            f"a waiver ends within {LONGEST.days} days from now, not at {written(ends)}.",
+            "Choose a time in the next months.",
+        )
+    return Waiver(
+        rule=wanted.rule,
+        policy=policy.digest(),
+        plan_digest=wanted.plan_digest,
+        dataset=wanted.dataset,
+        owner=wanted.owner,
+        reason=wanted.reason,
+        created_by=actor,
+        created_at=written(now),
+        expires_at=written(ends),
+    )
+
+
+def _require_another(connection: Connection, waiver: Waiver) -> None:
+    if waiver.owner == waiver.created_by:
+        raise NotYours("who answers for a waiver cannot grant it")
+    if waiver.plan_digest is None:
+        return
+    asked = (
+        select(requests.c.id)
+        .join(certificates, certificates.c.id == requests.c.certificate_id)
+        .where(
+            certificates.c.plan_digest == waiver.plan_digest,
+            requests.c.requester == waiver.created_by,
+        )
+        .limit(1)
+    )
+    if connection.execute(asked).first() is not None:
+        raise NotYours("who asked for a plan cannot grant a waiver for it")
