@@ -50,13 +50,17 @@ def home() -> Path:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublicKey:
-    """The public half of a key, and the window in which its signatures count."""
+    """The public half of a key, and the window in which its signatures count.
+
+    ``revoked_from`` is from when on they do not, where a keyset says so.
+    """
 
     key: Ed25519PublicKey = field(repr=False)
     not_before: datetime
     not_after: datetime
     label: str = ""
     development: bool = False
+    revoked_from: datetime | None = None
 
     @property
     def key_id(self) -> str:
@@ -65,8 +69,12 @@ class PublicKey:
         return hashlib.sha256(der).hexdigest()
 
     def covers(self, moment: datetime) -> bool:
-        """Whether ``moment`` lies in the key's window."""
-        return self.not_before <= moment <= self.not_after
+        """Whether ``moment`` lies in the key's window, and before its revocation."""
+        return self.not_before <= moment <= self.not_after and not self.revoked_at(moment)
+
+    def revoked_at(self, moment: datetime) -> bool:
+        """Whether the key was revoked from ``moment`` or earlier on."""
+        return self.revoked_from is not None and moment >= self.revoked_from
 
     def accepts(self, signature: bytes, message: bytes) -> bool:
         """Whether ``signature`` is this key's over ``message``."""

@@ -170,7 +170,8 @@ class Keyset(_Part):
 
     def public_keys(self) -> tuple[PublicKey, ...]:
         """The keys with their windows, revoked ones too: they may have signed before."""
-        return tuple(key.public() for key in self.keys)
+        since = self.revoked_since()
+        return tuple(replace(key.public(), revoked_from=since.get(key.key_id)) for key in self.keys)
 
     def revoked_since(self) -> dict[str, datetime]:
         """From when on each revoked key's signatures do not count, by key id."""

@@ -5,7 +5,7 @@
 3. key: the signature names a key that the verifier trusts
 4. signature: it is that key's, over the payload as it stands
 5. statement: version, predicate, subject and every critical field are understood
-6. key window: the certificate was issued while the key might sign
+6. key window: the certificate was issued while the key might sign, and was not revoked
 7. plan: the subject is the plan carried inside, and the plan at hand if one is given
 8. accountants and policy: not below what the verifier asks
 9. validity: now lies between the certificate's dates
@@ -68,7 +68,7 @@ def verify(
     report.passed(2, envelope.payload_type)
     key = _key(envelope, trusted)
     report.passed(3, f"key {key.key_id[:16]}")
-    _signature(envelope, key)
+    _signature(envelope, key, trusted)
     report.passed(4, "Ed25519 over the payload as signed")
     statement = _statement(envelope)
     predicate = statement["predicate"]
@@ -144,9 +144,10 @@ def _payload_type(envelope: Envelope) -> None:
         )
 
 
-def _key(envelope: Envelope, trusted: Iterable[PublicKey]) -> PublicKey:
+def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     key = by_id(trusted).get(envelope.key_id)
     if key is None:
+        _other_signer(3, envelope, trusted)
         raise VerificationError(
             3,
             "unknown_key",
@@ -163,8 +164,22 @@ def _key(envelope: Envelope, trusted: Iterable[PublicKey]) -> PublicKey:
     return key
 
 
-def _signature(envelope: Envelope, key: PublicKey) -> None:
+def _other_signer(step: int, envelope: Envelope, trusted: tuple[PublicKey, ...]) -> None:
+    """Raise if a trusted key made the signature that is said to be another's."""
+    for key in trusted:
+        if key.accepts(envelope.signature, envelope.signed_bytes):
+            raise VerificationError(
+                step,
+                "wrong_key_id",
+                f"it names the key {envelope.key_id[:16]!r} and was signed by "
+                f"{key.key_id[:16]!r}, which you trust.",
+                "The key id was changed after it was signed; fetch it again.",
+            )
+
+
+def _signature(envelope: Envelope, key: PublicKey, trusted: tuple[PublicKey, ...]) -> None:
     if not key.accepts(envelope.signature, envelope.signed_bytes):
+        _other_signer(4, envelope, trusted)
         raise VerificationError(
             4,
             "bad_signature",
@@ -218,6 +233,14 @@ def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
 
 
 def _window(key: PublicKey, issued_at: datetime) -> None:
+    if key.revoked_at(issued_at):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and it was "
+            "issued after that.",
+            "Ask for a certificate signed by a current key, and why the key was revoked.",
+        )
     if not key.covers(issued_at):
         raise VerificationError(
             6,

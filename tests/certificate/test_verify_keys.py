@@ -1,0 +1,88 @@
+"""A certificate counts by the key that signed it, inside its window and before its loss."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.issue import issue
+from affidavit.certificate.keys import PublicKey, SigningKey
+from affidavit.certificate.verify import VerificationError, verify
+from affidavit.plan.model import Plan
+
+ISSUED = datetime.now(UTC).replace(microsecond=0)
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def bundle(plan: Plan, key: SigningKey) -> bytes:
+    assessment = certify(plan, second_opinion=False)
+    return issue(assessment, key, requester="tests", issued_at=ISSUED).bundle
+
+
+def outcome(bundle: bytes, *trusted: PublicKey) -> tuple[int, str]:
+    try:
+        verify(bundle, trusted, now=ISSUED)
+    except VerificationError as error:
+        return error.step, error.code
+    return 0, "verified"
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes", "found"),
+    [
+        (0, 0, (0, "verified")),
+        (-1, 1, (0, "verified")),
+        (1, 2, (6, "key_outside_window")),
+        (-2, -1, (6, "key_outside_window")),
+    ],
+)
+def test_both_ends_belong_to_the_window(
+    bundle: bytes, key: SigningKey, opens: int, closes: int, found: tuple[int, str]
+) -> None:
+    window = replace(
+        key.public, not_before=ISSUED + opens * SECOND, not_after=ISSUED + closes * SECOND
+    )
+    assert outcome(bundle, window) == found
+
+
+@pytest.mark.parametrize(
+    ("since", "found"),
+    [(1, (0, "verified")), (0, (6, "key_revoked")), (-1, (6, "key_revoked"))],
+)
+def test_a_revoked_key_counts_for_what_it_signed_before(
+    bundle: bytes, key: SigningKey, since: int, found: tuple[int, str]
+) -> None:
+    window = {"not_before": ISSUED - 9 * SECOND, "not_after": ISSUED + 9 * SECOND}
+    revoked = replace(key.public, **window, revoked_from=ISSUED + since * SECOND)
+    assert outcome(bundle, revoked) == found
+
+
+def test_a_key_that_was_compromised_since_its_start_counts_for_nothing(
+    bundle: bytes, key: SigningKey
+) -> None:
+    start = ISSUED - 9 * SECOND
+    assert outcome(bundle, replace(key.public, not_before=start, revoked_from=start)) == (
+        6,
+        "key_revoked",
+    )
+
+
+def test_a_wrong_key_id_over_the_right_keys_signature_is_named(
+    bundle: bytes, key: SigningKey
+) -> None:
+    other = SigningKey.generate().public
+    document = json.loads(bundle)
+    signature = document["envelope"]["signatures"][0]
+    signature["keyid"] = "0" * 64
+    unknown = json.dumps(document).encode()
+    assert outcome(unknown, key.public, other) == (3, "wrong_key_id")
+    assert outcome(unknown, other) == (3, "unknown_key")
+    signature["keyid"] = other.key_id
+    swapped = json.dumps(document).encode()
+    assert outcome(swapped, key.public, other) == (4, "wrong_key_id")
+    assert outcome(swapped, other) == (4, "bad_signature")
