@@ -10,6 +10,7 @@ import typer
 from affidavit.certificate.keys import KeyFailure
 from affidavit.gate.console import out, read, stop
 from affidavit.gate.options import JsonOption
+from affidavit.gate.trusting import Trust
 from affidavit.gate.verifying import verify_bundle
 from affidavit.plan.reasons import MalformedPlan
 
@@ -26,6 +27,17 @@ def verify(
             help="Public keys to trust, as GET /v1/keys answers them, instead of your own.",
         ),
     ] = None,
+    keyset: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--keyset",
+            help="The keyset whose keys to trust (GET /v1/keyset); several: oldest first.",
+        ),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="With --keyset: trusted roots, or the keyset seen last."),
+    ] = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
     ] = False,
@@ -33,8 +45,9 @@ def verify(
 ) -> None:
     """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
+    trust = Trust(keys or [], keyset or [], root)
     try:
-        code = verify_bundle(out, bundle, file, keys or [], recompute=recompute, as_json=as_json)
+        code = verify_bundle(out, bundle, file, trust, recompute=recompute, as_json=as_json)
     except (KeyFailure, MalformedPlan) as failure:
         stop(str(failure))
     raise typer.Exit(code)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate.certify import certify
-from affidavit.certificate.keys import KeyStore, PublicKey, home, read_public_keys
 from affidavit.certificate.verify import VerificationError, Verified, verify
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
+from affidavit.gate.trusting import Trust
 from affidavit.plan.parse import plan_from
 
 RECOMPUTED_WITHIN = 1e-3
@@ -25,16 +23,15 @@ def verify_bundle(
     console: Console,
     name: str,
     plan: PlanFile | None,
-    key_files: Sequence[Path],
+    trust: Trust,
     *,
     recompute: bool,
     as_json: bool,
 ) -> Exit:
     """Verify one bundle and print it; the exit code is that of what it certifies."""
     raw = read_bytes(name)
-    trusted = _trusted(key_files)
     try:
-        verified = verify(raw, trusted, plan=None if plan is None else plan.plan)
+        verified = verify(raw, trust.public_keys(), plan=None if plan is None else plan.plan)
     except VerificationError as error:
         _print_failure(console, name, error, as_json=as_json)
         return Exit.BLOCKED
@@ -51,12 +48,6 @@ def verify_bundle(
         console.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
     console.print(escape(_conclusion(verified)), highlight=False)
     return code
-
-
-def _trusted(files: Sequence[Path]) -> tuple[PublicKey, ...]:
-    if not files:
-        return KeyStore(home() / "keys").public_keys()
-    return tuple(key for file in files for key in read_public_keys(file))
 
 
 def _conclusion(verified: Verified) -> str:
