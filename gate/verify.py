@@ -8,8 +8,21 @@ from typing import Annotated
 import typer
 
 from affidavit.certificate.keys import KeyFailure
+from affidavit.certificate.verification import Demands
 from affidavit.gate.console import out, read, stop
+from affidavit.gate.demands import (
+    AccountantOption,
+    ConsistencyOption,
+    LogOriginOption,
+    PolicyOption,
+    RequireLogOption,
+    StoreOption,
+    accepted_policies,
+    consistency_of,
+    lowest_versions,
+)
 from affidavit.gate.options import JsonOption
+from affidavit.gate.seen import BadStore, SeenCheckpoints
 from affidavit.gate.trusting import Trust
 from affidavit.gate.verifying import verify_bundle
 from affidavit.plan.reasons import MalformedPlan
@@ -41,13 +54,30 @@ def verify(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
     ] = False,
+    accountants: AccountantOption = None,
+    policies: PolicyOption = None,
+    require_log: RequireLogOption = False,
+    log_origin: LogOriginOption = None,
+    checkpoint_store: StoreOption = None,
+    consistency: ConsistencyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
     trust = Trust(keys or [], keyset or [], root)
+    seen = SeenCheckpoints(checkpoint_store)
     try:
-        code = verify_bundle(out, bundle, file, trust, recompute=recompute, as_json=as_json)
-    except (KeyFailure, MalformedPlan) as failure:
+        demands = Demands(
+            accountants=lowest_versions(accountants),
+            policies=accepted_policies(policies),
+            require_log=require_log,
+            log_origin=log_origin,
+            seen=seen.notes(),
+            consistency=consistency_of(consistency),
+        )
+        code = verify_bundle(
+            out, bundle, file, trust, demands, seen, recompute=recompute, as_json=as_json
+        )
+    except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))
     raise typer.Exit(code)

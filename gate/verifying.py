@@ -8,10 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate.certify import certify
-from affidavit.certificate.verify import VerificationError, Verified, verify
+from affidavit.certificate.verify import Demands, VerificationError, Verified, verify
+from affidavit.gate.console import err
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
+from affidavit.gate.seen import SeenCheckpoints
 from affidavit.gate.trusting import Trust
 from affidavit.plan.parse import plan_from
 
@@ -24,6 +26,8 @@ def verify_bundle(
     name: str,
     plan: PlanFile | None,
     trust: Trust,
+    demands: Demands,
+    seen: SeenCheckpoints,
     *,
     recompute: bool,
     as_json: bool,
@@ -31,23 +35,39 @@ def verify_bundle(
     """Verify one bundle and print it; the exit code is that of what it certifies."""
     raw = read_bytes(name)
     try:
-        verified = verify(raw, trust.public_keys(), plan=None if plan is None else plan.plan)
+        wanted = None if plan is None else plan.plan
+        verified = verify(raw, trust.public_keys(), plan=wanted, demands=demands)
     except VerificationError as error:
         _print_failure(console, name, error, as_json=as_json)
         return Exit.BLOCKED
+    _remember(verified, seen)
     problem = _recomputed_otherwise(verified) if recompute else None
     code = OF_VERDICT[verified.predicate["verdict"]] if problem is None else Exit.UNDECIDED
     if as_json:
         print_json(_as_document(verified, problem, recompute=recompute))
         return code
     for number, step, detail in verified.steps:
-        console.print(f"[green]✓[/] {number}. {step}: {escape(detail)}", highlight=False)
+        mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
+        console.print(f"{mark} {number}. {step}: {escape(detail)}", highlight=False)
     if problem is not None:
         console.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
     elif recompute:
         console.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
     console.print(escape(_conclusion(verified)), highlight=False)
     return code
+
+
+def _remember(verified: Verified, seen: SeenCheckpoints) -> None:
+    if verified.checkpoint is None:
+        return
+    try:
+        seen.keep(verified.checkpoint)
+    except OSError as error:
+        err.print(
+            f"{escape(str(seen.path))} cannot be written ({error.strerror}): a log that is "
+            "rewritten from here on will not be found out.",
+            highlight=False,
+        )
 
 
 def _conclusion(verified: Verified) -> str:
@@ -87,7 +107,12 @@ def _as_document(verified: Verified, problem: str | None, *, recompute: bool) ->
         "verified": True,
         "verdict": verified.predicate["verdict"],
         "steps": [
-            {"step": number, "name": step, "detail": detail}
+            {
+                "step": number,
+                "name": step,
+                "detail": detail,
+                "checked": number not in verified.unchecked,
+            }
             for number, step, detail in verified.steps
         ],
         "recomputed": None if not recompute else problem is None,

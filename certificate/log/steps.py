@@ -88,8 +88,12 @@ def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> Publi
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
     for key in keys:
-        if key.covers(at):
+        if key.covers(at) and not key.revoked_at(at):
             return key
+    if any(key.revoked_at(at) for key in keys):
+        raise _unsigned(
+            "checkpoint_key_revoked", "the checkpoint's key had been revoked when it was signed."
+        )
     raise _unsigned(
         "checkpoint_key_outside_window", "the checkpoint was signed when its key might not sign."
     )

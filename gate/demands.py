@@ -1,0 +1,89 @@
+"""What a verifier asks beyond the certificate itself, as options of ``affidavit verify``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from affidavit.accountants.registry import NAMES
+from affidavit.certificate.log.inclusion import BadLogPart, Consistency, read_consistency
+from affidavit.gate.console import stop
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan
+
+AccountantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accountant",
+        metavar="NAME=VERSION",
+        help="The lowest version of an accountant to accept; may be repeated.",
+    ),
+]
+PolicyOption = Annotated[
+    list[str] | None,
+    typer.Option("--policy", metavar="DIGEST", help="A policy to accept; may be repeated."),
+]
+RequireLogOption = Annotated[
+    bool,
+    typer.Option(
+        "--require-log",
+        help="Reject a bundle whose place in a log, and that log's growth, is not proved.",
+    ),
+]
+LogOriginOption = Annotated[
+    str | None, typer.Option("--log-origin", help="The only log to accept, by its name.")
+]
+StoreOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--checkpoint-store",
+        help="Where the last checkpoint seen of each log is kept, instead of your own file.",
+    ),
+]
+ConsistencyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--consistency",
+        help="The answer of GET /v1/log/proof/consistency, from the last checkpoint seen.",
+    ),
+]
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
+
+
+def lowest_versions(given: Sequence[str] | None) -> dict[str, str]:
+    """``NAME=VERSION`` options as a table."""
+    found: dict[str, str] = {}
+    for each in given or ():
+        read = _VERSION.fullmatch(each)
+        if read is None or read[1] not in NAMES:
+            stop(f"--accountant {each}: give NAME=VERSION, with NAME one of {', '.join(NAMES)}.")
+        found[read[1]] = read[2]
+    return found
+
+
+def accepted_policies(given: Sequence[str] | None) -> frozenset[str]:
+    """Digests of policies."""
+    for each in given or ():
+        if _DIGEST.fullmatch(each) is None:
+            stop(f"--policy {each}: give a digest, sha256: and 64 hexadecimal digits.")
+    return frozenset(given or ())
+
+
+def consistency_of(path: Path | None) -> Consistency | None:
+    """The consistency proof in a file."""
+    if path is None:
+        return None
+    try:
+        return read_consistency(load_json(path.read_bytes()).data)
+    except OSError as error:
+        stop(f"{path} cannot be read: {error.strerror}.")
+    except MalformedPlan as error:
+        stop(f"{path}: {error.reasons[0].message}")
+    except BadLogPart as error:
+        stop(f"{path} is not a consistency proof: {error}.")
