@@ -141,7 +141,7 @@ def client_of(settings: Settings, address: str = "127.0.0.1") -> TestClient:
     )
 
 
-@pytest.fixture(name="client_of")
+@pytest.fixture(scope="session", name="client_of")
 def _client_of() -> Callable[..., TestClient]:
     return client_of
 

@@ -1,0 +1,68 @@
+"""A service that listens on a network, with one token of each kind, for a whole module."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.settings import Settings
+
+
+@dataclass
+class Network:
+    """A running service that is not on loopback, and tokens for it."""
+
+    client: Any
+    settings: Settings
+    tokens: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, method: str, path: str, token: str | None, **sent: Any) -> Any:
+        """One request with the token of that kind, a scope's or an invalid one's."""
+        headers = {} if token is None else {"authorization": f"Bearer {self.tokens[token]}"}
+        return self.client.request(method, path, headers=headers, **sent)
+
+
+@pytest.fixture(scope="module")
+def network(
+    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
+) -> Iterator[Network]:
+    """Tokens of every scope alone, and of none that counts."""
+    client_of: Callable[..., Any] = request.getfixturevalue("network_client_of")
+    home = tmp_path_factory.mktemp("network")
+    shutil.copy(migrated_sqlite, home / "affidavit.db")
+    KeyStore(home / "keys").new("test")
+    settings = Settings(
+        database_url=f"sqlite:///{home / 'affidavit.db'}",
+        key_directory=home / "keys",
+        workers=1,
+        rate_limit=1_000_000,
+    )
+    engine = open_engine(settings.database_url)
+    store, now = TokenStore(engine), datetime.now(UTC)
+    tokens = {}
+    for scope in Scope:
+        tokens[scope.value] = store.new(scope.value, [scope], 1, by="test", at=now)[1].text
+    long_ago = now - timedelta(days=2)
+    tokens["expired"] = store.new("expired", list(Scope), 1, by="test", at=long_ago)[1].text
+    made, text = store.new("revoked", list(Scope), 1, by="test", at=now)
+    store.revoke(made.id, "test", by="test", at=now)
+    tokens["revoked"] = text.text
+    engine.dispose()
+    with client_of(settings, address="192.0.2.1") as client:
+        yield Network(client, settings, tokens)
+
+
+@pytest.fixture(scope="session")
+def network_client_of(client_of: Callable[..., Any]) -> Callable[..., Any]:
+    """The client of ``tests/service``, for fixtures that live longer than a test."""
+    return client_of
