@@ -60,6 +60,10 @@ class Signers:
         self._records: tuple[PublicKey, ...] = ()
         self._found: dict[str, SigningPort | None] = {}
 
+    def revoked(self) -> Collection[str]:
+        """The ids of keys whose signatures do not count any more."""
+        return self._revoked()
+
     def current(self) -> SigningPort:
         """Who signs now."""
         with self._lock:

@@ -101,6 +101,15 @@ class Overtaken(Exception):
     """Another issue came first, or a decision about the former one."""
 
 
+Outdated = Callable[[StoredCertificate], bool]
+"""Whether an issue is to be followed by another when its certificate is asked for."""
+
+
+def expired(certificate: StoredCertificate) -> bool:
+    """Whether its time is over; what people decided about it is not a matter of time."""
+    return certificate.status is Status.EXPIRED
+
+
 def _nothing_more(connection: Connection) -> None:
     """What else a transaction does that only keeps a certificate."""
 
@@ -129,16 +138,20 @@ class CertificateStore:
             return [_stored(row) for row in rows]
 
     def repeat(
-        self, certificate_id: str, request: Request, *, untrusted_too: bool
+        self,
+        certificate_id: str,
+        request: Request,
+        *,
+        untrusted_too: bool,
+        outdated: Outdated = expired,
     ) -> StoredCertificate | None:
         """The current issue, with this further request recorded; None if it is to be issued.
 
-        That is: if there is none, or it has expired. One that was revoked or rejected is
-        answered as what it is.
+        That is: if there is none, or it is ``outdated``.
         """
         with self._writer.begin() as connection:
             found = current(connection, certificate_id, untrusted=None if untrusted_too else False)
-            if found is None or found.status is Status.EXPIRED:
+            if found is None or outdated(found):
                 return None
             record(connection, found, request, "certificate.requested")
             return found
@@ -149,38 +162,40 @@ class CertificateStore:
         key: Mapping[str, Any],
         request: Request,
         *,
-        instead_of: frozenset[Status] = frozenset({Status.EXPIRED}),
+        outdated: Outdated = expired,
         within: Callable[[Connection], None] = _nothing_more,
     ) -> tuple[StoredCertificate, bool]:
         """Keep ``certificate``, signed by ``key`` (a public record), asked for by ``request``.
 
-        The issue before it, if there is one, must have one of the statuses ``instead_of``.
-        ``within`` is called first in the transaction; what it raises ends it. Returns the
-        certificate that is now kept and whether it is this one.
+        The issue before it, if there is one, must be ``outdated``. ``within`` is called first
+        in the transaction; what it raises ends it. Returns the certificate that is now kept
+        and whether it is this one.
         """
         try:
-            return self._add(certificate, key, request, instead_of, within), True
+            return self._add(certificate, key, request, outdated, within), True
         except (IntegrityError, Overtaken):
-            found = self.repeat(certificate.id, request, untrusted_too=certificate.untrusted)
+            found = self.repeat(
+                certificate.id, request, untrusted_too=certificate.untrusted, outdated=outdated
+            )
             if found is not None:
                 return found, False
             # What another process was quicker to keep was not the certificate but its key,
             # and that is there now.
-            return self._add(certificate, key, request, instead_of, within), True
+            return self._add(certificate, key, request, outdated, within), True
 
     def _add(
         self,
         certificate: StoredCertificate,
         key: Mapping[str, Any],
         request: Request,
-        instead_of: frozenset[Status],
+        outdated: Outdated,
         within: Callable[[Connection], None],
     ) -> StoredCertificate:
         with self._writer.begin() as connection:
             within(connection)
             hold(connection, certificate.id)
             former = current(connection, certificate.id, untrusted=certificate.untrusted)
-            if former is not None and former.status not in instead_of:
+            if former is not None and not outdated(former):
                 raise Overtaken
             keep(connection, certificate, key, former)
             record(connection, certificate, request, "certificate.issued")
@@ -288,13 +303,25 @@ def record(
         "key_id": certificate.key_id,
         "untrusted": certificate.untrusted,
     }
+    audited(connection, request.received_at, request.requester, action, certificate.id, details)
+
+
+def audited(
+    connection: Connection,
+    at: datetime,
+    actor: str,
+    action: str,
+    subject: str,
+    details: Mapping[str, Any],
+) -> None:
+    """Write what happened to ``subject``."""
     connection.execute(
         insert(audit).values(
-            at=request.received_at,
-            actor=request.requester,
+            at=at,
+            actor=actor,
             action=action,
-            subject=certificate.id,
-            details=json.dumps(details, sort_keys=True),
+            subject=subject,
+            details=json.dumps(dict(details), sort_keys=True),
         )
     )
 
