@@ -24,8 +24,9 @@ def guard_of(route: Any) -> Guard | Open | None:
     dependant = getattr(route, "dependant", None)
     found = [] if dependant is None else [each.call for each in dependant.dependencies]
     guards = [each for each in found if isinstance(each, Guard | Open)]
-    # A route that says both would be for everybody by one and not by the other.
-    return guards[0] if len(guards) == 1 else None
+    # A route that says both would be for everybody by one and not by the other; and what
+    # stands before the guard would be done for anybody.
+    return guards[0] if len(guards) == 1 and found[0] is guards[0] else None
 
 
 def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
@@ -34,7 +35,8 @@ def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
         guard = guard_of(route)
         if guard is None:
             raise UnguardedRoute(
-                f"{route.path} must say once who may use it, by needs(...) or open_to_all(): "
+                f"{route.path} must say first, and once, who may use it, by needs(...) or "
+                f"open_to_all(): "
                 f"{route.original_route!r}"
             )
         for method in sorted(route.methods or ()):

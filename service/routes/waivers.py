@@ -93,11 +93,11 @@ def waiver(_: Judged, services: TheServices, waiver_id: WaiverId) -> JSONRespons
         201: answers("Granted.", "Waiver"),
         **problems(400, 401, 403, 408, 409, 415, 503),
     },
-    dependencies=[Depends(require_json)],
     openapi_extra=BODY,
 )
 async def new_waiver(
     actor: Annotated[Actor, needs(Scope.APPROVE)],
+    _: Annotated[None, Depends(require_json)],
     services: TheServices,
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:

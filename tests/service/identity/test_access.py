@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from affidavit.service import app as application
 from affidavit.service.app import create_app
+from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import Reader, needs, open_to_all
-from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.guarded import UnguardedRoute, guarded_routes
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
@@ -75,6 +76,12 @@ def _plain() -> PlainTextResponse:
     return PlainTextResponse("secret")
 
 
+def _late(
+    body: Annotated[bytes, Depends(read_body)], actor: Annotated[Actor, needs(Scope.ADMIN)]
+) -> None:
+    """A body is read for anybody here."""
+
+
 async def _socket(websocket: WebSocket) -> None:
     await websocket.accept()
 
@@ -85,6 +92,7 @@ FORGOTTEN: dict[str, Callable[[FastAPI | APIRouter], Any]] = {
     "is a mount": lambda app: app.routes.append(Mount("/static", app=PlainTextResponse("x"))),
     "is a socket": lambda app: app.add_api_websocket_route("/v1/new", _socket),
     "is hidden": lambda app: app.add_api_route("/v1/new", _plain, include_in_schema=False),
+    "says it too late": lambda app: app.add_api_route("/v1/new", _late),
     "says both": lambda app: app.add_api_route(
         "/v1/new", _plain, dependencies=[open_to_all(), needs(Scope.ADMIN)]
     ),
