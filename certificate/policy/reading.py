@@ -113,7 +113,7 @@ def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
         if inside:
             node = node[token]
             path.append(token)
-        elif place == len(loc) - 1 and isinstance(node, dict):
+        elif place == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
             path.append(token)
     return tuple(path)
 
