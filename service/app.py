@@ -19,12 +19,15 @@ from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
 from affidavit.service.identity import documented
 from affidavit.service.identity.guarded import require_guards
+from affidavit.service.operation import figures
+from affidavit.service.operation.observed import Observed
+from affidavit.service.operation.tracing import Tracing
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The service behind ``settings``; opens the database and starts processes when run."""
     services = Services.of(settings)
     app = FastAPI(
@@ -39,7 +42,10 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
+    figures.watch(services.meters, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
+    # Added last, it stands around the others.
+    app.add_middleware(Observed, meters=services.meters, tracing=tracing)
     problems.install(app)
     openapi.install(app)
     for router in ROUTERS:

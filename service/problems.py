@@ -27,6 +27,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate.keys import KeyFailure
 from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
@@ -70,7 +71,24 @@ class Problem(Exception):
         }
         # Escaped to ASCII: a message may repeat text that has no valid UTF-8.
         content = json.dumps(document, ensure_ascii=True).encode("ascii")
-        return Response(content, self.status, self.headers, media_type=MEDIA_TYPE)
+        return _ProblemResponse(self.code, content, self.status, self.headers)
+
+
+class _ProblemResponse(Response):
+    """A response that notes its code for the log and the counts as it is sent."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self, code: str, content: bytes, status: int, headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(content, status, headers)
+        self._code = code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        scope.setdefault("state", {})["code"] = self._code
+        await super().__call__(scope, receive, send)
 
 
 def malformed(error: MalformedPlan) -> Problem:

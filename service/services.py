@@ -20,6 +20,7 @@ from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
+from affidavit.service.operation.meters import Meters
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
@@ -47,6 +48,7 @@ class Services:
     limits: Limits
     log: LogReader
     sequencer: Sequencer
+    meters: Meters
     head: str
 
     @classmethod
@@ -74,6 +76,7 @@ class Services:
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             log=LogReader(engine),
             sequencer=Sequencer(engine, signers.current, origin=settings.log_origin),
+            meters=Meters(),
             head=head(),
         )
 

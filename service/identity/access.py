@@ -47,6 +47,7 @@ class Guard:
         """
         services = _services(request)
         caller = await _caller(services, request)
+        request.state.actor = caller.actor.name
         _take(services, caller.counted_as)
         if not any(caller.actor.may(scope) for scope in self.scopes):
             raise missing_scope(caller.actor, *self.scopes)

@@ -16,6 +16,7 @@ from affidavit.service.routes import (
     log_entries,
     log_proofs,
     mechanisms,
+    metrics,
     policies,
     readyz,
     simulate,
@@ -40,6 +41,7 @@ ROUTERS = (
     simulate.router,
     waivers.router,
     livez.router,
+    metrics.router,
     readyz.router,
     document.router,
 )

@@ -73,6 +73,8 @@ async def submit(
         answer = await services.submit_plan(request, syntax)
     except (AccountingTimeout, AccountingFailed, TooBusy) as error:
         raise not_now(error) from error
+    if answer.created:
+        http.state.verdict = answer.certificate.verdict
     return Response(
         answer_of(answer.certificate),
         201 if answer.created else 200,

@@ -65,6 +65,11 @@ class SubmitPlan:
         self._policies = policies
         self._flights: SingleFlight[Answer] = SingleFlight()
 
+    @property
+    def waiting(self) -> int:
+        """Plans that are being accounted or wait for it."""
+        return len(self._flights)
+
     async def __call__(self, request: Request, syntax: Syntax) -> Answer:
         """The answer to ``request``.
 
