@@ -11,6 +11,9 @@ SQLite is given the settings that its defaults lack:
 - ``recursive_triggers``: without it ``INSERT OR REPLACE`` deletes a row without asking
   the trigger that refuses deletions.
 
+Errors do not repeat the parameters of a statement, which hold plans, so that none gets
+into a log.
+
 Transactions are begun by us, not by the driver, which would begin one only at the first
 write: a transaction that reads and then writes could then fail instead of waiting. A
 writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDIATE``.
@@ -38,12 +41,17 @@ PRAGMAS = (
 def open_engine(url: str) -> Engine:
     """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet."""
     if make_url(url).get_backend_name() == "sqlite":
-        engine = create_engine(url)
+        engine = create_engine(url, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     # A connection that the server closed while idle is noticed before it is used.
-    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": CONNECT_SECONDS})
+    return create_engine(
+        url,
+        pool_pre_ping=True,
+        connect_args={"connect_timeout": CONNECT_SECONDS},
+        hide_parameters=True,
+    )
 
 
 def writer(engine: Engine) -> Engine:

@@ -44,11 +44,15 @@ class AccountingFailed(Exception):
 
 
 class AccountingPool:
-    """``workers`` processes, each accounting one plan for at most ``time_limit`` seconds."""
+    """``workers`` processes, each accounting one plan for at most ``time_limit`` seconds.
+
+    ``unanswered`` are the computations handed to them so far and not yet answered.
+    """
 
     def __init__(self, workers: int, time_limit: float) -> None:
         self.time_limit = time_limit
-        self._workers = workers
+        self.workers = workers
+        self.unanswered = 0
         self._lock = Lock()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
@@ -65,17 +69,20 @@ class AccountingPool:
         """
         pool = await run_in_threadpool(self._usable)
         future = pool.schedule(work, args=given, kwargs=named, timeout=self.time_limit)
+        self.unanswered += 1
         try:
             found: T = await asyncio.wrap_future(future)
         except TimeoutError:
             raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:
             raise AccountingFailed(f"the process that accounted it died: {error}") from error
+        finally:
+            self.unanswered -= 1
         return found
 
     def warm_up(self) -> None:
         """Start the processes now, so that the first plan need not wait for imports."""
-        for _ in range(self._workers):
+        for _ in range(self.workers):
             self._usable().schedule(_ready)
 
     def close(self) -> None:
@@ -95,7 +102,7 @@ class AccountingPool:
 
     def _new(self) -> ProcessPool:
         return ProcessPool(
-            max_workers=self._workers, initializer=_end_with_the_service, context=self._context
+            max_workers=self.workers, initializer=_end_with_the_service, context=self._context
         )
 
 

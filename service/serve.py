@@ -4,13 +4,16 @@ What would make every request fail is found before the port is opened and said i
 sentence: a database that does not answer, a schema that is not at head, a port that is
 taken. The address is printed once it is known, so that ``--port 0`` can be used.
 
-On SIGTERM or Ctrl-C no new request is taken, those in progress are finished, and the
-accounting processes are stopped.
+On SIGTERM or Ctrl-C no new request is taken, those in progress are finished (within
+``GRACE_SECONDS``), what waits is entered into the log, the accounting processes are
+stopped, and the exit code is 0.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import socket
 from dataclasses import replace
 
@@ -21,6 +24,8 @@ from affidavit.service.database import open_engine
 from affidavit.service.identity.anonymous import is_loopback
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import require_head
+from affidavit.service.operation import logs
+from affidavit.service.operation.tracing import open_tracing
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 
@@ -53,11 +58,13 @@ def serve(host: str, port: int, settings: Settings) -> None:
 
 
 def _run(listening: socket.socket, settings: Settings) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # Alembic tells of its every look at the revision.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logs.configure()
+    tracing = open_tracing(os.environ)
+    # uvicorn ends its own process by the signal that stopped it; to have been asked to
+    # stop is no failure, so that by then the signal means nothing any more.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     config = uvicorn.Config(
-        create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0]))),
+        create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing),
         log_config=None,
         access_log=False,
         server_header=False,
@@ -65,7 +72,11 @@ def _run(listening: socket.socket, settings: Settings) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    _Server(config).run(sockets=[listening])
+    try:
+        _Server(config).run(sockets=[listening])
+    finally:
+        if tracing is not None:
+            tracing.close()
 
 
 def _require_somebody(address: str, *, known: bool) -> None:

@@ -1,8 +1,9 @@
-"""Whether the service can do its work: database, schema at head, signer, and a sound log."""
+"""Whether the service can do its work: database, schema at head, signer, and a log that grows."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -10,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from affidavit.certificate.keys import KeyFailure, PublicKey
 from affidavit.plan.reasons import Reason
 from affidavit.service.migrate import revision_of
+from affidavit.service.operation.log_age import BEHIND_SECONDS, oldest_pending
 from affidavit.service.signer import Signers
 
 
@@ -34,6 +36,9 @@ def check_readiness(
         if revision != head:
             message = f"the schema is at revision {revision}, not {head}."
             reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
+        elif (seconds := _behind(engine)) > BEHIND_SECONDS:
+            message = f"an entry has waited {seconds:.0f} s for its place in the log."
+            reasons.append(_reason("log_behind", message, "The service's log says why."))
     except SQLAlchemyError:
         message = "the database does not answer."
         reasons.append(_reason("database_unavailable", message, "Start it; see DATABASE_URL."))
@@ -44,6 +49,11 @@ def check_readiness(
     except SQLAlchemyError:
         pass  # which keys are revoked is not known; why not is said above
     return Readiness(revision, key, tuple(reasons))
+
+
+def _behind(engine: Engine) -> float:
+    with engine.connect() as connection:
+        return oldest_pending(connection, datetime.now(UTC))
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:

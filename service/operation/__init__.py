@@ -1,0 +1,1 @@
+"""What operators see and do: logs, metrics, traces, roles of the database, backups."""

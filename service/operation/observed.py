@@ -1,0 +1,121 @@
+"""Every request is seen once: a line in the log, the counts, a span, and an id that joins them.
+
+The id is the client's ``X-Request-Id`` where that is harmless text, else a random one; it
+is answered in the same header. What is told of a request is how it was routed, by whose
+token and how it ended: not its path, its query or its body, which hold names. Probes that
+succeed are not written down.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from affidavit.service.operation.meters import METHODS, Meters
+from affidavit.service.operation.tracing import Tracing
+
+HEADER = b"x-request-id"
+HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+UNROUTED = "unrouted"
+PROBES = frozenset({"/livez", "/readyz", "/metrics"})
+NOTED = ("actor", "code", "verdict")
+"""What the application notes about a request, in ``request.state``."""
+
+log = logging.getLogger("affidavit.request")
+
+
+class Observed:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, meters: Meters, tracing: Tracing | None = None) -> None:
+        self._app = app
+        self._meters = meters
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, and tell of it when it is answered."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        seen = _Seen(scope, send)
+        with self._meters.running.track_inprogress(), self._span(scope) as span:
+            try:
+                await self._app(scope, receive, seen.send)
+            except Exception:
+                scope["state"]["code"] = "internal_error"
+                raise
+            finally:
+                self._tell(seen, span)
+
+    def _span(self, scope: Scope) -> AbstractContextManager[Any]:
+        if self._tracing is None:
+            return nullcontext()
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        return self._tracing.request(_method(scope), headers)
+
+    def _tell(self, seen: _Seen, span: Any) -> None:
+        fields = seen.fields()
+        route, status = fields["route"], fields["status"]
+        self._meters.answered(fields["method"], route, status, seen.seconds())
+        if fields.get("code") is not None:
+            self._meters.problem(fields["code"])
+        if fields.get("verdict") is not None:
+            self._meters.issued(fields["verdict"])
+        if self._tracing is not None:
+            self._tracing.finish(span, fields)
+        quiet = route in PROBES and status < 400
+        log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+
+
+class _Seen:
+    """One request on its way through."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
+        self._send = send
+        self._begun = time.perf_counter()
+        self._status = 500  # what is answered when nothing was
+        self.request_id = _request_id(scope)
+        # What the application notes in request.state is noted in this very dictionary.
+        self._state = scope.setdefault("state", {})
+        self._state["request_id"] = self.request_id
+
+    async def send(self, message: Message) -> None:
+        """Send, with our id in the head of the answer."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = [*message.get("headers", ()), (HEADER, self.request_id.encode("ascii"))]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.perf_counter() - self._begun
+
+    def fields(self) -> dict[str, Any]:
+        """What is told of it."""
+        return {
+            "request_id": self.request_id,
+            "method": _method(self._scope),
+            "route": getattr(self._scope.get("route"), "path", UNROUTED),
+            "status": self._status,
+            "duration_ms": round(self.seconds() * 1000, 3),
+            **{name: self._state.get(name) for name in NOTED},
+        }
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in METHODS else "other"
+
+
+def _request_id(scope: Scope) -> str:
+    given = dict(scope["headers"]).get(HEADER, b"")
+    return given.decode("ascii") if HARMLESS.fullmatch(given) else secrets.token_hex(16)
