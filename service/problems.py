@@ -79,9 +79,7 @@ class _ProblemResponse(Response):
 
     media_type = MEDIA_TYPE
 
-    def __init__(
-        self, code: str, content: bytes, status: int, headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, code: str, content: bytes, status: int, headers: Mapping[str, str]) -> None:
         super().__init__(content, status, headers)
         self._code = code
 

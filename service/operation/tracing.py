@@ -63,7 +63,7 @@ class Tracing:
 
 
 def open_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """Traces to the collector that ``environment`` names, or None; raises ``TracingUnavailable``."""
+    """Traces to the collector of ``environment``, or None; raises ``TracingUnavailable``."""
     if not any(environment.get(name) for name in VARIABLES):
         return None
     try:
