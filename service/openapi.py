@@ -15,6 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.plan.model import PHASE_FIELDS, Plan
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
+from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
+from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.schemas import LOG_SCHEMAS
 from affidavit.service.policies.schemas import POLICY_SCHEMAS
@@ -73,6 +75,12 @@ def body(schema: str, description: str) -> dict[str, Any]:
     }
 
 
+def json_body(schema: str, description: str) -> dict[str, Any]:
+    """Documentation of a request body that comes as JSON and nothing else."""
+    content = {JSON: {"schema": _ref(schema)}}
+    return {"requestBody": {"required": True, "description": description, "content": content}}
+
+
 def install(app: FastAPI) -> None:
     """Give ``app`` the document with our schemas in it."""
 
@@ -86,7 +94,7 @@ def install(app: FastAPI) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
-            schemas.update(POLICY_SCHEMAS)
+            schemas.update(LEDGER_SCHEMAS | POLICY_SCHEMAS | LIFECYCLE_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -17,6 +17,12 @@ from affidavit.service.identity.provider_keys import ProviderKeys
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.keysets.revoked import RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.ledger.desk import Desk
+from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.lifecycle.approve import Approve
+from affidavit.service.lifecycle.reissue import Reissue
+from affidavit.service.lifecycle.revoke import Revoke
+from affidavit.service.lifecycle.status_lists import StatusLists
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
@@ -42,8 +48,14 @@ class Services:
     keysets: KeysetStore
     policies: PolicyStore
     submit_plan: SubmitPlan
+    approve: Approve
+    revoke: Revoke
+    reissue: Reissue
+    status_lists: StatusLists
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
+    ledger: Ledger
+    desk: Desk
     identities: Identities
     limits: Limits
     log: LogReader
@@ -58,8 +70,10 @@ class Services:
         store = CertificateStore(engine)
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
+        ledger = Ledger(engine)
         signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
         policies = PolicyStore(engine, signers.public_records)
+        submit_plan = SubmitPlan(store, pool, signers, policies)
         return cls(
             engine=engine,
             store=store,
@@ -67,9 +81,15 @@ class Services:
             signers=signers,
             keysets=keysets,
             policies=policies,
-            submit_plan=SubmitPlan(store, pool, signers, policies),
+            submit_plan=submit_plan,
+            approve=Approve(engine, signers),
+            revoke=Revoke(engine),
+            reissue=Reissue(store, policies, submit_plan),
+            status_lists=StatusLists(engine, signers, settings.log_origin),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
+            ledger=ledger,
+            desk=Desk(ledger, store, pool, signers, loopback=settings.loopback),
             identities=Identities(
                 TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
             ),

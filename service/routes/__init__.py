@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from affidavit.service.routes import (
+    approvals,
     bundle,
     certificate,
     certificates,
     curve,
     diagnoses,
     document,
+    issues,
     keys,
     keysets,
+    ledgers,
     livez,
     log_checkpoint,
     log_entries,
@@ -19,7 +22,10 @@ from affidavit.service.routes import (
     metrics,
     policies,
     readyz,
+    reservations,
+    revocation,
     simulate,
+    status,
     submit,
     waivers,
 )
@@ -29,6 +35,10 @@ ROUTERS = (
     certificates.router,
     certificate.router,
     bundle.router,
+    issues.router,
+    approvals.router,
+    revocation.router,
+    status.router,
     curve.router,
     diagnoses.router,
     keys.router,
@@ -43,5 +53,7 @@ ROUTERS = (
     livez.router,
     metrics.router,
     readyz.router,
+    ledgers.router,
+    reservations.router,
     document.router,
 )

@@ -1,0 +1,88 @@
+"""What is worked out for a ledger in the accounting pool, from signed bytes to plain data.
+
+Each function is told everything in JSON data or bytes and returns JSON data, so that it can run in
+another process and be killed there.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.protocol import AccountantError
+from affidavit.certificate.assessment import Assessment, interval
+from affidavit.certificate.costs import CertificateDiffers, Run, composed_epsilon, run_of
+from affidavit.certificate.envelope import read_envelope
+from affidavit.plan.event_document import event_document, event_from
+from affidavit.plan.events import Composed, Repeated
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+from affidavit.plan.reasons import RefusedPlan
+
+Costed = dict[str, Any]
+"""``steps``, ``cost``, ``event``, ``certain``, ``unit`` and ``adjacency``; or ``refused``."""
+
+_FAILURES = (AccountantError, CertificateDiffers, RefusedPlan, ArithmeticError, ValueError)
+
+
+def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> Costed:
+    """What the run of a certified bundle costs, whole or up to ``steps_run``."""
+    envelope = read_envelope(json.loads(bundle)["envelope"])
+    said = json.loads(envelope.payload)["predicate"]
+    plan = plan_from(said["plan"])
+    try:
+        run = run_of(plan, said["accountants"][0]["name"], said=said)
+        return _costed(run, run.steps if steps_run is None else steps_run)
+    except _FAILURES as failure:
+        return _refused(failure)
+
+
+def cost_of_assessment(plan: Plan, assessment: Assessment) -> Costed:
+    """What the run of a plan that was just certified will cost."""
+    epsilon, delta = assessment.epsilon, assessment.delta
+    if assessment.verdict != "certified" or epsilon is None or delta is None:
+        return {"refused": f"the verdict is {assessment.verdict}"}
+    try:
+        run = run_of(plan, assessment.accountants[0].name)
+        known = Run(
+            lowered=run.lowered,
+            epsilon=epsilon.upper,
+            delta=delta.upper,
+            certain=assessment.confidence is None,
+        )
+        return _costed(known, known.steps)
+    except _FAILURES as failure:
+        return _refused(failure)
+
+
+def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[str, Any]:
+    """ε of all ``events``, each so many times, composed as if fixed in advance.
+
+    Returns ``engine`` and ``epsilon`` with its two ends, or nulls where no engine reaches them.
+    """
+    parts = tuple(Repeated(event=event_from(each), count=count) for each, count in events)
+    try:
+        engine, found = composed_epsilon([Composed(events=parts)], delta)
+    except AccountantError:
+        return {"engine": None, "epsilon": None}
+    return {"engine": engine, "epsilon": interval(found)}
+
+
+def _costed(run: Run, steps_run: int) -> Costed:
+    if not 0 <= steps_run <= run.steps:
+        return {"refused": f"{steps_run} steps are not between 0 and {run.steps}"}
+    cost: Cost = run.cost_of(steps_run)
+    plan = run.lowered.plan
+    return {
+        "steps": run.steps,
+        "cost": cost.as_document(),
+        "event": event_document(run.event_of(steps_run)),
+        "certain": run.certain,
+        "unit": plan.dataset.unit,
+        "adjacency": plan.adjacency,
+    }
+
+
+def _refused(failure: Exception) -> Costed:
+    return {"refused": str(failure) or type(failure).__name__}

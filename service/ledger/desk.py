@@ -1,0 +1,196 @@
+"""The desk: what the routes ask of a ledger, with the accounting done before the transaction.
+
+What a certificate's run costs follows from its signed bytes, and what runs cost together
+from the ledger's rows, so that both are kept in memory and worked out once at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.certificate.assessment import Assessment
+from affidavit.plan.model import Plan
+from affidavit.service.ledger import document, refusals
+from affidavit.service.ledger.costing import (
+    Costed,
+    composition,
+    cost_of_assessment,
+    cost_of_bundle,
+)
+from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
+from affidavit.service.ledger.rows import Call, KeptLedger, Reservation, Scope
+from affidavit.service.pool import AccountingPool
+from affidavit.service.signer import Signers
+from affidavit.service.single_flight import SingleFlight
+from affidavit.service.store import CertificateStore, StoredCertificate
+
+MOST_KEPT = 512
+
+
+class Desk:
+    """The ledger's use cases; belongs to one event loop.
+
+    Methods raise ``LedgerRefusal``, and where they account ``AccountingTimeout`` or
+    ``AccountingFailed``. ``loopback`` lets certificates of a development key be reserved for,
+    as long as there is no other key: nobody else reaches the service then.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        store: CertificateStore,
+        pool: AccountingPool,
+        signers: Signers,
+        *,
+        loopback: bool,
+    ) -> None:
+        self._ledger = ledger
+        self._store = store
+        self._pool = pool
+        self._signers = signers
+        self._loopback = loopback
+        self._flights: SingleFlight[dict[str, Any]] = SingleFlight()
+        self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    async def reserve(
+        self, dataset: str, certificate_id: str, call: Call
+    ) -> tuple[Reservation, bool]:
+        """Reserve for a certificate of that id in the ledger of its unit and adjacency."""
+        untrusted_too = await run_in_threadpool(self._untrusted_too)
+        certificate = await run_in_threadpool(self._store.find, certificate_id)
+        require_usable(certificate, dataset, untrusted_too=untrusted_too)
+        assert certificate is not None
+        found = await self._cost(certificate)
+        claim = Claim(
+            scope=Scope(dataset=dataset, unit=found["unit"], adjacency=found["adjacency"]),
+            certificate=certificate,
+            steps=found["steps"],
+            cost=Cost.read(found["cost"]),
+            event=found["event"],
+            certain=found["certain"],
+            untrusted_too=untrusted_too,
+        )
+        return await run_in_threadpool(self._ledger.reserve, claim, call)
+
+    async def settle(
+        self, reservation_id: str, steps_run: int | None, record: str | None, call: Call
+    ) -> tuple[Reservation, bool]:
+        """Settle on ``steps_run`` steps, or on all of them where that is None."""
+        reservation = await run_in_threadpool(self._ledger.reservation, reservation_id)
+        steps = reservation.certified_steps if steps_run is None else steps_run
+        cost = None
+        if steps < reservation.certified_steps and record is not None:
+            certificate = await run_in_threadpool(self._issue_of, reservation)
+            cost = Cost.read((await self._cost(certificate, steps))["cost"])
+        return await run_in_threadpool(
+            self._ledger.settle, reservation_id, steps, record, cost, call
+        )
+
+    async def documents(self, dataset: str, certificate_id: str | None) -> list[dict[str, Any]]:
+        """The ledgers of ``dataset``, with a forecast for the certificate in its own."""
+        kept = await run_in_threadpool(self._ledger.ledgers, dataset)
+        forecast = None
+        if certificate_id is not None and kept:
+            certificate = await run_in_threadpool(self._store.find, certificate_id)
+            require_usable(
+                certificate, dataset, untrusted_too=await run_in_threadpool(self._untrusted_too)
+            )
+            assert certificate is not None
+            forecast = await self._cost(certificate)
+        return [await self._document(each, forecast, certificate_id) for each in kept]
+
+    async def position(self, plan: Plan, assessment: Assessment) -> dict[str, Any] | None:
+        """Where the plan's ledger stands, for its certificate; None where there is no budget."""
+        name = plan.dataset.name
+        if name is None or assessment.verdict != "certified":
+            return None
+        scope = Scope(dataset=name, unit=plan.dataset.unit, adjacency=plan.adjacency)
+        kept = await run_in_threadpool(self._ledger.find, scope)
+        if kept is None:
+            return None
+        found = await self._pool.run(cost_of_assessment, plan, assessment)
+        why = found.get("refused")
+        return await run_in_threadpool(
+            document.position_document,
+            kept,
+            None if why else Cost.read(found["cost"]),
+            certain=found.get("certain", False),
+            why=why,
+        )
+
+    async def _document(
+        self, kept: KeptLedger, forecast: Costed | None, certificate_id: str | None
+    ) -> dict[str, Any]:
+        entries = await run_in_threadpool(self._ledger.reservations, kept.id)
+        composed = await self._composed(kept, entries)
+        about = None
+        scope = (kept.scope.unit, kept.scope.adjacency)
+        if forecast is not None and (forecast["unit"], forecast["adjacency"]) == scope:
+            about = await run_in_threadpool(
+                document.forecast_document,
+                kept,
+                Cost.read(forecast["cost"]),
+                str(certificate_id),
+                certain=forecast["certain"],
+            )
+        return await run_in_threadpool(document.ledger_document, kept, entries, composed, about)
+
+    async def _composed(self, kept: KeptLedger, entries: list[Reservation]) -> dict[str, Any]:
+        """ε of all that runs or ran, composed as if it had been fixed in advance."""
+        counts: Counter[str] = Counter()
+        for each in entries:
+            if each.state == "settled" and each.steps_run != each.certified_steps:
+                certificate = await run_in_threadpool(self._issue_of, each)
+                found = await self._cost(certificate, each.steps_run)
+                counts[json.dumps(found["event"], sort_keys=True)] += 1
+            elif each.state != "released":
+                counts[json.dumps(each.event, sort_keys=True)] += 1
+        events = [(json.loads(text), count) for text, count in sorted(counts.items())]
+        delta = float(kept.state.budget.delta)
+        name = hashlib.sha256(json.dumps([events, delta]).encode()).hexdigest()
+        return await self._once(
+            f"composed {name}", lambda: self._pool.run(composition, events, delta)
+        )
+
+    async def _cost(self, certificate: StoredCertificate, steps: int | None = None) -> Costed:
+        """What its run costs; raises ``NotAccountable``."""
+        found = await self._once(
+            f"cost {certificate.envelope_digest} {steps}",
+            lambda: self._pool.run(cost_of_bundle, certificate.bundle, steps),
+        )
+        if "refused" in found:
+            raise refusals.NotAccountable(
+                f"the cost of {certificate.id} is not bounded: {found['refused']}.",
+                "POST the plan again with this release, or change what it asks for.",
+            )
+        return found
+
+    async def _once(
+        self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        if name not in self._kept:
+            found, _ = await self._flights.run(name, work)
+            self._kept[name] = found
+        self._kept.move_to_end(name)
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return self._kept[name]
+
+    def _issue_of(self, reservation: Reservation) -> StoredCertificate:
+        for each in self._store.issues(reservation.certificate_id):
+            if (each.issue, each.untrusted) == (reservation.issue, reservation.untrusted):
+                return each
+        raise refusals.CertificateNotUsable(
+            f"the certificate of reservation {reservation.id} is not kept here.",
+            "Settle in full, without steps_run.",
+        )
+
+    def _untrusted_too(self) -> bool:
+        return self._loopback and self._signers.current().public.development
