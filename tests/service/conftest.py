@@ -131,10 +131,10 @@ def settings(sqlite_url: str, tmp_path: Path) -> Settings:
     )
 
 
-def client_of(settings: Settings, address: str = "127.0.0.1") -> TestClient:
+def client_of(settings: Settings, address: str = "127.0.0.1", **parts: Any) -> TestClient:
     """A client on this machine, or at ``address``; a 500 is an answer, not an exception."""
     return TestClient(
-        create_app(settings),
+        create_app(settings, **parts),
         base_url="http://127.0.0.1",
         client=(address, 50_000),
         raise_server_exceptions=False,
