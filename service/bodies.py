@@ -24,6 +24,24 @@ DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_SECONDS = 2.0
 
 
+class JsonOnly:
+    """The dependency of a route whose body, ``what`` it is, comes as JSON and nothing else."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, request: Request) -> None:
+        """Raise the problem of a body that is not declared as JSON."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            raise Problem(
+                415,
+                "unsupported_media_type",
+                f"{self._what} comes as application/json; set Content-Type accordingly.",
+                headers={"Accept": "application/json"},
+            )
+
+
 class BodyLimit:
     """ASGI middleware: no request body beyond ``limit`` bytes reaches the application."""
 

@@ -134,8 +134,7 @@ class CertificateStore:
     def issues(self, certificate_id: str) -> list[StoredCertificate]:
         """All issues of that id, the untrusted ones after the trusted, latest first."""
         with self._engine.connect() as connection:
-            rows = connection.execute(_issues(certificate_id)).mappings()
-            return [_stored(row) for row in rows]
+            return issues(connection, certificate_id)
 
     def repeat(
         self,
@@ -234,6 +233,11 @@ def current(
         query = query.where(certificates.c.untrusted.is_(untrusted))
     row = connection.execute(query.limit(1)).mappings().first()
     return None if row is None else _stored(row)
+
+
+def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
+    """All issues of that id, the untrusted ones after the trusted, latest first."""
+    return [_stored(row) for row in connection.execute(_issues(certificate_id)).mappings()]
 
 
 def keep(

@@ -84,8 +84,8 @@ def open_to_all(*, limited: bool = True) -> Any:
     return Depends(Open(limited=limited))
 
 
-Reader = Annotated[Actor, needs(Scope.SUBMIT, Scope.AUDIT)]
-"""An actor who may see certificates."""
+Reader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
+"""An actor who may see certificates; nobody should approve what they cannot see."""
 
 
 def missing_scope(actor: Actor, *scopes: Scope) -> Problem:

@@ -30,9 +30,14 @@ def found(services: Services, certificate_id: str) -> StoredCertificate:
     """The stored certificate; raises the problem of there being none."""
     stored = services.store.find(certificate_id)
     if stored is None:
-        raise Problem(
-            404,
-            "not_found",
-            f"there is no certificate {certificate_id}; GET /v1/certificates lists them.",
-        )
+        raise no_such(certificate_id)
     return stored
+
+
+def no_such(certificate_id: str) -> Problem:
+    """The problem of there being no such certificate."""
+    return Problem(
+        404,
+        "not_found",
+        f"there is no certificate {certificate_id}; GET /v1/certificates lists them.",
+    )

@@ -23,6 +23,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.judgement import judge
 from affidavit.plan.parse import Syntax, parse_plan
 from affidavit.service.lifecycle.issuing import sign
+from affidavit.service.lifecycle.standing import DECIDED
 from affidavit.service.policies.judging import (
     Question,
     RulesChanged,
@@ -33,7 +34,13 @@ from affidavit.service.policies.store import PolicyStore, note_use
 from affidavit.service.pool import AccountingPool
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
-from affidavit.service.store import CertificateStore, Request, StoredCertificate
+from affidavit.service.store import (
+    CertificateStore,
+    Outdated,
+    Request,
+    StoredCertificate,
+    expired,
+)
 
 MOST_WAITING = 256
 """Plans being accounted or waiting for it, beyond which a new one is turned away."""
@@ -100,8 +107,12 @@ class SubmitPlan:
         known = await self._known(asked.id, request)
         if known is not None:
             return known
+        return await self.anew(asked, request, self._outdated)
+
+    async def anew(self, asked: Question, request: Request, outdated: Outdated) -> Answer:
+        """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
-        return await run_in_threadpool(self._keep, asked, assessment, request)
+        return await run_in_threadpool(self._keep, asked, assessment, request, outdated)
 
     async def _known(self, wanted: str, request: Request) -> Answer | None:
         found = await run_in_threadpool(self._repeat, wanted, request)
@@ -109,17 +120,29 @@ class SubmitPlan:
 
     def _repeat(self, wanted: str, request: Request) -> StoredCertificate | None:
         untrusted = self._signers.current().public.development
-        return self._store.repeat(wanted, request, untrusted_too=untrusted)
+        return self._store.repeat(
+            wanted, request, untrusted_too=untrusted, outdated=self._outdated
+        )
 
-    def _keep(self, asked: Question, assessment: Assessment, request: Request) -> Answer:
+    def _outdated(self, certificate: StoredCertificate) -> bool:
+        """Whether a plan that is sent again gets a new issue; never against a decision."""
+        if certificate.status in DECIDED:
+            return False
+        return expired(certificate) or certificate.key_id in self._signers.revoked()
+
+    def _keep(
+        self, asked: Question, assessment: Assessment, request: Request, outdated: Outdated
+    ) -> Answer:
         for _ in range(MOST_CHANGES):
             try:
-                return self._keep_judged(asked, assessment, request)
+                return self._keep_judged(asked, assessment, request, outdated)
             except RulesChanged:
                 asked = question(self._policies, asked.plan, asked.requester)
         raise TooBusy
 
-    def _keep_judged(self, asked: Question, assessment: Assessment, request: Request) -> Answer:
+    def _keep_judged(
+        self, asked: Question, assessment: Assessment, request: Request, outdated: Outdated
+    ) -> Answer:
         """Keep what was found, judged by the rules of ``asked``; raises ``RulesChanged``."""
         found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers)
         key = self._signers.current()
@@ -134,6 +157,6 @@ class SubmitPlan:
             note_use(connection, certificate.id, used, datetime.now(UTC))
 
         kept, created = self._store.add(
-            certificate, key.public.as_record(), request, within=still_so
+            certificate, key.public.as_record(), request, outdated=outdated, within=still_so
         )
         return Answer(kept, created)
