@@ -35,6 +35,8 @@ COMMANDS = {
     "roots": "roots",
     "keyset": "keyset",
     "tokens": "tokens",
+    "train": "train",
+    "conformance": "conformance",
 }
 """Every command, with the file of this folder that has it, a function or a group by that name."""
 

@@ -1,0 +1,233 @@
+"""Replay: a run record walked line by line, held against what its certificate obliges.
+
+Each rule yields a code and a message for what does not fit; ``affidavit.certificate.conformance``
+says what the codes mean and what follows from them. The walk keeps only what a later line
+must agree with: how many steps were charged and released, the keys that were committed to, the
+digests of checkpoints and of the parameters so far.
+
+A record is ``header checkpoint (charge release? checkpoint* resumed?)* final``: a charge without
+its release is a step in which the run died, and is followed by ``resumed`` or by nothing.
+
+>>> sorted(CODES)[:3]
+['clipping', 'divisor', 'noise']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from affidavit.certificate.certified_plan import certified_plan
+from affidavit.certificate.execution import Execution, Required
+from affidavit.certificate.run_record import VERSION, Entry
+from affidavit.plan.canonical import digest_of
+
+Found = Iterator[tuple[str, str]]
+"""Codes and messages."""
+
+GENERATOR = "chacha20"
+CODES = {
+    "steps": "too_many_steps",
+    "sampling": "other_sampler",
+    "divisor": "other_sampler",
+    "clipping": "other_blocks",
+    "scheduled": "clip_norm_above",
+    "noise": "other_noise",
+    "releases": "other_blocks",
+}
+"""What it is called when a field of a phase is not the certified one."""
+
+
+class Replay:
+    """One walk through one record; ``of`` is called for each line in order."""
+
+    def __init__(self, predicate: dict[str, Any]) -> None:
+        self._predicate = predicate
+        self.plan = certified_plan(predicate)
+        self.plan_digest = digest_of(predicate["plan"])
+        self.execution = Execution.of(self.plan)
+        self.run: str | None = None
+        self.charged = self.released = 0
+        self._keys: dict[str, int] = {}
+        self._parameters: str | None = None
+        self._checkpoints: dict[int, str] = {}
+        self._open = self.ended = False
+
+    def of(self, number: int, entry: Entry) -> Found:
+        """What does not fit in line ``number``, counted from 1."""
+        if number == 1 and entry["type"] != "header":
+            yield "out_of_order", "a record begins with its header."
+        if self.ended:
+            yield "out_of_order", "nothing follows the last line of a run."
+        try:
+            match entry["type"]:
+                case "header":
+                    yield from self._header(number, entry)
+                case "checkpoint":
+                    yield from self._checkpoint(entry)
+                case "resumed":
+                    yield from self._resumed(entry)
+                case "charge":
+                    yield from self._charge(entry)
+                case "release":
+                    yield from self._release(entry)
+                case _:
+                    yield from self._final(entry)
+        except (TypeError, AttributeError, KeyError, ValueError) as error:
+            yield "unknown_fields", f"the entry cannot be read: {error}."
+
+    def _header(self, number: int, entry: Entry) -> Found:
+        if number != 1:
+            yield "out_of_order", "a record has one header, its first line."
+        if entry["version"] != VERSION:
+            yield "unknown_fields", f"version {entry['version']} of the record is not known."
+        self.run, self._parameters = entry["run"], entry["parameters"]
+        plan = self.plan
+        for code, what, said, certified in (
+            (
+                "other_certificate",
+                "the certificate",
+                entry["certificate_id"],
+                self._predicate["certificate_id"],
+            ),
+            ("other_plan", "the plan", entry["plan_digest"], self.plan_digest),
+            ("other_plan", "adjacency", entry["adjacency"], plan.adjacency),
+            ("other_plan", "unit", entry["unit"], plan.dataset.unit),
+            ("too_many_steps", "steps", entry["steps"], self.execution.steps),
+            ("other_sampler", "the size of the data", entry["data"]["size"], plan.dataset.size),
+            (
+                "other_plan",
+                "the optimiser",
+                entry["optimizer"],
+                plan.optimizer.model_dump(mode="json", exclude_none=True),
+            ),
+        ):
+            if said != certified:
+                yield code, f"{what} is {said!r}, and {certified!r} was certified."
+        yield from self._phases(entry["phases"])
+        yield from self._tensors(entry["tensors"])
+        for use, name in entry["generator"].items():
+            if name != GENERATOR:
+                yield "statistical_generator", f"{use} is drawn from {name}, not {GENERATOR}."
+        validity = self._predicate["validity"]
+        if not validity["not_before"] <= entry["started_at"] <= validity["not_after"]:
+            yield "outside_validity", f"the run began at {entry['started_at']}."
+
+    def _phases(self, said: list[dict[str, Any]]) -> Found:
+        certified = self.execution.phases()
+        if len(said) != len(certified):
+            yield "other_plan", f"{len(said)} phases, and {len(certified)} were certified."
+            return
+        for index, (one, other) in enumerate(zip(said, certified, strict=True)):
+            if one.keys() != other.keys():
+                yield "unknown_fields", f"phase {index} has other fields."
+                continue
+            for field, code in CODES.items():
+                if one[field] != other[field]:
+                    yield code, f"phase {index}: {field} is not what was certified."
+
+    def _tensors(self, said: list[dict[str, Any]]) -> Found:
+        phase = self.plan.phases[0]
+        names = [tensor["name"] for tensor in said]
+        if len(set(names)) < len(names) or not names:
+            yield "other_blocks", "a tensor is in two blocks, or there is none."
+        blocks: dict[str, set[str]] = {}
+        for tensor in said:
+            blocks.setdefault(tensor["release"], set()).add(tensor["block"])
+        for release in phase.releases:
+            found = blocks.pop(release.name, set())
+            if not found or (phase.clipping != "flat" and len(found) != release.count):
+                yield (
+                    "other_blocks",
+                    f"release {release.name} has {len(found)} blocks, and {release.count} were "
+                    "certified.",
+                )
+        if blocks:
+            yield "other_blocks", f"{', '.join(sorted(blocks))}: no release of the plan."
+
+    def _checkpoint(self, entry: Entry) -> Found:
+        if self._open or entry["step"] != self.charged:
+            yield "out_of_order", "a checkpoint stands between two steps."
+        if self._parameters is not None and entry["parameters"] != self._parameters:
+            yield "wrong_weights", "the checkpoint's parameters are not those of the last step."
+        self._checkpoints[entry["step"]] = entry["parameters"]
+
+    def _resumed(self, entry: Entry) -> Found:
+        step, before = entry["step"], entry["from_step"]
+        if step != self.charged or entry["lost"] != step - before or before > step:
+            yield "out_of_order", f"{self.charged} steps were charged when the run went on."
+        if self._checkpoints.get(before) != entry["parameters"]:
+            yield "wrong_weights", f"the run went on from no checkpoint of step {before}."
+        self._open, self._parameters = False, entry["parameters"]
+
+    def _charge(self, entry: Entry) -> Found:
+        step = entry["step"]
+        if self._open or step != self.charged:
+            yield "out_of_order", f"step {step} is charged where step {self.charged} is due."
+        if not self._checkpoints:
+            yield "out_of_order", "a step is charged before there is a checkpoint."
+        self.charged += 1
+        self._open = True
+        if entry["plan_digest"] != self.plan_digest:
+            yield "other_plan", f"step {step} is of another plan."
+        if (before := self._keys.get(entry["key_commitment"])) is not None:
+            yield "key_reused", f"steps {before} and {step} have one noise key."
+        self._keys[entry["key_commitment"]] = step
+        if self.charged > self.execution.steps:
+            yield "too_many_steps", f"{self.execution.steps} steps were certified."
+            return
+        yield from _parameters(entry, self.execution.at(self.charged - 1))
+
+    def _release(self, entry: Entry) -> Found:
+        if not self._open or entry["step"] != self.charged - 1:
+            yield "out_of_order", "a release follows its own charge."
+        self._open = False
+        self.released += 1
+        self._parameters = entry["parameters"]
+
+    def _final(self, entry: Entry) -> Found:
+        self.ended = True
+        if (entry["charged"], entry["released"]) != (self.charged, self.released):
+            yield (
+                "wrong_counts",
+                f"it counts {entry['charged']} charges and {entry['released']} releases; there are "
+                f"{self.charged} and {self.released}.",
+            )
+        if entry["ended"] == "diverged":
+            yield "diverged", "an update was not finite, and the run was ended."
+        elif entry["ended"] != "completed":
+            yield "unknown_fields", f"a run does not end as {entry['ended']!r}."
+        elif self.charged != self.execution.steps:
+            yield "wrong_counts", f"it is completed after {self.charged} steps."
+        elif self._open or entry["parameters"] != self._parameters:
+            yield "wrong_weights", "the weights are not those of the last step."
+
+
+def _parameters(entry: Entry, required: Required) -> Found:
+    """A charge's public parameters against what its step must be."""
+    step = entry["step"]
+    numbers = (*entry["clip_norm"].values(), *entry["noise_std"].values())
+    if any(isinstance(each, bool) for each in numbers):
+        yield "unknown_fields", f"step {step}: a number is true or false."
+    if entry["phase"] != required.phase:
+        yield "other_plan", f"step {step} is in phase {required.phase}, not {entry['phase']}."
+    if entry["divisor"] != required.divisor:
+        yield "other_sampler", f"step {step} is divided by {entry['divisor']}."
+    for field in ("clip_norm", "noise_std"):
+        if entry[field].keys() != required.clip_norm.keys():
+            yield "other_blocks", f"step {step}: {field} is not given for every release."
+            return
+    for release, most in required.clip_norm.items():
+        if not 0 < entry["clip_norm"][release] <= most:
+            yield (
+                "clip_norm_above",
+                f"step {step}, {release}: clip norm {entry['clip_norm'][release]:g}, at most "
+                f"{most:g} was certified.",
+            )
+    for release, least in required.noise_std.items():
+        if not entry["noise_std"][release] >= least:
+            yield (
+                "noise_below",
+                f"step {step}, {release}: noise {entry['noise_std'][release]:g}, at least "
+                f"{least:g} was certified.",
+            )

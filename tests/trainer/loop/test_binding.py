@@ -1,0 +1,169 @@
+"""Nothing is trained but what a valid certificate certifies; each refusal has its own code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from affidavit.certificate.keys import SigningKey, development_key
+from affidavit.plan.canonical import digest
+from affidavit.trainer.adapters import Group
+from affidavit.trainer.binding import OBLIGATIONS, bind
+from affidavit.trainer.clipping.private import UnsupportedModel
+from affidavit.trainer.failures import NotCertified
+from affidavit.trainer.optimizers.registry import OPTIMIZERS
+from tests.trainer.loop.made import KEY, RECORDS, Made, Ran, Small, bundle_of, plan_with
+
+Run = Callable[..., Ran]
+
+
+def refused(run: Run, out: Path, **arguments: Any) -> str:
+    """The code of the refusal; no folder was made."""
+    with pytest.raises(NotCertified) as refusal:
+        run(out=out, **arguments)
+    assert not out.exists()
+    return refusal.value.code
+
+
+def test_another_plan_is_refused(run: Run, tmp_path: Path) -> None:
+    quieter = plan_with(releases=[{"name": "all", "count": 2, "clip_norm": 0.5,
+                                   "noise_multiplier": 1.0}])  # fmt: skip
+    code = refused(run, tmp_path / "run", plan=quieter, bundle=bundle_of(plan_with()))
+    assert code == "other_plan"
+
+
+def test_a_changed_bundle_is_refused(run: Run, tmp_path: Path) -> None:
+    document = json.loads(bundle_of(plan_with()))
+    payload = document["envelope"]["payload"]
+    document["envelope"]["payload"] = payload[:-8] + ("A" * 4) + payload[-4:]
+    code = refused(run, tmp_path / "run", bundle=json.dumps(document).encode())
+    assert code in {"bad_signature", "bad_form"}
+
+
+@pytest.mark.parametrize("key", [SigningKey.generate("stranger"), development_key()])
+def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) -> None:
+    bundle = bundle_of(plan_with(), key=key)
+    assert refused(run, tmp_path / "run", bundle=bundle) in {"unknown_key", "untrusted_key"}
+
+
+def test_an_expired_certificate_is_refused(run: Run, tmp_path: Path) -> None:
+    later = datetime.now(UTC) + timedelta(days=4000)
+    assert refused(run, tmp_path / "run", now=later) == "expired"
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"),
+    [({"epsilon": 0.1, "delta": 1e-3}, "under_noised"), ({"epsilon": 9, "delta": 0.5}, "refused")],
+)
+def test_a_verdict_other_than_certified_is_refused(
+    run: Run, tmp_path: Path, target: dict[str, float], verdict: str
+) -> None:
+    assert refused(run, tmp_path / "run", plan=plan_with(target=target)) == verdict
+
+
+def test_data_of_another_size_is_refused(run: Run, tmp_path: Path) -> None:
+    assert refused(run, tmp_path / "run", data=Made(RECORDS - 1)) == "dataset_size"
+
+
+def test_a_plan_without_a_data_set_size_is_refused(run: Run, tmp_path: Path) -> None:
+    plan = plan_with(dataset={}, sampling={"scheme": "poisson", "probability": 0.2})
+    assert refused(run, tmp_path / "run", plan=plan) == "dataset_size"
+
+
+@pytest.mark.parametrize(
+    "releases",
+    [
+        {"all": ("0",)},
+        {"all": ("0", "2"), "more": ("2",)},
+        {"hidden": ("0", "2")},
+    ],
+)
+def test_blocks_that_are_not_the_plans_are_refused(
+    run: Run, tmp_path: Path, releases: dict[str, tuple[str, ...]]
+) -> None:
+    assert refused(run, tmp_path / "run", model=Small(releases)) == "blocks"
+
+
+def test_a_tensor_in_no_block_is_refused_by_name(run: Run, tmp_path: Path) -> None:
+    class Partial(Small):
+        def blocks(self) -> dict[str, tuple[Group, ...]]:
+            return {"all": (Group(names=("0.weight",)), Group(names=("2.weight", "2.bias")))}
+
+    with pytest.raises(UnsupportedModel, match=r"0\.bias: trainable, but in no block"):
+        run(out=tmp_path / "run", model=Partial())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_mixes_records_is_refused_before_any_data_is_read(
+    run: Run, tmp_path: Path
+) -> None:
+    class Mixing(Small):
+        def losses(self, batch: Any) -> torch.Tensor:
+            found = super().losses(batch)
+            return found - found.mean()
+
+    data = Made()
+    with pytest.raises(Exception, match="mixes records"):
+        run(out=tmp_path / "run", model=Mixing(), data=data)
+    assert data.asked == []
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"kind": "adaptive_clipping_quantile", "name": "clip", "noise_std": 50},
+        {"kind": "repeat_and_select", "name": "pick", "distribution": "geometric", "mean": 2},
+    ],
+)
+def test_events_that_belong_into_the_loop_are_refused(
+    run: Run, tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    code = refused(run, tmp_path / "run", plan=plan_with(extra=[extra]))
+    assert code in {"unsupported", "unknown_obligation"}
+
+
+def test_noise_that_was_left_open_is_what_the_certificate_requires() -> None:
+    plan = plan_with(
+        releases=[
+            {"name": "hidden", "count": 1, "clip_norm": 0.5},
+            {"name": "aux", "count": 1, "clip_norm": 0.25},
+        ],
+        target={"epsilon": 2, "delta": 1e-3},
+    )
+    bundle = bundle_of(plan)
+    bound = bind(bundle, [KEY.public], plan, records=RECORDS)
+    given = [each.noise_multiplier for each in bound.plan.phases[0].releases]
+    assert all(each is not None and each > 1 for each in given)
+    assert bound.plan_digest == digest(plan) != digest(bound.plan)
+    # The closed plan, certified by itself, meets the target that the open one asked for.
+    closed = bundle_of(bound.plan)
+    assert bind(closed, [KEY.public], bound.plan, records=RECORDS).plan == bound.plan
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"steps": None},
+        {"sampling": {"scheme": "poisson", "lot_size": None}},
+        {"sampling": {"scheme": "poisson", "probability": None}},
+    ],
+)
+def test_what_else_was_left_open_is_closed_as_certified(asked: dict[str, Any]) -> None:
+    plan = plan_with(target={"epsilon": 1.9, "delta": 1e-3}, **asked)
+    bound = bind(bundle_of(plan), [KEY.public], plan, records=RECORDS)
+    assert not bound.plan.is_open
+    assert bind(bundle_of(bound.plan), [KEY.public], bound.plan, records=RECORDS).execution.steps
+
+
+def test_every_obligation_of_every_mechanism_is_known() -> None:
+    from affidavit.mechanisms.registry import mechanism
+
+    for name in OPTIMIZERS:
+        declared = {each.code for each in mechanism(name).obliges}  # type: ignore[arg-type]
+        assert declared <= OBLIGATIONS

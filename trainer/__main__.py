@@ -1,0 +1,204 @@
+"""``python -m affidavit.trainer``: what ``affidavit train`` becomes.
+
+Exit codes: 0 trained to the end; 1 not certified for this run, a model that cannot be trained
+privately, or a run that diverged; 2 usage or malformed input; 3 stopped before the end, and
+may be resumed. Under ``torchrun --nproc-per-node N -m affidavit.trainer`` the ranks share
+one run.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from affidavit.certificate.keys import KeyFailure, KeyStore, PublicKey, home, read_public_keys
+from affidavit.mechanisms.attachments import attach
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import parse_plan, syntax_of
+from affidavit.plan.reasons import PlanError
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.failures import Diverged, Interrupted, NotCertified, RunFailure
+from affidavit.trainer.loop import Outcome, train
+from affidavit.trainer.settings import Precision, Schedule, Settings
+from affidavit.trainer.sources import data_of, model_of
+
+err = Console(stderr=True, soft_wrap=True)
+
+
+class Exit(IntEnum):
+    """What the process ends with."""
+
+    TRAINED = 0
+    BLOCKED = 1
+    USAGE = 2
+    UNFINISHED = 3
+
+
+OF_FAILURE = {
+    "not_written": Exit.UNFINISHED,
+    "ranks_differ": Exit.UNFINISHED,
+    "run_in_use": Exit.UNFINISHED,
+    "broken_record": Exit.BLOCKED,
+    "no_checkpoint": Exit.BLOCKED,
+    "bad_checkpoint": Exit.BLOCKED,
+    "other_run": Exit.BLOCKED,
+}
+"""Failures that are not a matter of how the command was given."""
+
+
+def main(
+    certificate: Annotated[Path, typer.Option(help="The bundle that certifies the plan.")],
+    plan: Annotated[Path, typer.Option(help="The plan that was certified, YAML or JSON.")],
+    data: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the data.")],
+    model: Annotated[str, typer.Option(help="NAME[:ARGUMENT] of the model.")],
+    out: Annotated[Path, typer.Option(help="The run's folder: record, checkpoint, weights.")],
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option("--keys", help="Public keys to trust, instead of your own."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16 (autocast).")] = "float32",
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile.")
+    ] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, help="Steps between checkpoints; a crash loses those since.")
+    ] = 10,
+    digest_every: Annotated[
+        int, typer.Option(min=1, help="Steps between digests of the parameters in the record.")
+    ] = 1,
+    schedule: Annotated[
+        str, typer.Option(help="Of the learning rate: constant, linear or cosine.")
+    ] = "constant",
+    warmup: Annotated[int, typer.Option(min=0, help="Steps of linear warm-up.")] = 0,
+    show_private: Annotated[
+        bool,
+        typer.Option(
+            "--show-private", help="Show the loss on the lot, which is private, on this screen."
+        ),
+    ] = False,
+) -> None:
+    """Train exactly what a certificate certifies, and write the record of the run."""
+    settings = Settings(
+        device=_one_of("--device", device, ("auto", "cpu", "cuda")),
+        microbatch=microbatch,
+        precision=_precision(precision),
+        compile=compile_model,
+        checkpoint_every=checkpoint_every,
+        digest_every=digest_every,
+        schedule=_schedule(schedule),
+        warmup=warmup,
+        show_private=show_private,
+    )
+    read = _plan(plan)
+    bundle = _bytes(certificate)
+    records, adapter = _adapters(data, model)
+    peers = Peers.joined(settings.device_type)
+    try:
+        outcome = train(
+            bundle=bundle,
+            trusted=_trusted(keys or []),
+            plan=read,
+            data=records,
+            model=adapter,
+            out=out,
+            settings=settings,
+            resume=resume,
+            peers=peers,
+        )
+    except Interrupted as failure:
+        _end(Exit.UNFINISHED, failure.code, str(failure))
+    except (NotCertified, Diverged) as failure:
+        _end(Exit.BLOCKED, failure.code, str(failure))
+    except RunFailure as failure:
+        _end(OF_FAILURE.get(failure.code, Exit.USAGE), failure.code, str(failure))
+    except PlanError as failure:
+        _end(Exit.BLOCKED, failure.reasons[0].code, str(failure))
+    except (UnsupportedModel, MixedRecords) as failure:
+        _end(Exit.BLOCKED, "unsupported_model", str(failure))
+    finally:
+        peers.leave()
+    if peers.leads:
+        _print(outcome, out)
+
+
+def _print(outcome: Outcome, out: Path) -> None:
+    print = Console(soft_wrap=True).print
+    print(
+        f"trained {outcome.released} of {outcome.charged} charged steps: {outcome.guarantee}",
+        highlight=False,
+    )
+    print(f"weights and record are in {escape(str(out))}", highlight=False)
+    print(f"the record ends in {outcome.head}", highlight=False)
+
+
+def _plan(path: Path) -> Plan:
+    raw = _bytes(path)
+    try:
+        found = parse_plan(raw, syntax_of(str(path), raw))
+        attach(found, path.parent)
+    except PlanError as error:
+        for reason in error.reasons:
+            err.print(f"{escape(str(path))}: {escape(str(reason))}", highlight=False)
+        raise typer.Exit(Exit.USAGE) from None
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        _end(Exit.USAGE, "unreadable", f"{path} cannot be read: {error.strerror}.")
+
+
+def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
+    try:
+        records = data_of(data)
+        return records, model_of(model, records)
+    except (ValueError, OSError, ImportError) as error:
+        _end(Exit.USAGE, "bad_source", str(error))
+
+
+def _trusted(files: list[Path]) -> tuple[PublicKey, ...]:
+    try:
+        if not files:
+            return KeyStore(home() / "keys").public_keys()
+        return tuple(key for file in files for key in read_public_keys(file))
+    except KeyFailure as failure:
+        _end(Exit.USAGE, "bad_keys", str(failure))
+
+
+def _precision(value: str) -> Precision:
+    _one_of("--precision", value, ("float32", "bfloat16"))
+    return value  # type: ignore[return-value]  # it is one of them
+
+
+def _schedule(value: str) -> Schedule:
+    _one_of("--schedule", value, ("constant", "linear", "cosine"))
+    return value  # type: ignore[return-value]  # it is one of them
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        _end(Exit.USAGE, "usage", f"{option} {value}: choose one of {', '.join(known)}.")
+    return value
+
+
+def _end(code: Exit, kind: str, message: str) -> NoReturn:
+    err.print(f"[red]{escape(kind)}[/] {escape(message)}", highlight=False)
+    raise typer.Exit(code)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(name="affidavit train", add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app(prog_name="affidavit train")
