@@ -34,7 +34,6 @@ from affidavit.certificate import describe
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.figures import figures_of, warnings_of
 from affidavit.certificate.solving import Solver, lower_open
-from affidavit.certificate.streams import strategies_of
 from affidavit.mechanisms.lowering import Lowered
 from affidavit.mechanisms.obligations import obligations
 from affidavit.plan.canonical import as_document, digest
@@ -127,7 +126,7 @@ def _assess(
         ),
         allocation=describe.allocation_of(answer.lowered),
         sensitivity=describe.sensitivity_of(answer.lowered),
-        strategies=strategies_of(answer.lowered),
+        strategies=describe.strategies_of(answer.lowered),
         mu=answer.mu,
         confidence=answer.confidence,
         sampling=describe.sampling_of(answer.lowered),

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat, ReleaseNoise
-from affidavit.certificate.streams import caveats, streamed
 from affidavit.mechanisms.closing import scaled_noise
 from affidavit.mechanisms.extra import jointly
 from affidavit.mechanisms.joint import noise_energy, noise_multiplier
@@ -80,6 +79,9 @@ def sensitivity_of(lowered: Lowered) -> float | None:
         return None
     (part,) = lowered.phases
     if part.correlation is not None:
+        # As in lowering: only correlated noise needs the strategies.
+        from affidavit.certificate.streams import streamed
+
         at = streamed(part)
         return None if at is None else at.distance * at.sensitivity.value
     if part.whole is not None and part.steps is not None:
@@ -161,7 +163,24 @@ def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
                 "epoch and no amplification by sampling is claimed.",
             )
         )
-    return (*found, *_of_bins(lowered), *caveats(lowered))
+    return (*found, *_of_bins(lowered), *_of_streams(lowered))
+
+
+def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
+    """One entry for each phase with correlated noise."""
+    if all(part.correlation is None for part in lowered.phases):
+        return ()
+    from affidavit.certificate import streams
+
+    return streams.strategies_of(lowered)
+
+
+def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
+    if all(part.correlation is None for part in lowered.phases):
+        return ()
+    from affidavit.certificate import streams
+
+    return tuple(streams.caveats(lowered))
 
 
 def _of_bins(lowered: Lowered) -> tuple[Caveat, ...]:

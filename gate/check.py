@@ -2,37 +2,187 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.certify import certify as assess
-from affidavit.gate.console import out, print_findings
-from affidavit.gate.exits import OF_VERDICT, Exit, worst
-from affidavit.gate.reading import read_plan
-from affidavit.gate.report import headline, printable
+from affidavit.gate.checking.cache import Cache, folder
+from affidavit.gate.checking.discovery import candidates
+from affidavit.gate.checking.finding import Finding
+from affidavit.gate.checking.formats import WRITERS
+from affidavit.gate.checking.source import Source, sources_of
+from affidavit.gate.checking.verdict import Judged, unreadable
+from affidavit.gate.console import err, out, stop, write
+from affidavit.gate.exits import Exit, worst
+from affidavit.gate.report import printable
 from affidavit.plan.reasons import MalformedPlan
+
+LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
+FORMATS = ("text", *WRITERS)
 
 
 def check(
-    plans: Annotated[list[str], typer.Argument(help="Plans to check.")],
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Plans, folders or patterns; without any, those that [tool.affidavit] of "
+            "pyproject.toml names."
+        ),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="On standard output: " + ", ".join(FORMATS) + ".")
+    ] = "text",
+    report: Annotated[
+        list[str] | None,
+        typer.Option("--report", help="Write a report beside it, as FORMAT=FILE; repeatable."),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Make the first certified fix of each finding in place.")
+    ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option("--diff", help="Show which change since this commit, or file, moved ε."),
+    ] = None,
+    second_opinion: Annotated[
+        bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
+    ] = False,
+    cached: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Reuse what was judged before.")
+    ] = True,
 ) -> None:
     """The gate: fail when a plan is under-noised, refused or malformed."""
-    exits = []
-    for name in plans:
-        try:
-            file = read_plan(name)
-        except MalformedPlan as error:
-            print_findings(name, error.reasons)
-            exits.append(Exit.USAGE)
-            continue
-        assessment = assess(file.plan, second_opinion=False)
-        print_findings(name, file.locate(assessment.reasons))
-        if assessment.verdict == "certified":
-            out.print(
-                f"[green]{escape(printable(name))}: {escape(headline(assessment))}[/]",
-                highlight=False,
-            )
-        exits.append(OF_VERDICT[assessment.verdict])
-    raise typer.Exit(worst(exits))
+    reports = _reports(format_, report or [])
+    cache = Cache(folder()) if cached and not fix else None
+    judged: list[Judged] = []
+    for one, source in _judged(plans or [], cache, second_opinion=second_opinion):
+        mended = _mend(source, one) if fix and source is not None else None
+        judged.append(mended or one)
+        if format_ == "text":
+            _print(judged[-1])
+        if diff is not None and source is not None:
+            _print_difference(source, diff)
+    if cache is not None and cache.corrupt:
+        judged.append(_corrupt(cache))
+        _print(judged[-1])
+    if not judged:
+        err.print("no plan was found, so nothing was checked.", highlight=False)
+    if format_ != "text":
+        out.out(WRITERS[format_](judged), end="", highlight=False)
+    for kind, path in reports:
+        write(path, WRITERS[kind](judged).encode("utf-8", "backslashreplace"))
+    raise typer.Exit(worst(one.exit for one in judged))
+
+
+def _judged(
+    names: Sequence[str], cache: Cache | None, *, second_opinion: bool
+) -> Iterator[tuple[Judged, Source | None]]:
+    """Everything that was found, judged, in the order of the names."""
+    try:
+        for candidate in candidates(names):
+            try:
+                found = list(sources_of(candidate.file, asked_for=candidate.asked_for))
+            except MalformedPlan as error:
+                yield unreadable(candidate.file, error.reasons), None
+                continue
+            for source in found:
+                yield _judge(source, cache, second_opinion=second_opinion), source
+    except MalformedPlan as error:
+        yield unreadable("affidavit check", error.reasons), None
+
+
+def _judge(source: Source, cache: Cache | None, *, second_opinion: bool) -> Judged:
+    def now() -> Judged:
+        # Loaded when something is judged: a cached answer needs no accountant.
+        from affidavit.gate.checking.judge import judge
+
+        return judge(source, second_opinion=second_opinion)
+
+    if cache is None or not source.text or source.names_a_file:
+        return now()
+    text = hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()
+    question = {"file": source.file, "pointer": source.pointer, "text": text}
+    return cache.get({**question, "second_opinion": second_opinion}, now)
+
+
+def _mend(source: Source, found: Judged) -> Judged | None:
+    """What is judged after the first fixes were made in the file, if there were any to make."""
+    from affidavit.gate.checking.edits import applied
+    from affidavit.gate.checking.judge import judge
+
+    fixes = [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
+    if not fixes or source.file == "-":
+        return None
+    whole = Path(source.file).read_bytes().decode("utf-8")
+    text = applied(whole, tuple(edit for fix in fixes for edit in fix.edits))
+    write(Path(source.file), text.encode())
+    for each in fixes:
+        err.print(f"{escape(printable(source.name))}: fixed: {escape(each.description)}")
+    again = [
+        one for one in sources_of(source.file, asked_for=True) if one.pointer == source.pointer
+    ]
+    return judge(again[0]) if again else None
+
+
+def _print(one: Judged) -> None:
+    for each in one.findings:
+        place = f":{each.line}:{each.column}" if each.line is not None else ""
+        field = f" {each.pointer}" if each.pointer else ""
+        waived = " (waived)" if each.waiver is not None else ""
+        line = printable(f"{each.file}{place}: {each.rule}{field}{waived}: {each.text}")
+        style = "dim" if each.waiver is not None else LEVELS[each.level]
+        err.print(f"[{style}]{escape(line)}[/]", highlight=False)
+    if one.exit is Exit.CERTIFIED:
+        line = printable(f"{one.name}: {one.headline}")
+        out.print(f"[green]{escape(line)}[/]", highlight=False)
+
+
+def _print_difference(source: Source, base: str) -> None:
+    from affidavit.gate.checking.base import NoBase, former
+    from affidavit.gate.checking.diff import difference
+
+    try:
+        raw = former(source.file, base)
+    except NoBase as error:
+        stop(f"--diff: {error}.")
+    name = escape(printable(source.name))
+    before = None if raw is None else source.same_in(raw)
+    if before is None:
+        err.print(f"{name}: there was no such plan in {escape(base)}.", highlight=False)
+        return
+    found = difference(before, source.data)
+    err.print(f"{name}: {found.before} -> {found.after}", highlight=False)
+    for each in found.changes:
+        line = printable(f"  {each.pointer}: {each.before} -> {each.after}; alone: {each.alone}")
+        err.print(escape(line), highlight=False)
+
+
+def _corrupt(cache: Cache) -> Judged:
+    message = (
+        f"{len(cache.corrupt)} entries of the cache did not fit their checksums, like "
+        f"{cache.corrupt[0].name}; they were removed and their plans judged anew."
+    )
+    remedy = "Run the check again; if it comes back, find out what writes to the cache."
+    told = Finding(
+        file=str(cache.corrupt[0]),
+        rule="corrupt_cache",
+        level="error",
+        message=message,
+        remedy=remedy,
+    )
+    return Judged(file=told.file, name="cache", exit=Exit.UNDECIDED, findings=(told,))
+
+
+def _reports(format_: str, given: list[str]) -> list[tuple[str, Path]]:
+    if format_ not in FORMATS:
+        stop(f"--format {format_} is not known; choose one of {', '.join(FORMATS)}.")
+    found: list[tuple[str, Path]] = []
+    for each in given:
+        kind, _, file = each.partition("=")
+        if kind not in WRITERS or not file:
+            stop(f"--report {each} is not FORMAT=FILE with one of {', '.join(WRITERS)}.")
+        found.append((kind, Path(file)))
+    return found

@@ -9,12 +9,6 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.mechanisms.strategies.contents import (
-    LARGEST_FILE,
-    NotAStrategyFile,
-    digest_of,
-    remember,
-)
 from affidavit.plan.model import Plan
 from affidavit.plan.reasons import MalformedPlan, Reason
 
@@ -22,27 +16,37 @@ from affidavit.plan.reasons import MalformedPlan, Reason
 def attach(plan: Plan, directory: Path) -> None:
     """Read the files that ``plan`` names below ``directory``; raises ``MalformedPlan``."""
     for index, phase in enumerate(plan.phases):
-        noise = phase.noise
-        if noise.kind != "matrix" or noise.file is None:
-            continue
-        at_file = plan.pointer(index, "noise", "file")
-        content = _read(directory, noise.file, at_file)
-        if digest_of(content) != noise.sha256:
-            raise MalformedPlan(
-                Reason(
-                    code="digest_mismatch",
-                    pointer=plan.pointer(index, "noise", "sha256"),
-                    message=f"{noise.file} has the sha256 {digest_of(content)}.",
-                    remedy="Give the file that was meant, or its digest.",
-                )
+        if phase.noise.kind == "matrix" and phase.noise.file is not None:
+            _attach(plan, index, phase.noise.file, phase.noise.sha256, directory)
+
+
+def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Path) -> None:
+    # Most plans name no file, and need not wait for the strategies to load.
+    from affidavit.mechanisms.strategies.contents import (
+        LARGEST_FILE,
+        NotAStrategyFile,
+        digest_of,
+        remember,
+    )
+
+    at_file = plan.pointer(index, "noise", "file")
+    content = _read(directory, name, at_file, LARGEST_FILE)
+    if digest_of(content) != sha256:
+        raise MalformedPlan(
+            Reason(
+                code="digest_mismatch",
+                pointer=plan.pointer(index, "noise", "sha256"),
+                message=f"{name} has the sha256 {digest_of(content)}.",
+                remedy="Give the file that was meant, or its digest.",
             )
-        try:
-            remember(content)
-        except NotAStrategyFile as error:
-            raise _bad(at_file, f"{noise.file} is not a noise matrix: {error}.") from None
+        )
+    try:
+        remember(content)
+    except NotAStrategyFile as error:
+        raise _bad(at_file, f"{name} is not a noise matrix: {error}.") from None
 
 
-def _read(directory: Path, name: str, pointer: str) -> bytes:
+def _read(directory: Path, name: str, pointer: str, most: int) -> bytes:
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\x00" in name:
         raise _bad(pointer, "the file is not below the folder of the plan.")
@@ -53,11 +57,11 @@ def _read(directory: Path, name: str, pointer: str) -> bytes:
         if not path.is_file():
             raise _bad(pointer, f"{name} is not a file beside the plan.")
         with path.open("rb") as stream:
-            content = stream.read(LARGEST_FILE + 1)
+            content = stream.read(most + 1)
     except OSError as error:
         raise _bad(pointer, f"{name} cannot be read: {error.strerror or error}.") from None
-    if len(content) > LARGEST_FILE:
-        raise _bad(pointer, f"{name} is larger than {LARGEST_FILE} bytes.")
+    if len(content) > most:
+        raise _bad(pointer, f"{name} is larger than {most} bytes.")
     return content
 
 

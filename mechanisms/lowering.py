@@ -14,8 +14,8 @@ a plan that is solved for, or its steps); ``Lowered.event`` fills those in.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.extra import Extras, jointly, lower_extra
 from affidavit.mechanisms.joint import joint_noise_multiplier
 from affidavit.mechanisms.mechanism import Mechanism, RunSensitivity
@@ -25,6 +25,9 @@ from affidavit.plan import schedule
 from affidavit.plan.events import Composed, Event, Gaussian, Repeated
 from affidavit.plan.model import Plan
 from affidavit.plan.reasons import Reason, RefusedPlan
+
+if TYPE_CHECKING:
+    from affidavit.mechanisms.correlation import Correlation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +116,9 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
         if told is not None:
             raise RefusedPlan(_unused(plan, index, told))
         return LoweredPhase(sampled=sample(plan, index), steps=steps, joint=joint, whole=whole)
+    # Most noise is independent, and need not wait for the strategies to load.
+    from affidavit.mechanisms.correlation import Correlation
+
     correlation = Correlation(plan=plan, index=index)
     found = LoweredPhase(
         sampled=correlation.sampled, steps=steps, joint=joint, correlation=correlation

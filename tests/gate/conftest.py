@@ -25,6 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An AFFIDAVIT_HOME without keys."""
     found = tmp_path / "home"
     monkeypatch.setenv("AFFIDAVIT_HOME", str(found))
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
     return found
 
 

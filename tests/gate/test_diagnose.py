@@ -84,7 +84,7 @@ def test_check_and_certify_name_the_mistake_of_a_claim(run: Any, answer: Any, sa
     told = run("check", plan)
     assert told.exit_code == 1
     assert re.search(r"claimed\.yaml:15:\d+: claim_below_certified /claim/epsilon", told.stderr)
-    assert "independent_blocks /releases" in told.stderr
+    assert "Known mistake: independent_blocks." in told.stderr
     code, found = answer("certify", plan, "--json")
     assert (code, found["verdict"]) == (1, "under_noised")
     assert "independent_blocks" in [reason["code"] for reason in found["reasons"]]

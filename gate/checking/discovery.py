@@ -1,0 +1,87 @@
+"""Where plans are looked for: files, folders, patterns, or what pyproject.toml names."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from affidavit.gate.checking import toml
+from affidavit.plan.reasons import MalformedPlan, Reason
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+PASSED_OVER = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
+"""Folders that hold other people's files; hidden ones are passed over too."""
+SETTINGS = Path("pyproject.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file to look into; ``asked_for`` if somebody named it and none other."""
+
+    file: str
+    asked_for: bool
+
+
+def candidates(names: Sequence[str]) -> Iterator[Candidate]:
+    """The files that ``names`` mean, each once; without names, those of the settings.
+
+    Raises ``MalformedPlan`` where a name means nothing.
+    """
+    seen: set[str] = set()
+    for name in names or _named_in_settings():
+        for found in _meant_by(name):
+            if found.file not in seen:
+                seen.add(found.file)
+                yield found
+
+
+def _meant_by(name: str) -> Iterator[Candidate]:
+    if name == "-" or Path(name).is_file():
+        yield Candidate(name, asked_for=True)
+    elif Path(name).is_dir():
+        yield from (Candidate(file, asked_for=False) for file in _below(name))
+    elif glob.has_magic(name):
+        files = sorted(each for each in glob.glob(name, recursive=True) if Path(each).is_file())
+        if not files:
+            raise _nothing(name, "matches no file")
+        yield from (Candidate(file, asked_for=False) for file in files)
+    else:
+        # Reading it says why it cannot be read.
+        yield Candidate(name, asked_for=True)
+
+
+def _below(folder: str) -> Iterator[str]:
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            each for each in folders if not each.startswith(".") and each not in PASSED_OVER
+        )
+        yield from (
+            os.path.normpath(Path(place) / each)
+            for each in sorted(files)
+            if each.endswith(SUFFIXES) and not each.startswith(".")
+        )
+
+
+def _named_in_settings() -> list[str]:
+    remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
+    if not SETTINGS.is_file():
+        raise _nothing("nothing", "was named", remedy)
+    document = toml.load(SETTINGS.read_bytes())
+    given = toml.settings(document)
+    named = given.get("plans", [])
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise _nothing("plans of [tool.affidavit]", "is not a list of names", remedy)
+    if not named and "plan" in given:
+        return [str(SETTINGS)]
+    if not named:
+        raise _nothing("nothing", "was named", remedy)
+    return named
+
+
+def _nothing(name: str, what: str, remedy: str = "Correct the pattern.") -> MalformedPlan:
+    return MalformedPlan(
+        Reason(code="nothing_checked", pointer="", message=f"{name} {what}.", remedy=remedy)
+    )

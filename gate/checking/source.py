@@ -1,0 +1,121 @@
+"""A plan as it was found: in which file, where in it, and what its text allows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from affidavit.gate.checking import toml
+from affidavit.gate.checking.sections import Section, alone, mentions_a_plan, sections
+from affidavit.gate.reading import read_bytes
+from affidavit.mechanisms.attachments import attach
+from affidavit.plan.loading import load_json, load_yaml, locate_in_json
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import Syntax, located, plan_from, syntax_of
+from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan.strictness import Document
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A plan's tree, not validated yet, with the text that it came from.
+
+    ``pointer`` leads to the plan inside the file, "" if it is the whole; ``text`` is as long
+    as the file and holds nothing but the plan, or is empty where edits are not possible.
+    """
+
+    file: str
+    pointer: str
+    data: Any
+    places: Document
+    text: str = ""
+    syntax: Syntax = "yaml"
+    assumed: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """The file, with the place of the plan in it where it is not the whole."""
+        return f"{self.file}#{self.pointer}" if self.pointer else self.file
+
+    def plan(self) -> Plan:
+        """The plan, with its files; raises ``MalformedPlan`` with positions in the file."""
+        try:
+            found = plan_from(self.data)
+            attach(found, Path() if self.file == "-" else Path(self.file).parent)
+        except MalformedPlan as error:
+            raise MalformedPlan(*self.locate(error.reasons)) from None
+        return found
+
+    @property
+    def names_a_file(self) -> bool:
+        """Whether the plan takes noise from another file, on which it then depends too."""
+        return '"file"' in json.dumps(self.data, default=str)
+
+    def same_in(self, raw: bytes) -> Any | None:
+        """The data of the plan at the same place of another text of the file, if there is one."""
+        try:
+            found = list(_sources(self.file, raw, asked_for=True))
+        except MalformedPlan:
+            return None
+        return next((one.data for one in found if one.pointer == self.pointer), None)
+
+    def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """``reasons`` with line and column in the file."""
+        return located(reasons, self.places)
+
+
+def sources_of(name: str, *, asked_for: bool) -> Iterator[Source]:
+    """The plans in the file ``name``; raises ``MalformedPlan`` where one cannot be read.
+
+    A file that was ``asked_for`` by name holds a plan, or it is malformed; one that was come
+    across is left alone unless it looks as if it held one.
+    """
+    yield from _sources(name, read_bytes(name), asked_for=asked_for)
+
+
+def _sources(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
+    if name.endswith(".toml"):
+        yield from _in_toml(name, raw, asked_for=asked_for)
+        return
+    syntax = syntax_of(name, raw)
+    text = raw.decode("utf-8", errors="replace")
+    if not asked_for and not mentions_a_plan(text):
+        return
+    found = sections(text)
+    if found is None or raw.startswith(b"\xef\xbb\xbf"):
+        found = [Section("", 0, len(text))]
+    if not found and asked_for:
+        found = [Section("", 0, len(text))]
+    for section in found:
+        yield _read(name, raw, text, syntax, section)
+
+
+def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) -> Source:
+    inside = text if section.pointer == "" else alone(text, section)
+    plan = raw if section.pointer == "" else inside.encode()
+    if syntax == "yaml":
+        document = load_yaml(plan)
+        data, places = document.data, document
+    else:
+        data, places = load_json(plan).data, locate_in_json(plan)
+    return Source(
+        file=name, pointer=section.pointer, data=data, places=places, text=inside, syntax=syntax
+    )
+
+
+def _in_toml(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
+    document = toml.plan_in(raw)
+    if document is not None:
+        yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
+    elif asked_for:
+        raise MalformedPlan(
+            Reason(
+                code="no_plan",
+                pointer="",
+                message="there is no table [tool.affidavit.plan].",
+                remedy="Name a file that holds a plan.",
+            )
+        )
