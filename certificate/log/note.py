@@ -90,7 +90,7 @@ class NoteKey:
     @classmethod
     def parse(cls, text: str) -> NoteKey:
         """The key of a verifier key; raises ``BadNote``."""
-        name, _, rest = text.strip().partition("+")
+        name, _, rest = text.partition("+")
         key_hash, _, encoded = rest.partition("+")
         raw = decoded(encoded, "the verifier key")
         if len(raw) != 33 or raw[:1] != ED25519:
