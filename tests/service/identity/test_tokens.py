@@ -1,0 +1,59 @@
+"""Tokens as text: recognisable, checked, random, and nowhere in what is printed of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zlib
+
+import pytest
+
+from affidavit.service.identity.tokens import PATTERN, TokenText, mint, parse
+
+ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+def number(digits: str) -> int:
+    """Base 62, read independently."""
+    return sum(ALPHABET.index(each) * 62**place for place, each in enumerate(reversed(digits)))
+
+
+def test_a_token_is_prefix_id_secret_and_checksum() -> None:
+    for _ in range(50):
+        made = mint()
+        found = re.fullmatch(r"affidavit_([0-9a-f]{12})_(\w{43})(\w{6})", made.text)
+        assert found is not None
+        assert found[1] == made.id
+        assert number(found[2]) < 2**256
+        assert number(found[3]) == zlib.crc32(made.text[:-6].encode())
+        assert made.digest == hashlib.sha256(made.text.encode()).hexdigest()
+        assert PATTERN.search(f"a log line with {made.text}, in the middle") is not None
+
+
+def test_secrets_use_all_their_bits_and_never_repeat() -> None:
+    made = [mint() for _ in range(400)]
+    secrets = [number(each.text[23:-6]) for each in made]
+    assert len({each.text for each in made}) == len(made)
+    for bit in range(256):  # each bit is 0 in 400 draws with probability 2**-400
+        assert {secret >> bit & 1 for secret in secrets} == {0, 1}
+
+
+def test_any_changed_character_is_noticed_without_a_database() -> None:
+    text = mint().text
+    for place, old in enumerate(text):
+        for new in ("0", "z", "_", "é", "\n", ""):
+            if new != old:
+                assert parse(text[:place] + new + text[place + 1 :]) is None
+
+
+@pytest.mark.parametrize("change", [str.upper, lambda text: text + "\n", lambda text: f" {text}"])
+def test_only_the_text_itself_is_a_token(change: object) -> None:
+    assert callable(change)
+    assert parse(change(mint().text)) is None
+
+
+def test_no_representation_shows_the_secret() -> None:
+    made = mint()
+    for shown in (repr(made), str(made), f"{made}", repr([made]), repr({"x": made})):
+        assert made.text[23:] not in shown
+    assert isinstance(parse(made.text), TokenText)

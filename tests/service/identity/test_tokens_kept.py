@@ -1,0 +1,253 @@
+"""Tokens in the database: what is kept, what is written with it, and what cannot be changed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, delete, func, insert, inspect, select, text, update
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.service.database import open_engine, writer
+from affidavit.service.identity import tokens_kept
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tables import token_revocations, token_uses, tokens
+from affidavit.service.identity.tokens import mint
+from affidavit.service.identity.tokens_kept import TokenRefused, TokenStore
+from affidavit.service.log.tables import log_entries
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    found = open_engine(database_url)
+    yield found
+    found.dispose()
+
+
+@pytest.fixture
+def store(engine: Engine) -> TokenStore:
+    return TokenStore(engine)
+
+
+def new(store: TokenStore, name: str = "ci", days: int = 90, *scopes: Scope) -> Any:
+    return store.new(name, scopes or (Scope.SUBMIT,), days, by="operator:me", at=NOW)
+
+
+def entries(engine: Engine) -> list[dict[str, Any]]:
+    with engine.connect() as connection:
+        query = select(log_entries.c.content).order_by(log_entries.c.id)
+        return [json.loads(content) for content in connection.execute(query).scalars()]
+
+
+def test_a_token_is_found_again_by_its_text_alone(store: TokenStore) -> None:
+    made, shown = new(store, "alice@example.org", 30, Scope.SUBMIT, Scope.AUDIT)
+    found = store.find(shown)
+    assert found == made
+    assert found.actor.name == "token:alice@example.org"
+    assert found.actor.scopes == {Scope.SUBMIT, Scope.AUDIT}
+    assert (found.created_at, found.expires_at) == (NOW, NOW + timedelta(days=30))
+    assert store.find(mint()) is None
+    other = mint()
+    assert store.find(type(shown)(shown.id, other.text)) is None  # right id, wrong secret
+
+
+def test_the_secret_is_in_no_row_of_any_table(store: TokenStore, engine: Engine) -> None:
+    made, shown = new(store)
+    store.revoke(made.id, "done", by="operator:me", at=NOW)
+    store.write_use(made.id, NOW)
+    with engine.connect() as connection:
+        names = inspect(connection).get_table_names()
+        assert {"tokens", "log_entries", "audit"} <= set(names)
+        rows = [
+            str(row)
+            for name in names
+            for row in connection.execute(text(f'SELECT * FROM "{name}"'))
+        ]
+    everything = "\n".join(rows)
+    assert made.id in everything
+    assert shown.text not in everything
+    assert shown.text[23:] not in everything
+
+
+def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
+    store: TokenStore, engine: Engine
+) -> None:
+    made, shown = new(store, "ci", 90, Scope.SUBMIT)
+    store.revoke(made.id, "left the team", by="operator:you", at=NOW + timedelta(days=1))
+    created, revoked = entries(engine)
+    assert (created["kind"], created["subject"], created["actor"]) == (
+        "token", made.id, "operator:me",
+    )  # fmt: skip
+    assert created["body"] == {
+        "action": "created",
+        "name": "ci",
+        "scopes": ["submit"],
+        "expires_at": (NOW + timedelta(days=90)).isoformat(timespec="microseconds"),
+    }
+    assert (revoked["subject"], revoked["actor"]) == (made.id, "operator:you")
+    assert revoked["body"] == {"action": "revoked", "name": "ci", "reason": "left the team"}
+    assert shown.digest not in json.dumps([created, revoked])
+
+
+def test_without_its_log_entry_no_token_is_made_or_revoked(
+    store: TokenStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = new(store)
+
+    def fail(*_given: Any, **_named: Any) -> int:
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr(tokens_kept, "append", fail)
+    with pytest.raises(RuntimeError):
+        new(store, "other")
+    with pytest.raises(RuntimeError):
+        store.revoke(made.id, "", by="me", at=NOW)
+    assert [(each.name, each.revoked_at) for each in store.all()] == [("ci", None)]
+    assert len(entries(engine)) == 1
+
+
+def test_a_revocation_counts_in_every_process_at_once_and_happens_once(
+    store: TokenStore, engine: Engine
+) -> None:
+    made, shown = new(store)
+    elsewhere = TokenStore(engine)
+    assert elsewhere.find(shown) == made
+    first = store.revoke(made.id, "lost", by="me", at=NOW)
+    assert elsewhere.find(shown) == first
+    assert first.revoked_at == NOW
+    assert store.revoke(made.id, "again", by="you", at=NOW + timedelta(days=1)) == first
+    assert len(entries(engine)) == 2
+
+
+def test_eight_threads_that_revoke_together_write_one_revocation(
+    store: TokenStore, engine: Engine
+) -> None:
+    made, _ = new(store)
+    ready = threading.Barrier(8)
+    found: list[Any] = []
+
+    def work() -> None:
+        ready.wait()
+        found.append(store.revoke(made.id, "lost", by="me", at=datetime.now(UTC)).revoked_at)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 8
+    assert len(set(found)) == 1
+    assert len(entries(engine)) == 2
+
+
+def test_what_was_said_of_a_token_cannot_be_changed(store: TokenStore, engine: Engine) -> None:
+    """Its scopes not widened, its life not lengthened, its revocation not taken back."""
+    made, _ = new(store)
+    store.revoke(made.id, "", by="me", at=NOW)
+    forbidden = [
+        update(tokens).values(scopes="admin"),
+        update(tokens).values(expires_at=NOW + timedelta(days=9999)),
+        delete(tokens),
+        update(token_revocations).values(revoked_at=NOW + timedelta(days=9999)),
+        delete(token_revocations),
+    ]
+    if engine.dialect.name == "postgresql":
+        forbidden += [text("TRUNCATE token_revocations"), text("TRUNCATE tokens CASCADE")]
+    else:
+        forbidden += [text("INSERT OR REPLACE INTO tokens SELECT * FROM tokens")]
+    for statement in forbidden:
+        with (
+            pytest.raises(DatabaseError, match="append-only"),
+            writer(engine).begin() as connection,
+        ):
+            connection.execute(statement)
+    assert [each.revoked_at for each in store.all()] == [NOW]
+
+
+def test_a_token_that_never_expires_is_refused_by_the_database_too(engine: Engine) -> None:
+    made = mint()
+    row = {
+        "id": made.id, "name": "x", "scopes": "admin", "digest": made.digest,
+        "created_at": NOW, "created_by": "me", "expires_at": NOW,
+    }  # fmt: skip
+    with (
+        pytest.raises(DatabaseError, match="tokens_expire_later"),
+        writer(engine).begin() as connection,
+    ):
+        connection.execute(insert(tokens).values(**row))
+
+
+@pytest.mark.parametrize(
+    ("name", "days", "scopes", "said"),
+    [
+        ("", 1, [Scope.SUBMIT], "name"),
+        ("a b", 1, [Scope.SUBMIT], "name"),
+        ("a\nSet-Cookie: x", 1, [Scope.SUBMIT], "name"),
+        ("é", 1, [Scope.SUBMIT], "name"),
+        ("-x", 1, [Scope.SUBMIT], "name"),
+        ("a" * 65, 1, [Scope.SUBMIT], "name"),
+        ("a", 0, [Scope.SUBMIT], "days"),
+        ("a", -1, [Scope.SUBMIT], "days"),
+        ("a", 367, [Scope.SUBMIT], "days"),
+        ("a", 1, [], "--scope"),
+    ],
+)
+def test_a_token_that_cannot_be_as_asked_is_refused(
+    store: TokenStore, name: str, days: int, scopes: list[Scope], said: str
+) -> None:
+    with pytest.raises(TokenRefused, match=said):
+        store.new(name, scopes, days, by="me", at=NOW)
+    assert store.all() == []
+
+
+@pytest.mark.parametrize("reason", ["a\nb", "a" * 256, "\x1b[31m"])
+def test_a_reason_is_one_short_line(store: TokenStore, reason: str) -> None:
+    made, _ = new(store)
+    with pytest.raises(TokenRefused, match="line"):
+        store.revoke(made.id, reason, by="me", at=NOW)
+    with pytest.raises(TokenRefused, match="no token"):
+        store.revoke("000000000000", "", by="me", at=NOW)
+
+
+def test_uses_are_written_once_a_minute_and_not_once_a_request(
+    store: TokenStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = new(store)
+    moment = [0.0]
+    monkeypatch.setattr(tokens_kept.time, "monotonic", lambda: moment[0])
+    due = []
+    for second in range(180):
+        moment[0] = float(second)
+        due.append(store.use_is_due(made.id))
+    assert [second for second, each in enumerate(due) if each] == [0, 60, 120]
+    store.write_use(made.id, NOW)
+    (found,) = store.all()
+    assert found.last_used_at == NOW
+    with engine.connect() as connection:
+        assert connection.execute(select(func.count()).select_from(token_uses)).scalar_one() == 1
+
+
+def test_a_use_that_cannot_be_written_down_stops_nobody(
+    store: TokenStore, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, shown = new(store)
+    with writer(engine).begin() as connection:
+        connection.execute(text("DROP TABLE token_uses"))
+    store.write_use(made.id, NOW)
+    assert made.id in caplog.text
+    assert shown.text not in caplog.text
+
+
+def test_whether_a_token_exists_is_asked_until_one_does(store: TokenStore, engine: Engine) -> None:
+    elsewhere = TokenStore(engine)
+    assert not elsewhere.exist()
+    made, _ = new(store)
+    assert elsewhere.exist()
+    store.revoke(made.id, "", by="me", at=NOW)
+    assert TokenStore(engine).exist()  # a revoked one ends the time without tokens too
