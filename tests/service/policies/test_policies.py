@@ -1,0 +1,271 @@
+"""Policies over HTTP: what is active judges, is signed and logged, and cannot be slipped in."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.certificate.keys import KeyStore, PublicKey
+from affidavit.certificate.policy.document import BUILT_IN
+from affidavit.certificate.policy.reading import policy_from
+from affidavit.certificate.policy.signed import opened
+from affidavit.certificate.verify import verify
+
+Document = Callable[..., dict[str, Any]]
+
+
+def statement(answer: Any) -> dict[str, Any]:
+    """The predicate that an answer's bundle signs."""
+    payload = answer.json()["certificate"]["bundle"]["envelope"]["payload"]
+    found: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
+    return found
+
+
+def code(answer: Any) -> tuple[int, str]:
+    return answer.status_code, answer.json()["code"]
+
+
+def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Document) -> None:
+    answer = house.ask("ada", "POST", "/v1/policies", policy(epsilon_cap=0.5))
+    assert answer.status_code == 201
+    made = answer.json()
+    digest = policy_from(policy(epsilon_cap=0.5)).digest()
+    assert (made["name"], made["version"], made["digest"]) == ("toys", 1, digest)
+    assert (made["active"], made["created_by"]) == (True, "token:ada")
+    (public,) = KeyStore(house.settings.key_directory).public_keys()
+    assert opened("policy", json.dumps(made["envelope"]).encode(), public) == made["policy"]
+    (entry,) = house.entries("policy")
+    assert (entry["subject"], entry["actor"]) == (digest, "token:ada")
+    assert entry["body"]["policy"] == made["policy"]
+
+    listed = house.ask("ann", "GET", "/v1/policies").json()["policies"]
+    assert [(each["name"], each["active"]) for each in listed] == [
+        ("toys", True),
+        ("default", True),
+    ]
+    one = house.ask("sam", "GET", "/v1/policies/toys/1")
+    assert one.json() == made
+    built_in = house.ask("sam", "GET", f"/v1/policies/default/{BUILT_IN.version}").json()
+    assert (built_in["policy"], built_in["envelope"]) == (BUILT_IN.as_document(), None)
+    assert code(house.ask("sam", "GET", "/v1/policies/toys/2")) == (404, "not_found")
+    assert code(house.ask("sam", "GET", "/v1/policies/a b/1")) == (422, "invalid_parameter")
+
+
+def test_yaml_is_taken_and_the_same_policy_again_changes_nothing(house: Any) -> None:
+    house.activate(epsilon_cap=0.5)
+    raw = b"schema_version: 1\nname: toys\nversion: 1\ndatasets: [toy]\nepsilon_cap: 0.5\n"
+    yaml = {"content-type": "application/yaml"}
+    again = house.ask("ada", "POST", "/v1/policies", raw, headers=yaml)
+    assert again.status_code == 200
+    assert len(house.entries("policy")) == 1
+
+
+def test_plans_are_judged_by_the_policy_of_their_data_set(house: Any, plan: Document) -> None:
+    before = house.submit("sam", plan())
+    assert before.json()["policy"] == BUILT_IN.reference()
+    made = house.activate(epsilon_cap=0.5, adjacencies=["zero_out"])
+
+    after = house.submit("sam", plan())
+    assert (before.status_code, after.status_code) == (201, 201)
+    found = after.json()
+    assert found["verdict"] == "refused"
+    assert [each["code"] for each in found["reasons"]] == ["policy_adjacency", "policy_epsilon_cap"]
+    assert found["epsilon"] == before.json()["epsilon"]
+    assert found["policy"] == {key: made[key] for key in ("name", "version", "digest")}
+    assert found["certificate"]["id"] != before.json()["certificate"]["id"]
+    said = statement(after)
+    assert (said["verdict"], said["policy"]) == ("refused", found["policy"])
+    assert said["guarantee"]["epsilon"] == statement(before)["guarantee"]["epsilon"]
+    bundle = house.ask("sam", "GET", f"{after.headers['location']}/bundle").content
+    verify(bundle, KeyStore(house.settings.key_directory).public_keys())
+
+    elsewhere = house.submit("sam", plan(dataset={"name": "other", "size": 1000}))
+    nameless = house.submit("sam", plan(dataset={"size": 1000}))
+    for answer in (elsewhere, nameless):
+        assert answer.json()["verdict"] == "certified"
+        assert answer.json()["policy"] == BUILT_IN.reference()
+
+
+def test_a_new_version_asks_anew_and_the_old_certificate_stays(house: Any, plan: Document) -> None:
+    house.activate(epsilon_cap=0.5)
+    refused = house.submit("sam", plan())
+    house.activate(version=2, epsilon_cap=3, valid_days=7)
+    certified = house.submit("sam", plan())
+    assert (refused.json()["verdict"], certified.json()["verdict"]) == ("refused", "certified")
+    assert (refused.status_code, certified.status_code) == (201, 201)
+    assert house.submit("sam", plan()).status_code == 200
+    kept = house.ask("sam", "GET", refused.headers["location"]).json()
+    assert kept["policy"]["version"] == 1
+    said = statement(certified)
+    assert said["policy"]["version"] == 2
+    assert said["validity"]["not_after"][:4].isdigit()
+    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    assert [(each["version"], each["active"]) for each in listed[:2]] == [(2, True), (1, False)]
+
+
+def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document) -> None:
+    house.activate(name="everything", datasets="default", epsilon_cap=0.5)
+    house.activate(epsilon_cap=3)
+    assert house.submit("sam", plan()).json()["policy"]["name"] == "toys"
+    for dataset in ({"name": "other", "size": 1000}, {"size": 1000}):
+        found = house.submit("sam", plan(dataset=dataset)).json()
+        assert (found["policy"]["name"], found["verdict"]) == ("everything", "refused")
+    house.activate(version=2, datasets=[])
+    assert house.submit("sam", plan()).json()["policy"]["name"] == "everything"
+    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    assert (listed[-1]["name"], listed[-1]["active"]) == ("default", False)
+
+
+def test_no_policy_lets_pass_what_accountancy_refuses(house: Any, plan: Document) -> None:
+    house.activate(epsilon_cap=1000, allow_large_delta=True)
+    unsound = house.submit("sam", plan(optimizer={"name": "dp_dice"})).json()
+    under_noised = house.submit("sam", plan(target={"epsilon": 0.01, "delta": 1e-5})).json()
+    assert (unsound["verdict"], under_noised["verdict"]) == ("refused", "under_noised")
+
+
+def test_approvals_that_a_policy_asks_for_stand_in_the_certificate(
+    house: Any, plan: Document
+) -> None:
+    house.activate(approvals=2)
+    found = house.submit("sam", plan()).json()
+    assert found["certificate"]["status"] == "awaiting_approval"
+    assert statement(house.submit("sam", plan()))["approvals"]["required"] == 2
+
+
+REFUSED: list[tuple[dict[str, Any], int, str]] = [
+    ({"version": 2}, 409, "policy_version"),
+    ({"name": "default"}, 409, "policy_name_reserved"),
+    ({"epsilon_cap": -1}, 400, "malformed_policy"),
+    ({"epsilon_cup": 1}, 400, "malformed_policy"),
+    ({"schema_version": 2}, 400, "malformed_policy"),
+]
+
+
+def test_a_policy_that_cannot_stand_is_refused_and_nothing_is_kept(
+    house: Any, policy: Document
+) -> None:
+    for changes, status, expected in REFUSED:
+        answer = house.ask("ada", "POST", "/v1/policies", policy(**changes))
+        assert code(answer) == (status, expected)
+        assert answer.json()["reasons"][0]["remedy"]
+    assert code(house.ask("ada", "POST", "/v1/policies", b"{")) == (400, "malformed_policy")
+    html = {"content-type": "text/html"}
+    assert house.ask("ada", "POST", "/v1/policies", b"", headers=html).status_code == 415
+    assert house.ask("ada", "POST", "/v1/policies", b" " * 2_000_000).status_code == 413
+    assert house.entries("policy") == []
+    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    assert [each["name"] for each in listed] == ["default"]
+
+
+def test_versions_have_no_gap_and_no_data_set_has_two_policies(
+    house: Any, policy: Document
+) -> None:
+    house.activate(datasets=["toy", "doll"])
+    for changes, expected in (
+        ({"epsilon_cap": 1}, "policy_version"),
+        ({"version": 3}, "policy_version"),
+        ({"name": "dolls", "datasets": ["doll"]}, "policy_overlap"),
+    ):
+        answer = house.ask("ada", "POST", "/v1/policies", policy(**changes))
+        assert code(answer) == (409, expected)
+    house.activate(version=2)
+    house.activate(name="dolls", datasets=["doll"])
+    house.activate(name="rest", datasets="default")
+    second = policy(name="rest-too", datasets="default")
+    assert code(house.ask("ada", "POST", "/v1/policies", second)) == (409, "policy_overlap")
+    old = house.ask("ada", "POST", "/v1/policies", policy(datasets=["toy", "doll"]))
+    assert code(old) == (409, "policy_version")
+
+
+# ---- the database is not trusted -----------------------------------------------------------
+
+
+def test_rows_cannot_be_changed_or_replaced(house: Any) -> None:
+    house.activate(epsilon_cap=0.5)
+    attacks = [
+        "UPDATE policies SET digest = 'x'",
+        "DELETE FROM policies",
+        "DELETE FROM policies WHERE version = 1",
+    ]
+    if house.engine.dialect.name == "sqlite":
+        columns = "name, version, digest, envelope, key_id, created_by, created_at"
+        attacks.append(
+            f"INSERT OR REPLACE INTO policies ({columns}) SELECT {columns} FROM policies"
+        )
+    else:
+        attacks += ["TRUNCATE policies CASCADE", "TRUNCATE waiver_uses"]
+    # A stranger's connection, without the settings of ours.
+    stranger = create_engine(house.settings.database_url)
+    for attack in attacks:
+        with pytest.raises(DatabaseError, match="append-only"), stranger.begin() as connection:
+            connection.execute(text(attack))
+    stranger.dispose()
+
+
+def laxer(envelope: bytes) -> bytes:
+    """The envelope with a payload whose cap is higher, and the signature that it had."""
+    document = json.loads(envelope)
+    said = json.loads(base64.b64decode(document["payload"]))
+    said["predicate"]["epsilon_cap"] = 1000
+    changed = policy_from(said["predicate"])
+    said["subject"][0]["digest"]["sha256"] = changed.digest().removeprefix("sha256:")
+    document["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize("what", ["digest", "envelope", "name", "key"])
+def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
+    house: Any, plan: Document, what: str
+) -> None:
+    """By the database's owner, with the triggers dropped."""
+    made = house.activate(epsilon_cap=0.5)
+    raw = laxer(json.dumps(made["envelope"]).encode())
+    other = policy_from({**made["policy"], "epsilon_cap": 1000}).digest()
+    if what == "key":
+        stranger = KeyStore(house.settings.key_directory.parent / "stranger").new("stranger")
+        record = json.dumps(stranger.public.as_record())
+        house.tamper(
+            "signing_keys",
+            "INSERT INTO signing_keys (key_id, record, first_used_at) SELECT :k, :r, first_used_at "
+            "FROM signing_keys LIMIT 1",
+            k=stranger.key_id,
+            r=record,
+        )
+        house.tamper("policies", "UPDATE policies SET key_id = :k", k=stranger.key_id)
+    else:
+        change = {
+            "digest": "digest = :d",
+            "envelope": "envelope = :e, digest = :d",
+            "name": "name = 'other'",
+        }[what]
+        values = {
+            key: value for key, value in {"d": other, "e": raw}.items() if f":{key}" in change
+        }
+        house.tamper("policies", f"UPDATE policies SET {change}", **values)
+    house.restarted()
+    answer = house.ask("sam", "POST", "/v1/certificates", plan())
+    assert code(answer) == (503, "policy_altered")
+    assert "not what was signed" in answer.json()["detail"]
+    for who, path in (("sam", "/v1/policies"), ("ann", "/v1/policies")):
+        assert code(house.ask(who, "GET", path)) == (503, "policy_altered")
+    assert house.entries("certificate") == house.entries("refusal") == []
+    assert house.client.get("/livez").status_code == 200
+
+
+def test_the_record_of_a_key_in_the_database_does_not_count_before_the_directorys(
+    house: Any, plan: Document
+) -> None:
+    """A stranger who signs a laxer policy and rewrites the key's record is not believed."""
+    house.activate(epsilon_cap=0.5)
+    public: PublicKey = KeyStore(house.settings.key_directory).public_keys()[0]
+    stranger = KeyStore(house.settings.key_directory.parent / "stranger").new("stranger")
+    record = {**stranger.public.as_record(), "key_id": public.key_id}
+    house.tamper("signing_keys", "UPDATE signing_keys SET record = :r", r=json.dumps(record))
+    house.restarted()
+    assert house.submit("sam", plan()).json()["verdict"] == "refused"
