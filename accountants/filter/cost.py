@@ -51,6 +51,11 @@ class Coordinate:
         found = float(exact)
         return math.nextafter(found, math.inf) if Decimal(found) < exact else found
 
+    def at_most(self, limit: float, unit: Decimal) -> bool:
+        """Whether the sum is at most the decimal by which ``limit`` is written."""
+        limited = Decimal(repr(limit))
+        return not self.unbounded and _EXACT.multiply(Decimal(self.units), unit) <= limited
+
     def written(self, unit: Decimal) -> str:
         """The sum as an exact decimal."""
         if self.unbounded:
@@ -79,7 +84,9 @@ class Coordinate:
             raise ValueError(f"a cost is at least zero, got {value!r}")
         if math.isinf(value):
             return cls(0, 1)
-        exact = _EXACT.divide(Decimal(value), unit)
+        # The shortest decimal that reads back as this double, so that 1e-5 stays 1e-5; it is
+        # off by less than a rounding, which every bound that comes here has to spare.
+        exact = _EXACT.divide(Decimal(repr(float(value))), unit)
         return cls(int(exact.to_integral_value(rounding=ROUND_CEILING)), 0)
 
 

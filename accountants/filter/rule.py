@@ -180,7 +180,7 @@ class Budget:
 
 def admits_alone(budget: Budget, run: Cost) -> bool:
     """Whether the first run of all fits by its own certificate, which must be certain."""
-    return run.epsilon.value(UNIT) <= budget.epsilon and run.delta.value(DELTA_UNIT) <= budget.delta
+    return run.epsilon.at_most(budget.epsilon, UNIT) and run.delta.at_most(budget.delta, DELTA_UNIT)
 
 
 def _gaussian_admits(total: Cost, epsilon: float, delta: float) -> bool:

@@ -1,0 +1,186 @@
+"""Replay: read every row of the ledgers again, and say where they do not hold together.
+
+The database refuses rows that come out of order (``tables``). Whether the sums are right and
+the budget was kept is found here, from the rows alone: each event is applied to the state
+that the events before it lead to, the rule is asked again, and what a row says of the state
+after it is compared. Each event must also stand in the log as it stands in its row.
+
+>>> Finding(ledger="toy/example/add_remove", seq=3, code="overspent", message="...").seq
+3
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Engine, select
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.filter.rule import Filter
+from affidavit.certificate.log.leaf import Entry
+from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
+from affidavit.service.ledger.state import State
+from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
+from affidavit.service.log.tables import log_entries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing that is wrong, at one event of one ledger; ``code`` is stable.
+
+    ========================  =====================================================
+    ``gap``                   the numbers of the events do not count up from 1
+    ``no_budget``             the first event is not a budget
+    ``overspent``             a run was admitted that the rule does not admit
+    ``charged_above_reserved``  a run was settled on more than it reserved
+    ``freed_without_record``  a run without a record was not charged in full
+    ``cost_differs``          event and reservation do not say the same cost
+    ``state_differs``         the row's state is not what the events lead to
+    ``not_logged``            no entry of the log says what the event says
+    ``unreadable``            the row cannot be read
+    ========================  =====================================================
+    """
+
+    ledger: str
+    seq: int
+    code: str
+    message: str
+
+
+def replay(engine: Engine) -> list[Finding]:
+    """What is wrong with the ledgers behind ``engine``; nothing if it is empty."""
+    with engine.connect() as connection:
+        return check_ledgers(connection)
+
+
+def check_ledgers(connection: Connection) -> list[Finding]:
+    """``replay`` on an open connection."""
+    found: list[Finding] = []
+    logged = _logged(connection)
+    for row in connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all():
+        scope = Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"])
+        found.extend(_check(connection, row, scope, logged))
+    return found
+
+
+def _check(
+    connection: Connection, row: Mapping[str, Any], scope: Scope, logged: set[str]
+) -> Iterator[Finding]:
+    filter_ = Filter.read(json.loads(row["filter"]))
+    kept = {
+        each["id"]: dict(each)
+        for each in connection.execute(
+            select(reservations).where(reservations.c.ledger_id == row["id"])
+        ).mappings()
+    }
+    query = select(ledger_events).where(ledger_events.c.ledger_id == row["id"])
+    events = connection.execute(query.order_by(ledger_events.c.seq)).mappings().all()
+    state: State | None = None
+    for number, event in enumerate(events, start=1):
+
+        def finding(code: str, message: str, seq: int = event["seq"]) -> Finding:
+            return Finding(
+                ledger=str(scope), seq=seq, code=code, message=f"{scope}, event {seq}: {message}"
+            )
+
+        if event["seq"] != number:
+            yield finding("gap", f"it should be event {number}.")
+            return
+        try:
+            state, wrong = _after(state, filter_, event, kept)
+            differs = state.written() != event["state"]
+        except (ValueError, KeyError, TypeError) as error:
+            yield finding("unreadable", f"it cannot be read ({error!r}).")
+            return
+        for code, message in wrong:
+            yield finding(code, message)
+        if differs:
+            yield finding("state_differs", "its state is not what the events lead to.")
+        if _entry(scope, event) not in logged:
+            yield finding("not_logged", "the log does not say what it says.")
+
+
+Wrong = list[tuple[str, str]]
+
+
+def _after(
+    state: State | None,
+    filter_: Filter,
+    event: Mapping[str, Any],
+    kept: Mapping[str, Mapping[str, Any]],
+) -> tuple[State, Wrong]:
+    """The state after ``event``, and what is wrong with the event itself."""
+    body = json.loads(event["body"])
+    if event["kind"] == "budget":
+        if state is None:
+            return State.first(body["epsilon"], body["delta"], filter_), []
+        return state.with_budget(body["epsilon"], body["delta"]), []
+    if state is None:
+        raise ValueError("the first event of a ledger is its budget")
+    reservation = kept[event["reservation_id"]]
+    cost = Cost.read(json.loads(reservation["cost"]))
+    match event["kind"]:
+        case "reserve":
+            wrong = _reserved(state, filter_, body, reservation, cost)
+            return state.reserved(cost, reservation["rule"]), wrong
+        case "commit":
+            return state.committed(), []
+        case "release":
+            return state.released(cost, reservation["rule"]), []
+        case "settle":
+            charged = Cost.read(body["cost"])
+            return state.settled(cost, charged), _settled(event, body, cost, charged)
+        case kind:
+            raise ValueError(f"{kind!r} is no kind of event")
+
+
+def _reserved(
+    state: State,
+    filter_: Filter,
+    body: Mapping[str, Any],
+    reservation: Mapping[str, Any],
+    cost: Cost,
+) -> Wrong:
+    found = []
+    if Cost.read(body["cost"]) != cost:
+        found.append(("cost_differs", "it names another cost than its reservation."))
+    rule = state.rule_for(filter_, cost, certain=body["certain"])
+    if rule != reservation["rule"]:
+        found.append(
+            (
+                "overspent",
+                f"a run was admitted by {reservation['rule']}, and the rule says "
+                f"{rule or 'that it passes the budget'}.",
+            )
+        )
+    return found
+
+
+def _settled(event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost) -> Wrong:
+    found = []
+    if not charged.within(cost):
+        found.append(("charged_above_reserved", "it is charged for more than it reserved."))
+    if charged != cost and (body["record"] is None or event["steps_run"] != body["steps_run"]):
+        found.append(("freed_without_record", "it is charged for less, and no record says why."))
+    return found
+
+
+def _logged(connection: Connection) -> set[str]:
+    """What the log says of ledgers, entry by entry."""
+    query = select(log_entries.c.content).where(log_entries.c.kind.in_(tuple(ENTRY_KINDS.values())))
+    return set(connection.execute(query).scalars())
+
+
+def _entry(scope: Scope, event: Mapping[str, Any]) -> str:
+    """The content of the log entry that was written with ``event``."""
+    entry = Entry(
+        kind=ENTRY_KINDS[event["kind"]],
+        subject=event["reservation_id"] or str(scope),
+        actor=event["actor"],
+        at=event["at"],
+        body=entry_body(scope, event["seq"], json.loads(event["body"])),
+    )
+    return entry.content.decode()

@@ -1,0 +1,92 @@
+"""A ledger with certified plans to reserve for, on a database of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.certificate.certify import certify
+from affidavit.certificate.keys import SigningKey
+from affidavit.plan.model import Plan
+from affidavit.service.database import open_engine
+from affidavit.service.ledger.costing import cost_of_bundle
+from affidavit.service.ledger.ledger import Claim, Ledger
+from affidavit.service.ledger.rows import Call, Scope
+from affidavit.service.lifecycle.issuing import sign
+from affidavit.service.store import CertificateStore, Request, StoredCertificate
+
+TOY = Scope(dataset="toy", unit="example", adjacency="add_remove")
+KEY = SigningKey.generate()
+
+
+def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Call:
+    """A call now, with an idempotency key if one is given."""
+    return Call(actor=actor, at=datetime.now(UTC), idempotency_key=key, request_digest=digest)
+
+
+def claim_of(certificate: StoredCertificate, **changes: Any) -> Claim:
+    """The claim of a reservation, as the desk makes it."""
+    found = cost_of_bundle(certificate.bundle)
+    return Claim(
+        **{
+            "scope": Scope(
+                dataset=certificate.dataset or "",
+                unit=found["unit"],
+                adjacency=found["adjacency"],
+            ),
+            "certificate": certificate,
+            "steps": found["steps"],
+            "cost": Cost.read(found["cost"]),
+            "event": found["event"],
+            "certain": found["certain"],
+            **changes,
+        }
+    )
+
+
+@dataclass
+class Bench:
+    """A ledger, the store beside it, and the plans to certify."""
+
+    engine: Engine
+    ledger: Ledger
+    store: CertificateStore
+    plan_of: Callable[..., Plan]
+
+    def certified(self, key: SigningKey = KEY, **changes: Any) -> StoredCertificate:
+        """The quick plan, with some fields changed, certified and kept."""
+        plan = self.plan_of(**changes)
+        assessment = certify(plan, second_opinion=False)
+        made = sign(plan, assessment, key, requester="ada", former=None)
+        request = Request(
+            requester="ada", received_at=datetime.now(UTC), content_type="json", body=b"{}"
+        )
+        return self.store.add(made, key.public.as_record(), request)[0]
+
+    def claim(self, **changes: Any) -> Claim:
+        """A claim for the quick plan, certified."""
+        return claim_of(self.certified(**changes))
+
+    def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: Scope = TOY) -> None:
+        """Set a version of the budget."""
+        self.ledger.set_budget(scope, epsilon, delta, "", call())
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    """An engine of either kind."""
+    found = open_engine(database_url)
+    yield found
+    found.dispose()
+
+
+@pytest.fixture
+def bench(engine: Engine, plan_of: Callable[..., Plan]) -> Bench:
+    """A ledger without a budget yet."""
+    return Bench(engine, Ledger(engine), CertificateStore(engine), plan_of)

@@ -1,0 +1,438 @@
+"""The ledger on SQLite and on PostgreSQL: what it admits, charges, frees and refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, select, text
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.certificate.keys import development_key
+from affidavit.service.database import open_engine
+from affidavit.service.ledger import refusals
+from affidavit.service.ledger.costing import cost_of_bundle
+from affidavit.service.ledger.ledger import Claim, Ledger
+from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.rows import Scope
+from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
+from affidavit.service.log.tables import log_entries
+from tests.service.ledger.conftest import TOY, Bench, call, claim_of
+
+TABLES = (ledgers, reservations, ledger_events)
+RECORD = "sha256:" + "0" * 64
+
+
+def state(bench: Bench, scope: Scope = TOY) -> Any:
+    kept = bench.ledger.find(scope)
+    assert kept is not None
+    return kept.state
+
+
+def fill(bench: Bench, claim: Claim) -> int:
+    """Reserve until the budget is full; how many were admitted."""
+    admitted = 0
+    while True:
+        try:
+            bench.ledger.reserve(claim, call())
+        except refusals.OverBudget:
+            return admitted
+        admitted += 1
+
+
+# ---- what is admitted --------------------------------------------------------------
+
+
+def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
+    bench: Bench,
+) -> None:
+    bench.budget()
+    claim = bench.claim()
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    fits = kept.state.within(kept.filter).forecast(kept.state.spent, claim.cost)
+    assert fits > 3
+    assert fill(bench, claim) == fits
+    assert state(bench).spent == claim.cost.times(fits)
+    assert not replay(bench.engine)
+
+
+def test_without_a_budget_nothing_is_reserved(bench: Bench) -> None:
+    with pytest.raises(refusals.NoBudget):
+        bench.ledger.reserve(bench.claim(), call())
+
+
+def test_another_unit_or_adjacency_is_another_ledger(bench: Bench) -> None:
+    bench.budget()
+    other = bench.claim(adjacency="zero_out")
+    with pytest.raises(refusals.NoBudget, match="toy/example/zero_out"):
+        bench.ledger.reserve(other, call())
+    bench.budget(scope=replace(TOY, adjacency="zero_out"))
+    bench.ledger.reserve(other, call())
+    assert state(bench).runs == 0
+    assert [str(each.scope) for each in bench.ledger.ledgers("toy")] == [
+        "toy/example/add_remove",
+        "toy/example/zero_out",
+    ]
+
+
+def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> None:
+    """Its own certificate says that it fits; nothing else fits beside it."""
+    claim = bench.claim()
+    epsilon = claim.cost.as_document()["epsilon"]
+    bench.budget(epsilon, "0.00001")
+    found, _ = bench.ledger.reserve(claim, call())
+    assert found.rule == "alone"
+    tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
+    with pytest.raises(refusals.OverBudget):
+        bench.ledger.reserve(tiny, call())
+    bench.ledger.release(found.id, "", call())
+    assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
+    with pytest.raises(refusals.OverBudget):
+        bench.ledger.reserve(claim, call())
+    assert not replay(bench.engine)
+
+
+def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    bench.ledger.reserve(claim, call())
+    bench.budget("0.1")
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    assert kept.state.exhausted(kept.filter)
+    assert kept.state.budget.number == 2
+    with pytest.raises(refusals.OverBudget):
+        bench.ledger.reserve(claim, call())
+    bench.budget("8")
+    bench.ledger.reserve(claim, call())
+    assert not replay(bench.engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"target": {"epsilon": 0.1, "delta": 1e-5}}, "under_noised"),
+        ({"dataset": {"name": "other", "size": 1000}}, "about other"),
+        ({"dataset": {"size": 1000}}, "about no data set"),
+    ],
+)
+def test_a_certificate_that_is_not_for_this_is_refused(
+    bench: Bench, changes: dict[str, Any], why: str
+) -> None:
+    bench.budget()
+    good = bench.claim()
+    with pytest.raises(refusals.CertificateNotUsable, match=why):
+        bench.ledger.reserve(replace(good, certificate=bench.certified(**changes)), call())
+
+
+def test_a_development_keys_certificate_needs_an_embedded_service(bench: Bench) -> None:
+    bench.budget()
+    claim = claim_of(bench.certified(key=development_key()))
+    with pytest.raises(refusals.CertificateNotUsable, match="development key"):
+        bench.ledger.reserve(claim, call())
+    bench.ledger.reserve(replace(claim, untrusted_too=True), call())
+
+
+# ---- the way of a reservation ------------------------------------------------------
+
+
+def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    found, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(found.id, call())
+    four = Cost.read(cost_of_bundle(claim.certificate.bundle, 4)["cost"])
+    settled, now = bench.ledger.settle(found.id, 4, RECORD, four, call())
+    assert now
+    assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
+    assert settled.charged == four == state(bench).spent
+    assert four.within(claim.cost)
+    assert four != claim.cost
+    assert four == Cost.read(cost_of_bundle(bench.certified(steps=4).bundle)["cost"])
+    assert not replay(bench.engine)
+
+
+def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    found, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(found.id, call())
+    with pytest.raises(refusals.RecordRequired):
+        bench.ledger.settle(found.id, 4, None, None, call())
+    settled, _ = bench.ledger.settle(found.id, 10, None, None, call())
+    assert settled.charged == claim.cost
+
+
+def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    found, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(found.id, call())
+    with pytest.raises(refusals.StepsAboveCertificate):
+        bench.ledger.settle(found.id, 11, RECORD, None, call())
+    settled, _ = bench.ledger.settle(found.id, 9, RECORD, claim.cost.times(5), call())
+    assert settled.charged == claim.cost
+
+
+def test_a_release_gives_back_exactly_what_was_reserved(bench: Bench) -> None:
+    bench.budget()
+    before = state(bench).spent
+    found, _ = bench.ledger.reserve(bench.claim(), call())
+    released, now = bench.ledger.release(found.id, "not needed", call())
+    assert now
+    assert released.state == "released"
+    assert state(bench).spent == before
+    assert state(bench).runs == 0
+    assert not replay(bench.engine)
+
+
+def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    one, _ = bench.ledger.reserve(claim, call())
+    with pytest.raises(refusals.WrongState, match="Commit it first"):
+        bench.ledger.settle(one.id, 10, None, None, call())
+    assert bench.ledger.commit(one.id, call())[1]
+    assert not bench.ledger.commit(one.id, call())[1]
+    with pytest.raises(refusals.WrongState):
+        bench.ledger.release(one.id, "", call())
+    assert bench.ledger.settle(one.id, 10, None, None, call())[1]
+    assert not bench.ledger.settle(one.id, 10, None, None, call())[1]
+    with pytest.raises(refusals.WrongState, match="settled once"):
+        bench.ledger.settle(one.id, 3, RECORD, None, call())
+    two, _ = bench.ledger.reserve(claim, call())
+    assert bench.ledger.release(two.id, "", call())[1]
+    assert not bench.ledger.release(two.id, "", call())[1]
+    with pytest.raises(refusals.WrongState):
+        bench.ledger.commit(two.id, call())
+    with pytest.raises(refusals.UnknownReservation):
+        bench.ledger.commit("00000000-0000-0000-0000-000000000000", call())
+    assert state(bench).spent == claim.cost
+
+
+def test_an_idempotency_key_does_it_once(bench: Bench) -> None:
+    bench.budget()
+    claim = bench.claim()
+    one, created = bench.ledger.reserve(claim, call("k"))
+    again, repeated = bench.ledger.reserve(claim, call("k"))
+    assert (created, repeated, one.id) == (True, False, again.id)
+    bench.ledger.reserve(claim, call("k", actor="bea"))
+    with pytest.raises(refusals.IdempotencyKeyReused):
+        bench.ledger.reserve(claim, call("k", digest="another"))
+    bench.ledger.set_budget(TOY, "9", "0.0001", "", call("b"))
+    bench.ledger.set_budget(TOY, "9", "0.0001", "", call("b"))
+    assert state(bench).budget.number == 2
+    assert state(bench).runs == 2
+
+
+def test_everything_that_happens_is_in_the_log(bench: Bench) -> None:
+    bench.budget()
+    one, _ = bench.ledger.reserve(bench.claim(), call())
+    bench.ledger.commit(one.id, call())
+    bench.ledger.settle(one.id, 10, None, None, call())
+    two, _ = bench.ledger.reserve(bench.claim(), call())
+    bench.ledger.release(two.id, "", call())
+    with bench.engine.connect() as connection:
+        kinds = connection.execute(select(log_entries.c.kind).order_by(log_entries.c.id)).scalars()
+        assert [each for each in kinds if each != "certificate"] == [
+            *("budget", "reservation", "commitment", "settlement", "reservation", "release")
+        ]
+
+
+# ---- races -------------------------------------------------------------------------
+
+
+def reserve_all(ledger: Ledger, claim: Claim, tries: int) -> int:
+    """Reserve at once from as many threads; how many were admitted."""
+    barrier = Barrier(tries)
+
+    def attempt(_: int) -> bool:
+        barrier.wait()
+        try:
+            ledger.reserve(claim, call())
+        except refusals.OverBudget:
+            return False
+        return True
+
+    with ThreadPoolExecutor(tries) as threads:
+        return sum(threads.map(attempt, range(tries)))
+
+
+def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str) -> None:
+    claim = bench.claim()
+    bench.budget("2.5")
+    engine = open_engine(database_url)
+    admitted = reserve_all(Ledger(engine), claim, 64)
+    engine.dispose()
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    assert 0 < admitted < 64
+    assert kept.state.spent == claim.cost.times(admitted)
+    assert kept.state.within(kept.filter).admits(kept.state.spent)
+    assert not kept.state.within(kept.filter).admits(kept.state.spent + claim.cost)
+    assert not replay(bench.engine)
+
+
+PROCESS = """
+import sys
+from datetime import UTC, datetime
+from affidavit.service.database import open_engine
+from affidavit.service.ledger import refusals
+from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.store import CertificateStore
+from tests.service.ledger.conftest import call, claim_of
+engine = open_engine(sys.argv[1])
+claim = claim_of(CertificateStore(engine).find(sys.argv[2]))
+ledger, admitted = Ledger(engine), 0
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(16):
+    try:
+        ledger.reserve(claim, call())
+        admitted += 1
+    except refusals.OverBudget:
+        pass
+print(admitted, flush=True)
+"""
+
+
+def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str) -> None:
+    claim = bench.claim()
+    bench.budget("2.5")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, database_url, claim.certificate.id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for each in processes:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n"
+    for each in processes:
+        assert each.stdin is not None
+        each.stdin.write("\n")
+        each.stdin.flush()
+    admitted = sum(int(each.communicate(timeout=60)[0]) for each in processes)
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    assert kept.state.runs == admitted
+    assert kept.state.spent == claim.cost.times(admitted)
+    assert kept.state.within(kept.filter).admits(kept.state.spent)
+    assert not kept.state.within(kept.filter).admits(kept.state.spent + claim.cost)
+    assert not replay(bench.engine)
+
+
+def test_one_key_sent_by_many_at_once_reserves_once(bench: Bench) -> None:
+    bench.budget()
+    claim, barrier = bench.claim(), Barrier(8)
+
+    def attempt(_: int) -> str:
+        barrier.wait()
+        return bench.ledger.reserve(claim, call("k"))[0].id
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(attempt, range(8)))) == 1
+    assert state(bench).runs == 1
+
+
+# ---- what the database refuses, and what a replay finds -----------------------------
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.name))
+def test_no_row_is_changed_or_removed(bench: Bench, table: Any) -> None:
+    bench.budget()
+    bench.ledger.reserve(bench.claim(), call())
+    for statement in (f"DELETE FROM {table.name}", f"UPDATE {table.name} SET id = id"):
+        sent = statement.replace("SET id = id", "SET ledger_id = ledger_id")
+        if table is ledgers:
+            sent = sent.replace("ledger_id", "id")
+        with pytest.raises(DatabaseError), bench.engine.begin() as connection:
+            connection.execute(text(sent))
+
+
+def copy_of(engine: Engine, like: str, **changes: Any) -> None:
+    """Insert the last event ``like`` that once more, changed, by raw SQL."""
+    with engine.begin() as connection:
+        query = select(ledger_events).where(ledger_events.c.kind == like)
+        row = dict(connection.execute(query).mappings().all()[-1])
+        top = connection.execute(select(func.max(ledger_events.c.seq))).scalar_one()
+        row |= {"seq": top + 1} | changes
+        connection.execute(ledger_events.insert().values(**row))
+
+
+def test_the_database_itself_lets_no_step_be_taken_twice_or_without_the_one_before(
+    bench: Bench,
+) -> None:
+    bench.budget()
+    claim = bench.claim()
+    one, _ = bench.ledger.reserve(claim, call())
+    two, _ = bench.ledger.reserve(claim, call())
+    three, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(one.id, call())
+    bench.ledger.settle(one.id, 10, None, None, call())
+    bench.ledger.release(two.id, "", call())
+    forged: list[tuple[str, dict[str, Any]]] = [
+        ("settle", {}),
+        ("commit", {}),
+        ("release", {}),
+        ("reserve", {}),
+        ("commit", {"reservation_id": two.id}),
+        ("release", {"reservation_id": one.id}),
+        ("settle", {"reservation_id": three.id}),
+        ("settle", {"reservation_id": two.id}),
+        ("settle", {"reservation_id": three.id, "follows": "reserve"}),
+        ("settle", {"reservation_id": three.id, "step": 2, "follows": "reserve"}),
+        ("settle", {"reservation_id": three.id, "follows": None}),
+        ("commit", {"reservation_id": three.id, "certified_steps": 11}),
+        ("commit", {"reservation_id": None}),
+        ("commit", {"reservation_id": three.id, "seq": 1}),
+    ]
+    for kind, changes in forged:
+        with pytest.raises(DatabaseError):
+            copy_of(bench.engine, kind, **changes)
+    copy_of(bench.engine, "commit", reservation_id=three.id)
+    for steps_run in (11, -1, None):
+        with pytest.raises(DatabaseError):
+            copy_of(bench.engine, "settle", reservation_id=three.id, steps_run=steps_run)
+
+
+def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
+    """The rows are well-formed and say themselves that they add up."""
+    bench.budget("1", "0.00001")
+    claim = bench.claim()
+    forged = bench.ledger.find(TOY)
+    assert forged is not None
+    many = replace(claim, cost=claim.cost.times(3))
+    with pytest.raises(refusals.OverBudget):
+        bench.ledger.reserve(many, call())
+    generous = Ledger(bench.engine)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(forged.state), "rule_for", lambda *_, **__: "filter")
+        generous.reserve(many, call())
+    found = replay(bench.engine)
+    assert [each.code for each in found] == ["overspent"]
+    assert "toy/example/add_remove" in found[0].message
+
+
+def test_a_replay_finds_a_state_that_does_not_add_up(bench: Bench) -> None:
+    bench.budget()
+    one, _ = bench.ledger.reserve(bench.claim(), call())
+    with bench.engine.connect() as connection:
+        first = connection.execute(
+            select(ledger_events.c.state).where(ledger_events.c.seq == 1)
+        ).scalar_one()
+    bench.ledger.reserve(bench.claim(), call())
+    copy_of(bench.engine, "reserve", kind="release", reservation_id=one.id, step=2,
+            follows="reserve", state=first, body='{"reason": ""}')  # fmt: skip
+    codes = {each.code for each in replay(bench.engine)}
+    assert codes == {"state_differs", "not_logged"}
