@@ -1,0 +1,248 @@
+"""Four eyes: who may approve what, once, and what the certificate then says."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.verify import Demands, VerificationError, verify
+from tests.service.lifecycle.conftest import Company
+
+NONE = "sha256:" + "0" * 64
+
+
+def predicate(result: dict[str, Any]) -> dict[str, Any]:
+    envelope = read_envelope(result["certificate"]["bundle"]["envelope"])
+    found: dict[str, Any] = json.loads(envelope.payload)["predicate"]
+    return found
+
+
+def rejected(bundle: bytes, company: Company, **demands: Any) -> VerificationError:
+    with pytest.raises(VerificationError) as caught:
+        verify(bundle, company.trusted, demands=Demands(**demands))
+    return caught.value
+
+
+def test_what_awaits_approval_is_certified_and_not_usable(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    assert pending["verdict"] == "certified"
+    assert pending["certificate"]["status"] == "awaiting_approval"
+    assert predicate(pending)["approvals"] == {"required": 2, "given": []}
+    error = rejected(company.bundle(pending), company)
+    assert (error.step, error.code) == (13, "not_approved")
+
+
+def test_the_last_approval_signs_the_next_issue_with_all_of_them_in_it(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    first = company.decide("bea", pending, comment="looked at the clipping")
+    assert first.status_code == 201
+    assert first.json()["certificate"]["status"] == "awaiting_approval"
+    second = company.decide("cem", pending)
+    assert second.status_code == 201
+    result = second.json()
+    assert result["certificate"]["id"] == pending["certificate"]["id"]
+    assert (result["certificate"]["issue"], result["certificate"]["status"]) == (2, "active")
+    said = predicate(result)
+    digest = pending["certificate"]["envelope_digest"]
+    assert said["supersedes"] == digest
+    given = said["approvals"]["given"]
+    assert [each["name"] for each in given] == ["token:bea", "token:cem"]
+    assert {each["envelope"] for each in given} == {digest}
+    assert given[0]["comment"] == "looked at the clipping"
+    assert said["validity"]["not_after"] == predicate(pending)["validity"]["not_after"]
+    verified = verify(company.bundle(result), company.trusted)
+    assert verified.predicate["guarantee"] == predicate(pending)["guarantee"]
+    assert company.current(pending) == result
+    assert company.submit(_plan_of(pending)).json() == result
+
+
+def _plan_of(result: dict[str, Any]) -> Any:
+    return predicate(result)["plan"]
+
+
+def test_nothing_but_the_certificate_differs_in_the_answer(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    company.decide("bea", pending)
+    result = company.decide("cem", pending).json()
+    assert {**result, "certificate": None} == {**pending, "certificate": None}
+
+
+def test_the_issues_tell_who_decided(company: Company, pending: dict[str, Any]) -> None:
+    company.decide("bea", pending)
+    company.decide("cem", pending)
+    issued, awaiting = company.issues(pending)
+    assert (issued["issue"], issued["status"]) == (2, "active")
+    assert (awaiting["issue"], awaiting["status"]) == (1, "superseded")
+    decisions = awaiting["approvals"]["decisions"]
+    assert [each["approver"] for each in decisions] == ["token:bea", "token:cem"]
+    where = f"/v1/certificates/{pending['certificate']['id']}/issues"
+    old = company.ask("eve", "GET", f"{where}/1").json()
+    assert old["certificate"]["bundle"] == pending["certificate"]["bundle"]
+    assert old["certificate"]["status"] == "superseded"
+    assert company.ask("eve", "GET", f"{where}/3").status_code == 404
+
+
+@pytest.mark.parametrize("asked", ["before", "with"])
+def test_nobody_approves_what_they_asked_for(company: Company, plan: Any, asked: str) -> None:
+    company.require_approvals(1)
+    result = company.submit(plan(), "bea" if asked == "before" else "ada").json()
+    company.submit(plan(), "bea")
+    answer = company.decide("bea", result)
+    assert (answer.status_code, answer.json()["code"]) == (403, "own_request")
+    assert company.current(result)["certificate"]["status"] == "awaiting_approval"
+    assert company.decide("cem", result).json()["certificate"]["status"] == "active"
+
+
+def test_nobody_approves_twice(company: Company, pending: dict[str, Any]) -> None:
+    assert company.decide("cem", pending).status_code == 201
+    again = company.decide("cem", pending)
+    assert (again.status_code, again.json()["code"]) == (409, "already_decided")
+
+
+def test_an_approval_is_of_the_envelope_that_was_seen(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    answer = company.decide("bea", pending, envelope=NONE)
+    assert (answer.status_code, answer.json()["code"]) == (409, "other_envelope")
+    company.decide("bea", pending)
+    company.decide("cem", pending)
+    late = company.decide("bea", pending)
+    assert (late.status_code, late.json()["code"]) == (409, "other_envelope")
+
+
+def test_one_rejection_ends_it_until_somebody_has_it_issued_again(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    company.decide("bea", pending)
+    no = company.decide("cem", pending, decision="reject", comment="δ is too large")
+    assert no.json()["certificate"]["status"] == "rejected"
+    assert company.submit(_plan_of(pending)).json()["certificate"]["status"] == "rejected"
+    late = company.decide("bea", pending)
+    assert (late.status_code, late.json()["code"]) == (409, "not_awaiting_approval")
+    again = company.ask("cem", "POST", f"/v1/certificates/{pending['certificate']['id']}/issues")
+    assert again.status_code == 201
+    result = again.json()
+    assert (result["certificate"]["issue"], result["certificate"]["status"]) == (
+        2,
+        "awaiting_approval",
+    )
+    # Who had it issued again asked for it, and cannot be one of those who approve it.
+    assert company.decide("cem", result).json()["code"] == "own_request"
+    assert company.decide("bea", result).status_code == 201
+
+
+def test_what_is_no_decision_is_refused_by_field(company: Company) -> None:
+    where = f"/v1/certificates/{NONE}/approvals"
+    for document, pointer in (
+        ({}, "/envelope"),
+        ({"envelope": "sha256:1"}, "/envelope"),
+        ({"envelope": NONE, "decision": "maybe"}, "/decision"),
+        ({"envelope": NONE, "decision": "reject"}, ""),
+        ({"envelope": NONE, "comment": "\0"}, "/comment"),
+        ({"envelope": NONE, "comment": "x" * 2001}, "/comment"),
+        ({"envelope": NONE, "comments": "x"}, "/comments"),
+        ([], ""),
+    ):
+        answer = company.ask("bea", "POST", where, document)
+        assert (answer.status_code, answer.json()["code"]) == (400, "malformed_decision")
+        assert [reason["pointer"] for reason in answer.json()["reasons"]] == [pointer]
+    assert company.ask("bea", "POST", where, {"envelope": NONE}).status_code == 404
+
+
+def test_a_verdict_that_nobody_can_use_needs_no_approval(company: Company, plan: Any) -> None:
+    company.require_approvals(2)
+    result = company.submit(plan(target={"epsilon": 0.01, "delta": 1e-5})).json()
+    assert (result["verdict"], result["certificate"]["status"]) == ("under_noised", "active")
+    answer = company.decide("bea", result)
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_awaiting_approval")
+
+
+def test_without_a_token_nobody_approves(company: Company, pending: dict[str, Any]) -> None:
+    company.headers["nobody"] = {}
+    assert company.decide("nobody", pending).status_code == 401
+    assert company.decide("ada", pending).json()["code"] == "missing_scope"
+
+
+def test_last_approvals_that_race_end_with_one_issue(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    with ThreadPoolExecutor(2) as people:
+        answers = list(people.map(lambda who: company.decide(who, pending), ("bea", "cem")))
+    assert [answer.status_code for answer in answers] == [201, 201]
+    assert [each["status"] for each in company.issues(pending)] == ["active", "superseded"]
+
+
+# ---- the same, refused by the database ---------------------------------------------------
+
+
+def insert_approval(company: Company, result: dict[str, Any], **changes: Any) -> None:
+    row = {
+        "certificate_id": result["certificate"]["id"],
+        "untrusted": False,
+        "issue": 1,
+        "envelope_digest": result["certificate"]["envelope_digest"],
+        "decision": "approve",
+        "approver": "token:cem",
+        "at": "2026-01-01 00:00:00+00:00",
+        "comment": "",
+        **changes,
+    }
+    names = ", ".join(row)
+    places = ", ".join(f":{name}" for name in row)
+    with company.engine.begin() as connection:
+        connection.execute(text(f"INSERT INTO approvals ({names}) VALUES ({places})"), row)
+
+
+def test_the_database_refuses_what_the_service_would(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    for changes, message in (
+        ({"approver": "token:ada"}, "four eyes"),
+        ({"approver": "anonymous@loopback"}, "approvals_by_someone"),
+        ({"envelope_digest": NONE}, "awaits no approval"),
+        ({"issue": 2}, "awaits no approval"),
+        ({"untrusted": True}, "awaits no approval"),
+        ({"decision": "perhaps"}, "approvals_decision"),
+    ):
+        with pytest.raises(IntegrityError, match=message):
+            insert_approval(company, pending, **changes)
+    insert_approval(company, pending)
+    with pytest.raises(IntegrityError, match="has decided"):
+        insert_approval(company, pending, comment="again")
+
+
+def test_the_database_refuses_approvals_after_the_end(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    company.decide("bea", pending)
+    company.decide("cem", pending)
+    with pytest.raises(IntegrityError, match="superseded"):
+        insert_approval(company, pending, approver="token:new")
+
+
+def test_the_database_refuses_an_issue_that_names_approvals_nobody_gave(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    assert pending["certificate"]["issue"] == 1
+    copied = (
+        "id, untrusted, issue, plan_digest, name, dataset, adjacency, verdict, epsilon_upper, "
+        "delta, created_at, key_id, bundle, result, not_after, envelope_digest, "
+        "approvals_required, approvals_given"
+    )
+    forged = copied.replace("issue,", "{issue},").replace("approvals_given", "{given}")
+    statement = f"INSERT INTO certificates ({copied}) SELECT {forged} FROM certificates"
+    for issue, given, message in ((2, 2, "more approvals"), (3, 0, "left out")):
+        with (
+            pytest.raises(IntegrityError, match=message),
+            company.engine.begin() as connection,
+        ):
+            connection.execute(text(statement.format(issue=issue, given=given)))
