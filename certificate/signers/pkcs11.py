@@ -62,9 +62,13 @@ class Token:
 
     def _open(self) -> None:
         import pkcs11
+        from pkcs11.exceptions import UserAlreadyLoggedIn
 
-        library = pkcs11.lib(self._module)
-        self._session = library.get_token(token_label=self._label).open(user_pin=self._pin)
+        token = pkcs11.lib(self._module).get_token(token_label=self._label)
+        try:
+            self._session = token.open(user_pin=self._pin)
+        except UserAlreadyLoggedIn:  # a login counts for all sessions of a process
+            self._session = token.open()
 
     def _close(self) -> None:
         session, self._session = self._session, None

@@ -1,0 +1,234 @@
+"""Private halves that are not files: taken by their owner's word, checked by the public half."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from shutil import which
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+
+from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, write_private
+from affidavit.certificate.signers import command, environment, pkcs11
+from affidavit.certificate.signers.choice import private_halves
+
+KEY, OTHER = SigningKey.generate(), SigningKey.generate()
+MESSAGES = (b"", b"message", bytes(range(256)) * 8192)
+SOFTHSM = Path("/usr/lib/softhsm/libsofthsm2.so")
+
+
+def pem(key: Any, encryption: Any = None) -> str:
+    written = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption or NoEncryption())
+    return written.decode()
+
+
+# ---- the environment ---------------------------------------------------------------
+
+
+def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
+    halves = private_halves({environment.VARIABLE: pem(KEY.private)})
+    assert halves is not None
+    found = halves.find(KEY.public)
+    assert found is not None
+    assert all(KEY.public.accepts(found.sign(each), each) for each in MESSAGES)
+    assert halves.find(OTHER.public) is None
+    assert "PRIVATE" not in repr(halves)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        pem(KEY.private) + pem(OTHER.private),
+        pem(KEY.private, BestAvailableEncryption(b"x")),
+        pem(generate_private_key(SECP256R1())),
+        KEY.public.as_record()["public_key"],
+        pem(KEY.private)[:60],
+        "-----BEGIN PRIVATE KEY-----\n" + "A" * 5000,
+    ],
+)
+def test_another_text_is_refused_and_not_repeated(text: str) -> None:
+    with pytest.raises(KeyFailure) as refused:
+        private_halves({environment.VARIABLE: text})
+    assert environment.VARIABLE in str(refused.value)
+    assert not any(line in str(refused.value) for line in text.splitlines() if len(line) > 20)
+
+
+def test_one_place_keeps_the_key() -> None:
+    assert private_halves({}) is None
+    with pytest.raises(KeyFailure, match="both set"):
+        private_halves({environment.VARIABLE: pem(KEY.private), command.VARIABLE: "true"})
+    with pytest.raises(KeyFailure, match="names no command"):
+        private_halves({command.VARIABLE: " "})
+    with pytest.raises(KeyFailure, match="cannot be read"):
+        private_halves({command.VARIABLE: "'"})
+
+
+# ---- a command ---------------------------------------------------------------------
+
+PROGRAM = """
+import base64, os, sys
+from pathlib import Path
+from affidavit.certificate.keys import read_root_key
+key, form = read_root_key(Path(sys.argv[1])), sys.argv[2]
+message = sys.stdin.buffer.read()
+print("a secret of the service", file=sys.stderr)
+if form == "fails":
+    sys.exit(7)
+assert os.environ["AFFIDAVIT_KEY_ID"] == sys.argv[3]
+signature = key.sign(message[:4096] if form == "cut" else message)
+text = base64.b64encode(signature)
+sys.stdout.buffer.write({
+    "raw": signature, "vault": b"vault:v1:" + text + b"\\n", "nothing": b"", "short": text[:40],
+}.get(form, text + b"\\n"))
+"""
+
+
+def commanded(directory: Path, form: str, key: SigningKey = KEY) -> Any:
+    private, program = directory / "key.pem", directory / "sign.py"
+    write_private(private, key.private)
+    program.write_text(PROGRAM)
+    words = [sys.executable, str(program), str(private), form, KEY.key_id]
+    halves = private_halves({command.VARIABLE: shlex.join(words)})
+    assert halves is not None
+    return halves.find(KEY.public)
+
+
+@pytest.mark.parametrize("form", ["raw", "base64", "vault"])
+def test_a_command_signs_whole_messages_in_any_form(tmp_path: Path, form: str) -> None:
+    signer = commanded(tmp_path, form)
+    assert signer.key_id == KEY.key_id
+    assert KEY.public.accepts(signer.sign(MESSAGES[-1]), MESSAGES[-1])
+
+
+@pytest.mark.parametrize(
+    ("form", "key", "said"),
+    [
+        ("fails", KEY, "code 7"),
+        ("nothing", KEY, "no Ed25519 signature"),
+        ("short", KEY, "no Ed25519 signature"),
+        ("cut", KEY, "not the whole message"),
+        ("base64", OTHER, "another key"),
+    ],
+)
+def test_what_the_public_half_does_not_accept_is_no_signature(
+    tmp_path: Path, form: str, key: SigningKey, said: str
+) -> None:
+    with pytest.raises(KeyFailure, match=said) as refused:
+        commanded(tmp_path, form, key).sign(MESSAGES[-1])
+    assert "secret" not in str(refused.value)
+
+
+def test_a_command_that_is_not_there_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyFailure, match="cannot be run"):
+        command.CommandKey(("/none/sign",), KEY.public).sign(b"")
+    monkeypatch.setattr(command, "SECONDS", 0.05)
+    with pytest.raises(KeyFailure, match="did not end"):
+        command.CommandKey(("sleep", "9"), KEY.public).sign(b"")
+
+
+# ---- a token -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The settings of a SoftHSM2 token that holds both keys."""
+    if which("softhsm2-util") is None or not SOFTHSM.exists():
+        pytest.skip("there is no SoftHSM2; apt has one (softhsm2)")
+    directory = tmp_path_factory.mktemp("token")
+    (directory / "tokens").mkdir()
+    configuration, pin = directory / "softhsm2.conf", directory / "pin"
+    configuration.write_text(f"directories.tokendir = {directory / 'tokens'}\nlog.level = ERROR\n")
+    pin.write_text("1234\n")
+    pin.chmod(0o600)
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SOFTHSM2_CONF", str(configuration))
+    secrets = ["--pin", "1234", "--token", "signing"]
+    made = ["--init-token", "--free", "--label", "signing", "--so-pin", "5678", "--pin", "1234"]
+    subprocess.run(["softhsm2-util", *made], check=True, capture_output=True)
+    for number, key in enumerate((KEY, OTHER)):
+        write_private(directory / "key.pem", key.private)
+        named = [
+            "--import",
+            str(directory / "key.pem"),
+            "--label",
+            f"k{number}",
+            "--id",
+            f"0{number}",
+        ]
+        subprocess.run(["softhsm2-util", *named, *secrets], check=True, capture_output=True)
+    yield {
+        pkcs11.MODULE: str(SOFTHSM),
+        pkcs11.TOKEN: "signing",
+        pkcs11.PIN_FILE: str(pin),
+    }
+    patch.undo()
+
+
+def test_a_token_signs_with_the_key_of_each_record(token: dict[str, str]) -> None:
+    halves = private_halves(token)
+    assert halves is not None
+    for key in (KEY, OTHER):
+        found = halves.find(key.public)
+        assert found is not None
+        assert all(key.public.accepts(found.sign(each), each) for each in MESSAGES)
+    assert halves.find(SigningKey.generate().public) is None
+    assert "1234" not in repr(found)
+
+
+# The package warns when it lets go of what belonged to the lost session.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_session_that_was_lost_is_opened_again(token: dict[str, str]) -> None:
+    halves: Any = private_halves(token)
+    found = halves.find(KEY.public)
+    halves._session.close()
+    assert KEY.public.accepts(found.sign(b"again"), b"again")
+
+
+def test_a_token_that_cannot_be_used_is_said(token: dict[str, str], tmp_path: Path) -> None:
+    pin = tmp_path / "pin"
+    pin.write_text("1234")
+    pin.chmod(0o644)
+    for changes, said in (
+        ({pkcs11.TOKEN: "none"}, "NoSuchToken"),
+        ({pkcs11.MODULE: "/none.so"}, "PKCS11Error"),
+        ({pkcs11.TOKEN: ""}, pkcs11.TOKEN),
+        ({pkcs11.PIN_FILE: str(pin)}, "chmod 600"),
+        ({pkcs11.PIN_FILE: "/none"}, "cannot be read"),
+    ):
+        with pytest.raises(KeyFailure, match=said):
+            _seek({**token, **changes})
+
+
+def _seek(settings: dict[str, str]) -> None:
+    pkcs11.open_token(settings).find(KEY.public)
+
+
+def test_without_its_package_a_token_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pkcs11", None)
+    given = dict.fromkeys((pkcs11.MODULE, pkcs11.TOKEN, pkcs11.PIN_FILE), "x")
+    with pytest.raises(KeyFailure, match=r"affidavit\[pkcs11\]"):
+        private_halves(given)
+
+
+# ---- the key directory with them ---------------------------------------------------
+
+
+def test_the_directory_says_when_and_the_other_place_signs(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path)
+    store.keep(KEY.public)
+    assert store.signing_key() is None
+    found = store.signing_key(private_halves({environment.VARIABLE: pem(KEY.private)}))
+    assert found is not None
+    assert found.public == KEY.public
