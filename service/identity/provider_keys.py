@@ -139,6 +139,8 @@ def _usable(record: Any) -> jwt.PyJWK | None:
     kid, operations = record.get("kid"), record.get("key_ops", ["verify"])
     if not isinstance(kid, str) or record.get("use", "sig") != "sig":
         return None
+    if record.get("alg", ALGORITHMS[0]) not in ALGORITHMS:
+        return None
     if not isinstance(operations, list) or "verify" not in operations:
         return None
     try:
