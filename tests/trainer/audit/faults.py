@@ -1,0 +1,117 @@
+"""Trainers with one fault each, as the real machine with one part exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from affidavit.certificate.execution import Required
+from affidavit.trainer import sampling
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.binding import Bound
+from affidavit.trainer.clipping.factors import LinearFactors
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.machine import Machine, RunKeys
+from affidavit.trainer.noise.source import NoiseSource, TensorNoise
+from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.settings import Settings
+
+
+class RootK(Machine):
+    """Every block noised as if it were released alone: σ/√K."""
+
+    def _noise_of_phases(self) -> list[NoiseSource]:
+        required = self._bound.execution.at(0)
+        blocks = sum(len(groups) for groups in self.layout.groups.values())
+        tensors = {
+            name: TensorNoise(shape=each.shape, scale=each.scale / blocks**0.5)
+            for name, each in self.layout.noise(required).items()
+        }
+        return [NoiseSource(bytes(32), tensors)]
+
+
+class Reseeded(Machine):
+    """The generator of the noise starts again at every step."""
+
+    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+        self._first = getattr(self, "_first", ratchet)
+        return NoiseSource(self._first.key_for("noise"), self.layout.noise(required))
+
+
+class RealisedLot(Machine):
+    """The sum is divided by how many records there were."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        (lots,) = self._lots
+        drawn, self._size = lots.of, 0
+
+        def of(place: int, key: bytes) -> Tensor:
+            lot = drawn(place, key)
+            self._size = len(lot)
+            return lot
+
+        lots.of = of  # type: ignore[method-assign]
+
+    def _update(self, sums: dict[str, Tensor], required: Required, rate: float) -> None:
+        super()._update(sums, replace(required, divisor=str(max(1, self._size))), rate)
+
+
+class LeftOut(Machine):
+    """The noise passes over one tensor: a bias that another optimiser has."""
+
+    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+        return _AllButOne(super()._source(required, ratchet))  # type: ignore[return-value]
+
+
+class _AllButOne:
+    def __init__(self, source: NoiseSource) -> None:
+        self._source = source
+
+    def add_to(self, sums: Mapping[str, Tensor]) -> None:
+        kept = sums["norm.bias"].clone()
+        self._source.add_to(sums)
+        sums["norm.bias"].copy_(kept)
+
+
+class Shuffled(Machine):
+    """Lots in the order of a permutation, as data loaders do."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        size = self._bound.plan.dataset.size
+        assert size is not None
+        lot = sampling.shuffled(named["keys"].lots, size=size, lot_size=1)
+        self._lots[0].of = lambda place, _key: lot(place)  # type: ignore[method-assign]
+
+
+@contextmanager
+def norms_in_bfloat16() -> Iterator[None]:
+    """Norms from Gram matrices in bfloat16, without a correction."""
+
+    def norms(self: LinearFactors) -> Tensor:
+        a, b = self.inputs.bfloat16(), self.outputs.bfloat16()
+        squares = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum(-1).sum(-1)
+        return squares.clamp(min=0).sqrt().float()
+
+    right = LinearFactors.norms
+    LinearFactors.norms = norms  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LinearFactors.norms = right  # type: ignore[method-assign]
+
+
+def build_of(kind: type[Machine]) -> Any:
+    """How ``audit`` builds a machine of ``kind``."""
+
+    def build(bound: Bound, model: ModelAdapter, data: DataAdapter, keys: RunKeys) -> Machine:
+        peers = Peers.alone("cpu")
+        return kind(bound, model, data, settings=Settings(), peers=peers, keys=keys)
+
+    return build

@@ -1,0 +1,84 @@
+"""The audit passes the trainer and falsifies each fault, at two low-ε plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.curves import curves
+from affidavit.trainer.audit.audit import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
+from affidavit.trainer.audit.transcript import Build, machine_of
+from affidavit.trainer.machine import Machine
+from tests.trainer.audit import faults
+
+Claims = Mapping[str, tuple[Claim, ...]]
+SILENT, OPPOSED = STAGES
+FEW = Sizes(calibration=30, counted=70)
+"""Enough for faults that are plain to see."""
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def claims() -> Claims:
+    """Points of each stage's certified curve, as upper bounds."""
+    found = {}
+    for stage in STAGES:
+        curve = curves(plan_of_stage(stage))
+        assert not isinstance(curve, Assessment)
+        found[stage.name] = tuple((e, d.upper) for e, d in curve.delta_of if e <= 1)
+    return found
+
+
+def attacked(stage: Stage, claims: Claims, build: Build, sizes: Sizes | None = None) -> Finding:
+    """A stage of the audit, with keys of its own."""
+    key = bytes([20 + STAGES.index(stage)]) * 32
+    return audit(stage, claims[stage.name], key=key, build=build, sizes=sizes)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_trainer_passes(stage: Stage, claims: Claims) -> None:
+    found = attacked(stage, claims, machine_of, FEW)
+    assert not found.falsified
+    assert found.epsilon <= found.certified
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_low_epsilon(stage: Stage, claims: Claims) -> None:
+    """Both plans are certified to mean something: the best guess is right 68 times in 100."""
+    epsilon, delta = claims[stage.name][0]
+    assert epsilon == 0
+    assert (1 + delta) / 2 < 0.68
+
+
+@pytest.mark.parametrize("fault", [faults.Reseeded, faults.RealisedLot, faults.LeftOut])
+def test_a_plain_fault_is_falsified(fault: type[Machine], claims: Claims) -> None:
+    found = attacked(SILENT, claims, faults.build_of(fault), FEW)
+    assert found.falsified, found
+
+
+def test_noise_of_every_block_as_if_it_were_alone_is_falsified(claims: Claims) -> None:
+    """Each block by itself has what it was certified for: σ/√K shows jointly or not at all."""
+    found = attacked(SILENT, claims, faults.build_of(faults.RootK))
+    assert found.falsified, found
+
+
+def test_shuffled_lots_under_a_poisson_certificate_are_falsified(claims: Claims) -> None:
+    found = attacked(OPPOSED, claims, faults.build_of(faults.Shuffled), FEW)
+    assert found.falsified, found
+
+
+def test_norms_in_bfloat16_are_falsified(claims: Claims) -> None:
+    with faults.norms_in_bfloat16():
+        found = attacked(SILENT, claims, machine_of, FEW)
+    assert found.falsified, found
+
+
+def test_an_audit_can_be_repeated(claims: Claims) -> None:
+    def once() -> Finding:
+        return attacked(SILENT, claims, machine_of, Sizes(calibration=4, counted=6))
+
+    assert once() == once()

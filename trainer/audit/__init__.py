@@ -1,0 +1,1 @@
+"""The audit: attacks that try to prove a run less private than its certificate says."""

@@ -1,0 +1,202 @@
+"""The audit: does any attack beat the certificate?
+
+Two worlds differ in one record, the canary. In each, whole runs of the trainer are observed at
+every iterate and over all blocks jointly (one block at a time, noise that is √K too small would
+pass). Of the runs of a stage, some calibrate: they choose the attack, its threshold and the
+point (ε, δ) of the certified curve where it promises most. The others are counted, and the
+claim is falsified if the lower bound on ε that they prove is above the certified one
+(``affidavit.trainer.audit.bound``). Stages differ in their plan and in what the other records
+contribute: nothing, or the opposite of the canary (so that a sampler whose lots have a fixed
+size gives the canary away by whom it displaces).
+
+Guarantees
+    * A trainer that keeps its certificate is falsified with probability at most ``ALARM``,
+      over all stages together, whatever the attacks do.
+    * Nothing but iterates is read. A trainer that passes was not falsified; that is all.
+
+The plan of a stage is ``plan_of_stage``; its claims are points of its certified curve, which
+is asked for outside this room (``affidavit.certificate.curves``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from affidavit.plan import schedule
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+from affidavit.trainer.audit.attacks import Score, scores
+from affidavit.trainer.audit.bound import lower_epsilon
+from affidavit.trainer.audit.canary import HIDDEN
+from affidavit.trainer.audit.transcript import Array, Build, Transcripts, machine_of, observe
+from affidavit.trainer.noise.chacha import derived_key
+
+ALARM = 1e-5
+"""Probability that a trainer which keeps its certificate is falsified, of a whole audit."""
+
+Claim = tuple[float, float]
+"""ε and δ, a point of the certified curve."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A data set of ``size`` records, the canary included; one record a lot is expected.
+
+    ``others`` is the amplitude of the records that are no canary; ``balanced`` turns the sign
+    of all of them at every other step. ``joint`` is the joint noise multiplier.
+    """
+
+    name: str
+    size: int
+    steps: int
+    joint: float
+    others: float
+    balanced: bool
+
+    @property
+    def signs(self) -> tuple[float, ...]:
+        """One for each step; balanced ones add to nothing, so that noise that is always the
+        same cancels and the canary does not."""
+        return tuple(-1.0 if self.balanced and step % 2 else 1.0 for step in range(self.steps))
+
+
+STAGES = (
+    Stage(name="silent", size=2, steps=4, joint=1.1, others=0.0, balanced=True),
+    Stage(name="opposed", size=8, steps=8, joint=0.6, others=-1.0, balanced=False),
+)
+"""Both are certified to let an attacker be right at most 68 times in 100: low-ε plans."""
+
+
+def plan_of_stage(stage: Stage) -> Plan:
+    """Poisson lots, DP-SGD at learning rate 1 without momentum, a block for each matrix."""
+    noise = {"clip_norm": 0.5, "noise_multiplier": stage.joint * (HIDDEN + 1) ** 0.5}
+    return plan_from(
+        {
+            "version": 1,
+            "name": f"audit-{stage.name}",
+            "dataset": {"size": stage.size},
+            "adjacency": "add_remove",
+            "sampling": {"scheme": "poisson", "probability": 1 / stage.size},
+            "steps": stage.steps,
+            "releases": [
+                {"name": "hidden", "count": HIDDEN, **noise},
+                {"name": "auxiliary", "count": 1, **noise},
+            ],
+            "optimizer": {"name": "dp_sgd", "learning_rate": 1},
+            "target": {"delta": 0.1},
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sizes:
+    """Runs of each world in a stage: for calibration, and to be counted."""
+
+    calibration: int = 60
+    counted: int = 140
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What a stage proved: ε is at least ``epsilon`` at ``delta``, where it was certified to be
+    at most ``certified``."""
+
+    stage: str
+    attack: str
+    epsilon: float
+    certified: float
+    delta: float
+
+    @property
+    def falsified(self) -> bool:
+        """Whether the trainer does not keep its certificate."""
+        return self.epsilon > self.certified
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Chosen:
+    """An attack that guesses "inside" where ``sign`` times its score is above a threshold."""
+
+    attack: str
+    score: Score
+    sign: float
+    threshold: float
+    claim: Claim
+
+    def right(self, inside: Transcripts, outside: Transcripts) -> int:
+        """How many runs of the two worlds it guesses right."""
+        yes, no = (self.sign * self.score(seen) > self.threshold for seen in (inside, outside))
+        return int(yes.sum() + (~no).sum())
+
+
+def audit(
+    stage: Stage,
+    claims: Sequence[Claim],
+    *,
+    key: bytes,
+    build: Build = machine_of,
+    sizes: Sizes | None = None,
+) -> Finding:
+    """What a stage found of the trainer that ``build`` makes.
+
+    ``claims`` are of ``plan_of_stage(stage)``; ``key`` (32 bytes) is that of the audit's own
+    randomness.
+    """
+    sizes, plan, others = sizes or Sizes(), plan_of_stage(stage), [stage.others] * (stage.size - 1)
+    runs = sizes.calibration + sizes.counted
+    inside, outside = (
+        observe(plan, amplitudes, stage.signs, runs, key=derived_key(key, world), build=build)
+        for world, amplitudes in (("inside", [*others, 1.0]), ("outside", others))
+    )
+    first = sizes.calibration
+    chosen = _choose(plan, claims, inside.part(0, first), outside.part(0, first), sizes.counted)
+    epsilon, delta = chosen.claim
+    return Finding(
+        stage=stage.name,
+        attack=chosen.attack,
+        epsilon=lower_epsilon(
+            chosen.right(inside.part(first, runs), outside.part(first, runs)),
+            2 * sizes.counted,
+            delta=delta,
+            alarm=ALARM / len(STAGES),
+        ),
+        certified=epsilon,
+        delta=delta,
+    )
+
+
+def _choose(
+    plan: Plan, claims: Sequence[Claim], inside: Transcripts, outside: Transcripts, counted: int
+) -> _Chosen:
+    """The attack that should beat a claim by most, by what it does in the calibration runs."""
+    probability = float(schedule.sampling_probability(plan, plan.phases[0]))
+    found: list[tuple[float, str, Score, float, float]] = []
+    for (name, score), sign in product(scores(outside, probability).items(), (1.0, -1.0)):
+        yes, no = np.sort(sign * score(inside)), np.sort(sign * score(outside))
+        thresholds = _between(np.concatenate([yes, no]))
+        right = len(yes) - np.searchsorted(yes, thresholds, side="right")
+        right += np.searchsorted(no, thresholds, side="right")
+        place = int(np.argmax(right))
+        # A right and a wrong guess are added: few runs without a wrong one prove little.
+        rate = (right[place] + 1) / (len(yes) + len(no) + 2)
+        found.append((float(rate), name, score, sign, float(thresholds[place])))
+    rate, name, score, sign, threshold = max(found, key=lambda each: each[0])
+    expected = int(rate * 2 * counted)
+
+    def margin(claim: Claim) -> float:
+        alarm = ALARM / len(STAGES)
+        return lower_epsilon(expected, 2 * counted, delta=claim[1], alarm=alarm) - claim[0]
+
+    return _Chosen(
+        attack=name, score=score, sign=sign, threshold=threshold, claim=max(claims, key=margin)
+    )
+
+
+def _between(values: Array) -> Array:
+    """Thresholds halfway between neighbours."""
+    ordered = np.unique(values)
+    return (ordered[1:] + ordered[:-1]) / 2 if len(ordered) > 1 else ordered

@@ -1,0 +1,159 @@
+"""Transcripts: what an observer of all iterates sees of a run, along the canary's direction.
+
+A run is the trainer's own machine, step by step, under DP-SGD without momentum at learning
+rate 1, so that two iterates differ by the released mean; times the divisor that the plan
+states, that is the noisy sum of every tensor. Of each sum S with the canary's share D two
+numbers are kept: the matched filter ⟨S, D⟩/‖D‖², which is 1 where the canary took part and
+noise was left out, and the length of what is orthogonal to D, over the noise that was
+certified. Nothing else of the run is read: no lot, no norm, no noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from affidavit.certificate.execution import Execution, noise_std
+from affidavit.plan.canonical import digest
+from affidavit.plan.model import Plan
+from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.audit.canary import CanaryData, CanaryModel
+from affidavit.trainer.binding import Bound, strategies_of
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.machine import Machine, RunKeys
+from affidavit.trainer.noise.chacha import derived_key
+from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.settings import Settings
+
+Array = NDArray[np.float64]
+
+Build = Callable[[Bound, ModelAdapter, DataAdapter, RunKeys], Machine]
+"""The trainer that is attacked: from a bound run to its machine."""
+
+
+def machine_of(bound: Bound, model: ModelAdapter, data: DataAdapter, keys: RunKeys) -> Machine:
+    """The trainer as it is."""
+    return Machine(bound, model, data, settings=Settings(), peers=Peers.alone("cpu"), keys=keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Transcripts:
+    """Of R runs of T steps and G tensors: matched filters (R, T, G), lengths (R, T).
+
+    ``weights`` (G,) are those by which the matched filters of one step are joined best under
+    the certified noise; ``joint`` is the certified multiplier of what comes out.
+    """
+
+    matched: Array
+    lengths: Array
+    weights: Array
+    joint: float
+
+    @property
+    def filtered(self) -> Array:
+        """One number a step, over all blocks jointly, (R, T)."""
+        found: Array = self.matched @ self.weights
+        return found
+
+    def part(self, first: int, last: int) -> Transcripts:
+        """Runs from ``first`` to before ``last``."""
+        return Transcripts(
+            matched=self.matched[first:last],
+            lengths=self.lengths[first:last],
+            weights=self.weights,
+            joint=self.joint,
+        )
+
+
+def observe(
+    plan: Plan,
+    amplitudes: Sequence[float],
+    signs: Sequence[float],
+    runs: int,
+    *,
+    key: bytes,
+    build: Build = machine_of,
+) -> Transcripts:
+    """Transcripts of ``runs`` runs of a closed plan on records of ``amplitudes``.
+
+    ``signs`` has that of each step. Keys are derived from ``key``, so that an audit can be
+    repeated.
+    """
+    bound, model = _bound(plan, len(amplitudes)), CanaryModel()
+    data = CanaryData(torch.tensor(amplitudes))
+    release = plan.phases[0].releases[0]
+    directions = model.direction(release.clip_norm)
+    squares = np.array([float(each.square().sum()) for each in directions.values()])
+    scale = noise_std(release)
+    matched, lengths = [], []
+    start = {name: each.clone() for name, each in model.module.state_dict().items()}
+    for run in range(runs):
+        model.module.load_state_dict(start)
+        own = derived_key(key, f"audit run {run}")
+        keys = RunKeys(lots=derived_key(own, "lots"), probes=derived_key(own, "probes"))
+        machine = build(bound, model, data, keys)
+        try:
+            steps = list(_released(machine, bound, model, signs, Ratchet(own)))
+        finally:
+            machine.close()
+        matched.append([[float((s[n] * d).sum()) for n, d in directions.items()] for s in steps])
+        lengths.append([_length(s, directions, squares) / scale for s in steps])
+    signed = np.array(matched) * np.array(signs)[:, None] / squares
+    return Transcripts(
+        matched=signed,
+        lengths=np.array(lengths),
+        weights=squares / squares.sum(),
+        joint=scale / float(np.sqrt(squares.sum())),
+    )
+
+
+def _bound(plan: Plan, size: int) -> Bound:
+    """``plan`` for as many records as there are, bound without a certificate."""
+    dataset = plan.dataset.model_copy(update={"size": size})
+    closed = plan.model_copy(update={"dataset": dataset})
+    execution = Execution.of(closed)
+    return Bound(
+        certificate_id="audit",
+        plan_digest=digest(closed),
+        plan=closed,
+        execution=execution,
+        strategies=strategies_of(execution),
+        guarantee={},
+    )
+
+
+Sums = dict[str, torch.Tensor]
+
+
+def _released(
+    machine: Machine, bound: Bound, model: CanaryModel, signs: Sequence[float], ratchet: Ratchet
+) -> list[Sums]:
+    found, before = [], _copied(model)
+    for step, sign in enumerate(signs):
+        model.sign = sign
+        machine.step(step, ratchet, lambda _: None)
+        ratchet, after = ratchet.next(), _copied(model)
+        divisor = float(Fraction(bound.execution.at(step).divisor))
+        found.append({name: (before[name] - after[name]) * divisor for name in before})
+        before = after
+    model.sign = 1.0
+    return found
+
+
+def _copied(model: CanaryModel) -> Sums:
+    return {name: each.detach().double() for name, each in model.module.named_parameters()}
+
+
+def _length(sums: Sums, directions: Sums, squares: Array) -> float:
+    """Root mean square of all entries once the canary's direction is taken out."""
+    total, entries = 0.0, 0
+    for (name, direction), square in zip(directions.items(), squares, strict=True):
+        along = float((sums[name] * direction).sum()) ** 2 / square
+        total += float(sums[name].square().sum()) - along
+        entries += direction.numel() - 1
+    return float(np.sqrt(max(total, 0.0) / entries))
