@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -95,7 +95,8 @@ def provider_server() -> Iterator[ProviderServer]:
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(state.body)))
             self.end_headers()
-            self.wfile.write(state.body)
+            with suppress(ConnectionError):  # it was cut off
+                self.wfile.write(state.body)
 
         def log_message(self, *_given: Any) -> None:
             """Say nothing."""

@@ -1,0 +1,186 @@
+"""``affidavit tokens``, and a service that does not start where it would know nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.__main__ import main
+from affidavit.service.identity.tokens import parse
+from affidavit.service.serve import NobodyKnown, serve
+from affidavit.service.settings import Settings
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(
+    sqlite_url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
+    """One command in this process: exit code, standard output, standard error."""
+    assert sqlite_url
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as stopped:  # argparse
+            code = int(str(stopped.code))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_a_token_is_shown_once_alone_on_standard_output(run: Run) -> None:
+    code, shown, said = run("tokens", "new", "--name", "ci", "--scope", "submit", "--scope=audit")
+    assert code == 0
+    made = parse(shown.removesuffix("\n"))
+    assert made is not None
+    assert made.id in said
+    assert made.text not in said
+    for arguments in (("tokens", "list"), ("tokens", "list", "--json")):
+        code, listed, _ = run(*arguments)
+        assert code == 0
+        assert made.id in listed
+        assert made.text[23:] not in listed
+        assert made.digest not in listed
+    (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
+    assert (record["name"], record["scopes"]) == ("ci", ["audit", "submit"])
+    assert record["created_by"] == f"operator:{pwd.getpwuid(os.getuid()).pw_name}"
+    assert record["revoked_at"] is record["last_used_at"] is None
+
+
+def test_a_revoked_token_stays_in_the_list(run: Run) -> None:
+    made = json.loads(run("tokens", "new", "--name=ci", "--scope=work", "--days=7", "--json")[1])
+    assert parse(made["token"]) is not None
+    assert "until" in run("tokens", "list")[1]
+    code, said, _ = run("tokens", "revoke", "--reason", "left", made["id"])
+    assert (code, made["id"] in said) == (0, True)
+    assert run("tokens", "revoke", made["id"])[0] == 0
+    assert "revoked" in run("tokens", "list")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("new", "--name", "a b", "--scope", "submit"), "name"),
+        (("new", "--name", "", "--scope", "submit"), "name"),
+        (("new", "--name", "ci", "--scope", "root"), "submit, approve, audit, work, admin"),
+        (("new", "--name", "ci", "--scope", "submit", "--days", "0"), "days"),
+        (("new", "--name", "ci", "--scope", "submit", "--days", "99999"), "days"),
+        (("new", "--name", "ci", "--scope", "submit", "--days", "x"), "days"),
+        (("new", "--name", "ci"), "--scope"),
+        (("new", "--scope", "submit"), "--name"),
+        (("revoke", "000000000000"), "no token"),
+        (("revoke", "'; DROP TABLE tokens; --"), "no token"),
+        (("revoke", "--reason", "a\nb", "000000000000"), "line"),
+        ((), "verb"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(
+    run: Run, arguments: tuple[str, ...], named: str
+) -> None:
+    code, shown, said = run("tokens", *arguments)
+    assert (code, shown) == (2, "")
+    assert named in said
+    assert "Traceback" not in said
+    assert json.loads(run("tokens", "list", "--json")[1]) == {"tokens": []}
+
+
+def test_without_a_schema_it_says_to_migrate(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "affidavit.db").unlink()
+    for arguments in (("list",), ("new", "--name", "a", "--scope", "submit"), ("revoke", "0")):
+        code, _, said = run("tokens", *arguments)
+        assert (code, "affidavit migrate" in said) == (2, True)
+    assert not (tmp_path / "affidavit.db").exists()
+
+
+def test_the_command_line_hands_them_to_the_service(sqlite_url: str, tmp_path: Path) -> None:
+    assert sqlite_url
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AFFIDAVIT_HOME": str(tmp_path)}
+
+    def affidavit(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "affidavit.gate", "tokens", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    made = affidavit("new", "--name", "ci", "--scope", "submit", "--days", "90")
+    assert made.returncode == 0, made.stderr
+    token = parse(made.stdout.strip())
+    assert token is not None
+    assert affidavit("revoke", token.id).returncode == 0
+    (record,) = json.loads(affidavit("list", "--json").stdout)["tokens"]
+    assert record["revoked_at"] is not None
+
+
+# ---- where the service listens --------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_it_does_not_listen_to_a_network_that_it_knows_nobody_on(run: Run, host: str) -> None:
+    code, _, said = run("serve", "--host", host, "--port", "0")
+    assert code == 2
+    assert "affidavit tokens new" in said
+    assert "AFFIDAVIT_OIDC_ISSUER" in said
+    assert len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize("known", ["token", "revoked token", "provider"])
+def test_it_does_once_it_can_know_somebody(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """A service whose only token was revoked still answers who asks for keys."""
+    KeyStore(tmp_path / "keys").new("test")
+    if known == "provider":
+        monkeypatch.setenv("AFFIDAVIT_OIDC_ISSUER", "https://id.example.org")
+        monkeypatch.setenv("AFFIDAVIT_OIDC_AUDIENCE", "affidavit")
+        monkeypatch.setenv("AFFIDAVIT_OIDC_JWKS_FILE", "/none")
+        monkeypatch.setenv("AFFIDAVIT_OIDC_SCOPES", '{"a": ["submit"]}')
+    else:
+        made = json.loads(run("tokens", "new", "--name=a", "--scope=submit", "--json")[1])
+        if known == "revoked token":
+            run("tokens", "revoke", made["id"])
+    served = []
+    monkeypatch.setattr("affidavit.service.serve._run", lambda *given: served.append(given))
+    assert run("serve", "--host", "0.0.0.0", "--port", "0")[0] == 0
+    ((listening, settings),) = served
+    assert listening.fileno() == -1  # closed again
+    assert settings.loopback is False
+
+
+def test_nobody_known_is_an_error_of_its_own(settings: Settings) -> None:
+    with pytest.raises(NobodyKnown, match=r"0\.0\.0\.0"):
+        serve("0.0.0.0", 0, settings)
+
+
+def test_a_running_service_asks_for_tokens_from_the_first_one_on(server: Any) -> None:
+    """Made by another process, and asked for by this one at its next request."""
+    server.start()
+    assert "OPEN: no token was ever made" in "".join(server.log)
+    path = f"{server.url}/v1/certificates"
+    assert httpx.get(path).status_code == 200
+    assert httpx.get(path, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 401
+    assert httpx.get(path, headers={"host": "rebound.example"}).status_code == 401
+    made = server.run("tokens", "new", "--name", "ci", "--scope", "submit").stdout.strip()
+    assert httpx.get(path).status_code == 401
+    headers = {"authorization": f"Bearer {made}"}
+    assert httpx.get(path, headers=headers).status_code == 200
+    (record,) = json.loads(server.run("tokens", "list", "--json").stdout)["tokens"]
+    assert record["last_used_at"] is not None
+    server.run("tokens", "revoke", record["id"])
+    refused = httpx.get(path, headers=headers)
+    assert (refused.status_code, refused.json()["code"]) == (401, "revoked_token")
+    assert httpx.get(path).status_code == 401
