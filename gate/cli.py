@@ -26,6 +26,7 @@ COMMANDS = {
     "verify": "verify",
     "serve": "serve",
     "migrate": "serve",
+    "backup": "serve",
     "curve": "curve",
     "diagnose": "diagnose",
     "mechanisms": "mechanisms",
@@ -35,6 +36,7 @@ COMMANDS = {
     "roots": "roots",
     "keyset": "keyset",
     "tokens": "tokens",
+    "audit": "audit",
     "train": "train",
     "conformance": "conformance",
 }

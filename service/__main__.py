@@ -1,9 +1,9 @@
-"""``python -m affidavit.service serve|migrate|tokens``: what the command line runs for a server.
+"""``python -m affidavit.service COMMAND``: what the command line runs for a server.
 
 The command line itself must work without a server, so it does not import this room; it
-starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 2
-something that the operator must mend (a setting, the schema, an address in use), 3 the
-database cannot be reached.
+starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 1 an
+audit found something, 2 something that the operator must mend (a setting, the schema, an
+address in use), 3 the database cannot be reached.
 """
 
 from __future__ import annotations
@@ -11,17 +11,34 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.keys import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.tokens_kept import TokenRefused
+from affidavit.service.log import commands as audit
+from affidavit.service.log.commands import AuditRefused
+from affidavit.service.log.exports import ExportFailed
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
+from affidavit.service.operation.backup import BackupFailed, back_up
+from affidavit.service.operation.roles import grant_application
 from affidavit.service.serve import NobodyKnown, serve
 from affidavit.service.settings import Settings, SettingsError
 
 OPERATOR, UNREACHABLE = 2, 3
+EXPECTED = (
+    SettingsError,
+    SchemaNotAtHead,
+    KeyFailure,
+    NobodyKnown,
+    TokenRefused,
+    AuditRefused,
+    ExportFailed,
+    BackupFailed,
+)
+"""What the operator must mend; the text of each says what."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,10 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         settings = Settings.from_environment()
-        given.run(given, settings)
+        return int(given.run(given, settings) or 0)
     except KeyboardInterrupt:
         return 0
-    except (SettingsError, SchemaNotAtHead, KeyFailure, NobodyKnown, TokenRefused) as error:
+    except EXPECTED as error:
         return _fail(str(error), OPERATOR)
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
@@ -45,12 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(f"the database cannot be used: {cause}; see DATABASE_URL", UNREACHABLE)
     except OSError as error:
         return _fail(str(error), OPERATOR)
-    return 0
 
 
 def _migrate(_given: argparse.Namespace, settings: Settings) -> None:
     upgrade(settings.database_url)
+    if settings.app_role is not None:
+        grant_application(settings.database_url, settings.app_role)
     print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
+
+
+def _backup(given: argparse.Namespace, settings: Settings) -> None:
+    size = back_up(settings.database_url, given.file)
+    print(f"{given.file} holds {size} bytes.")  # noqa: T201  # what was asked for
 
 
 def _serve(given: argparse.Namespace, settings: Settings) -> None:
@@ -77,7 +100,11 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--host", default="127.0.0.1", help="127.0.0.1: this machine alone")
     serving.add_argument("--port", type=_port, default=8000, help="0: any free one")
     serving.set_defaults(run=_serve)
+    backing_up = commands.add_parser("backup", help="copy the embedded database to a new file")
+    backing_up.add_argument("file", type=Path, help="the file to make")
+    backing_up.set_defaults(run=_backup)
     tokens.add_parser(commands)
+    audit.add_parser(commands)
     return parser
 
 

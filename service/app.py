@@ -63,6 +63,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(services.identities.announce)
     await run_in_threadpool(services.pool.warm_up)
     services.sequencer.start()
+    services.exporter.start()
     try:
         yield
     finally:

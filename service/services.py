@@ -23,6 +23,8 @@ from affidavit.service.lifecycle.approve import Approve
 from affidavit.service.lifecycle.reissue import Reissue
 from affidavit.service.lifecycle.revoke import Revoke
 from affidavit.service.lifecycle.status_lists import StatusLists
+from affidavit.service.log.exporter import Exporter
+from affidavit.service.log.exports import exports_of, kept_in
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
@@ -60,6 +62,7 @@ class Services:
     limits: Limits
     log: LogReader
     sequencer: Sequencer
+    exporter: Exporter
     meters: Meters
     head: str
 
@@ -70,9 +73,17 @@ class Services:
         store = CertificateStore(engine)
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
+        log = LogReader(engine)
+        exports = exports_of(settings.checkpoint_export, log)
         ledger = Ledger(engine)
         signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
         policies = PolicyStore(engine, signers.public_records)
+        sequencer = Sequencer(
+            engine,
+            signers.current,
+            origin=settings.log_origin,
+            kept_elsewhere=lambda: kept_in(exports),
+        )
         submit_plan = SubmitPlan(store, pool, signers, policies)
         return cls(
             engine=engine,
@@ -94,15 +105,17 @@ class Services:
                 TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
             ),
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
-            log=LogReader(engine),
-            sequencer=Sequencer(engine, signers.current, origin=settings.log_origin),
+            log=log,
+            sequencer=sequencer,
+            exporter=Exporter(exports, sequencer.newest),
             meters=Meters(),
             head=head(),
         )
 
     def close(self) -> None:
-        """Stop the sequencer and the accounting, and let go of the database."""
+        """Stop the log's threads and the accounting, and let go of the database."""
         self.sequencer.stop()
+        self.exporter.stop()
         self.pool.close()
         self.engine.dispose()
 

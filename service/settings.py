@@ -13,6 +13,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
+``AFFIDAVIT_CHECKPOINT_EXPORT``  where checkpoints are kept too: ``service.log.exports``
 =============================  =====================================================
 
 ``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
@@ -72,6 +73,7 @@ class Settings:
     halves: PrivateHalves | None = field(default=None, repr=False)
     app_role: str | None = None
     log_origin: str | None = None
+    checkpoint_export: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -96,6 +98,7 @@ class Settings:
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
             provider=_provider(given),
             log_origin=_origin(given.get("AFFIDAVIT_LOG_ORIGIN")),
+            checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
             halves=private_halves(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )

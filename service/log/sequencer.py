@@ -1,9 +1,8 @@
 """The sequencer: a thread of the service that keeps the log's tree up with its entries.
 
-It looks every quarter of a second whether entries wait, gives them their places, batch
-after batch, and hands each new checkpoint to the exports. While entries come there is
-thus a signed checkpoint at least every second. Any number of processes may run one;
-``sequencing`` sees to it that they take turns.
+It looks every quarter of a second whether entries wait, and gives them their places, batch
+after batch. While entries come there is thus a signed checkpoint at least every second. Any
+number of processes may run one; ``sequencing`` sees to it that they take turns.
 
 A log that contradicts itself is not signed any more. That is said at once and then every
 minute in the service's log, and ``problem`` is what ``/readyz`` answers until it is mended;
@@ -16,10 +15,10 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.keys import KeyFailure, SigningPort
@@ -27,16 +26,19 @@ from affidavit.certificate.log.checkpoint import Checkpoint
 from affidavit.certificate.log.note import BadNote
 from affidavit.plan.reasons import Reason
 from affidavit.service.database import writer
-from affidavit.service.log.sequencing import Batch, has_work, sequence
-from affidavit.service.log.stored_tree import Kept, LogDamaged
+from affidavit.service.log.sequencing import has_work, sequence
+from affidavit.service.log.stored_tree import (
+    Kept,
+    LogDamaged,
+    last_checkpoint,
+    require_superset,
+)
 
 PERIOD = 0.25
 """Seconds between two looks."""
 REPEATED_EVERY = 60.0
 """Seconds after which a problem that stays is said again."""
 STOP_SECONDS = 10.0
-
-Export = Callable[[Kept], None]
 
 log = logging.getLogger("affidavit.service.log")
 
@@ -52,7 +54,11 @@ class _Trouble:
 
 
 class Sequencer:
-    """The sequencer of one process; ``origin`` names the log, None lets it name itself."""
+    """The sequencer of one process.
+
+    ``origin`` names the log, None lets it name itself. ``kept_elsewhere`` are checkpoints
+    that lie outside the database.
+    """
 
     def __init__(
         self,
@@ -60,15 +66,15 @@ class Sequencer:
         key: Callable[[], SigningPort],
         *,
         origin: str | None = None,
-        exports: tuple[Export, ...] = (),
+        kept_elsewhere: Callable[[], Sequence[Checkpoint]] = tuple,
     ) -> None:
         self._engine = engine
         self._writer = writer(engine)
         self._key = key
         self._origin = origin
-        self._exports = exports
-        self._seen: Checkpoint | None = None
-        self._exported: str | None = None
+        self._kept_elsewhere = kept_elsewhere
+        self._held = False
+        self._newest: Kept | None = None
         self._trouble: _Trouble | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -98,23 +104,33 @@ class Sequencer:
             self._thread.join(STOP_SECONDS)
             self._thread = None
 
+    def newest(self) -> Kept | None:
+        """The newest checkpoint that this process signed or saw."""
+        return self._newest
+
     def step(self) -> bool:
         """One look and at most one batch; whether more entries wait."""
+        seen = None if self._newest is None else self._newest.checkpoint
         with self._engine.connect() as connection:
-            if not has_work(connection, self._key(), self._seen):
+            self._hold_to_what_was_kept(connection)
+            if not has_work(connection, self._key(), seen):
                 return False
         with self._writer.begin() as connection:
-            batch = sequence(connection, self._key, self._named, seen=self._seen)
-        return batch is not None and self._after(batch)
-
-    def _after(self, batch: Batch) -> bool:
-        if batch.kept is not None:
-            self._seen = batch.kept.checkpoint
-            if self._exported != batch.kept.note:
-                for export in self._exports:
-                    export(batch.kept)
-                self._exported = batch.kept.note
+            batch = sequence(connection, self._key, self._named, seen=seen)
+        if batch is None:
+            return False
+        self._newest = batch.kept or self._newest
         return batch.more
+
+    def _hold_to_what_was_kept(self, connection: Connection) -> None:
+        """Once, before anything is signed: the log continues the checkpoints kept elsewhere."""
+        if self._held:
+            return
+        kept = self._kept_elsewhere()
+        last = last_checkpoint(connection) if kept else None
+        for each in kept:
+            require_superset(connection, each, None if last is None else last.checkpoint)
+        self._held = True
 
     def _run(self) -> None:
         last = False

@@ -1,0 +1,34 @@
+"""``affidavit audit``: the log held to the tables; run by the service, which has the database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from affidavit.gate.options import JsonOption
+from affidavit.gate.service_program import become_service
+
+audit = typer.Typer(help="The service's log, held to its tables.", no_args_is_help=True)
+
+
+@audit.command("verify")
+def verify(
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint that was kept elsewhere; may be repeated."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay the log, and say where it and the tables differ; 1 if they do."""
+    kept = [f"--checkpoint={path}" for path in checkpoint or ()]
+    become_service("audit", "verify", *kept, *(["--json"] if as_json else []))
+
+
+@audit.command("export-checkpoint")
+def export_checkpoint(
+    file: Annotated[Path, typer.Argument(help="Best on another disk or machine.")],
+) -> None:
+    """Write the newest checkpoint to a file, if it continues the one that lies there."""
+    become_service("audit", "export-checkpoint", "--", str(file))
