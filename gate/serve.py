@@ -5,6 +5,7 @@ The gate must not depend on the service to work offline, so these commands becom
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,3 +24,10 @@ def serve(
 def migrate() -> None:
     """Bring the service's database (DATABASE_URL) to this release's schema."""
     become_service("migrate")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(help="The file to make.")],
+) -> None:
+    """Copy the embedded database to a new file while the service goes on working."""
+    become_service("backup", str(file))

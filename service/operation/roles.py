@@ -1,0 +1,96 @@
+"""Two roles on PostgreSQL: the owner, who migrates, and the application, which only works.
+
+``affidavit migrate`` runs as the owner of the tables and, where the setting
+``AFFIDAVIT_DATABASE_APP_ROLE`` names a role, gives it exactly what the service needs: to
+read and to insert, and to change or delete rows in the few tables that are queues or
+counters. Tables that are append-only are recognised by the trigger that makes them so; in
+those the role could not change a row even if the trigger were gone. It may make nothing,
+truncate nothing and touch no trigger. Whatever it was given before is taken away first,
+so that a migration never leaves more than this.
+
+The database administrator makes the role (``CREATE ROLE … LOGIN``): a role has a password,
+and that is not ours to keep.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, text
+
+from affidavit.service.database import open_engine
+from affidavit.service.settings import SettingsError
+
+VERSION_TABLE = "alembic_version"
+
+_TABLES = text(
+    """
+    SELECT c.relname AS name,
+           EXISTS (SELECT 1 FROM pg_trigger t
+                   WHERE t.tgrelid = c.oid AND t.tgname = c.relname || '_refuse_change')
+           AS append_only
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = current_schema() AND c.relkind IN ('r', 'p')
+    ORDER BY 1
+    """
+)
+_ROLE = text(
+    """
+    SELECT r.rolsuper AS super,
+           pg_has_role(r.oid, (SELECT oid FROM pg_roles WHERE rolname = current_user), 'MEMBER')
+           AS owner
+    FROM pg_roles r WHERE r.rolname = :role
+    """
+)
+
+
+def grant_application(url: str, role: str) -> None:
+    """Give ``role`` what the service needs in the database at ``url``, and no more.
+
+    Raises ``SettingsError`` when the role is none that the service may work as.
+    """
+    engine = open_engine(url)
+    try:
+        if engine.dialect.name != "postgresql":
+            raise SettingsError(
+                "AFFIDAVIT_DATABASE_APP_ROLE is for PostgreSQL; an SQLite file has no roles."
+            )
+        with engine.begin() as connection:
+            _require_plain(connection, role)
+            _grant(connection, role)
+    finally:
+        engine.dispose()
+
+
+def _require_plain(connection: Connection, role: str) -> None:
+    found = connection.execute(_ROLE, {"role": role}).first()
+    if found is None:
+        problem = "does not exist; have it made: CREATE ROLE … LOGIN PASSWORD …"
+    elif found.super:
+        problem = "is a superuser, whom no trigger stops; make one that is not"
+    elif found.owner:
+        problem = "owns the tables, or can act as their owner; make one that does not"
+    else:
+        return
+    raise SettingsError(f"AFFIDAVIT_DATABASE_APP_ROLE: the role {role[:63]!r} {problem}.")
+
+
+def _grant(connection: Connection, role: str) -> None:
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    schema = quote(str(connection.execute(text("SELECT current_schema()")).scalar_one()))
+    whom = quote(role)
+    for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        connection.exec_driver_sql(f"REVOKE ALL ON ALL {kind} IN SCHEMA {schema} FROM {whom}")
+    connection.exec_driver_sql(f"REVOKE ALL ON SCHEMA {schema} FROM {whom}")
+    # PostgreSQL before 15 lets everybody make tables here.
+    connection.exec_driver_sql(f"REVOKE CREATE ON SCHEMA {schema} FROM PUBLIC")
+    connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {schema} TO {whom}")
+    connection.exec_driver_sql(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {whom}")
+    for table in connection.execute(_TABLES).all():
+        allowed = _allowed(table.name, append_only=table.append_only)
+        named = f"{schema}.{quote(table.name)}"
+        connection.exec_driver_sql(f"GRANT {allowed} ON TABLE {named} TO {whom}")
+
+
+def _allowed(table: str, *, append_only: bool) -> str:
+    if table == VERSION_TABLE:
+        return "SELECT"
+    return "SELECT, INSERT" if append_only else "SELECT, INSERT, UPDATE, DELETE"
