@@ -27,7 +27,6 @@ nextUpdate, CRL number) for the rules; TUF specification, section 5.3.2, for rol
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -88,19 +87,11 @@ class StatusList(_Part):
         return self
 
 
-class Seen(NamedTuple):
-    """The newest list seen of an issuer: its number, and its envelope's digest."""
-
-    sequence: int
-    digest: str
-
-
 class Checked(NamedTuple):
-    """What step 13 found: what to say, whether a list was looked at, and what to remember."""
+    """What step 13 found: what to say, and whether a list was looked at."""
 
     detail: str
     checked: bool
-    seen: Mapping[str, tuple[int, str]]
 
 
 def seal_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
@@ -142,6 +133,24 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     return found, envelope
 
 
+def current_status(
+    raw: bytes,
+    trusted: Iterable[PublicKey],
+    seen: Mapping[str, tuple[int, str]],
+    now: datetime,
+) -> tuple[StatusList, Envelope]:
+    """The list of a file's bytes, if it is signed, good at ``now`` and not older than ``seen``.
+
+    ``seen`` has the number and the digest of the newest list seen, by issuer. A verifier
+    should remember this one, whatever it says of the certificate at hand. Raises
+    ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and
+    ``status_rollback``.
+    """
+    found, signed = read_status(raw, trusted)
+    _require_fresh(found, signed, seen, now)
+    return found, signed
+
+
 def check_status(
     envelope: Envelope,
     predicate: Mapping[str, Any],
@@ -162,10 +171,8 @@ def check_status(
                 "no status list is at hand.",
                 "Fetch one with `affidavit status` and pass --status.",
             )
-        nothing = "revocation not checked: no status list at hand"
-        return Checked(nothing, False, demands.status_seen)
-    found, signed = read_status(demands.status, trusted)
-    _require_fresh(found, signed, demands, now)
+        return Checked("revocation not checked: no status list at hand", False)
+    found, _ = current_status(demands.status, trusted, demands.status_seen, now)
     if envelope.key_id not in found.keys:
         raise _error(
             "other_status",
@@ -173,24 +180,12 @@ def check_status(
             "Fetch the list of the service that issued the certificate.",
         )
     _require_unlisted(found, envelope.digest)
-    seen = {**demands.status_seen, found.issuer: Seen(found.sequence, signed.digest)}
-    return Checked(f"not listed in status list {found.sequence} of {found.issuer}", True, seen)
+    return Checked(f"not listed in status list {found.sequence} of {found.issuer}", True)
 
 
 def instant(text: str) -> datetime:
     """A time of a list; raises ``ValueError``."""
     return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
-
-
-def read_seen(raw: bytes) -> dict[str, Seen]:
-    """What ``write_seen`` wrote; raises ``ValueError``."""
-    document = json.loads(raw)
-    return {str(issuer): Seen(int(each[0]), str(each[1])) for issuer, each in document.items()}
-
-
-def write_seen(seen: Mapping[str, Seen]) -> bytes:
-    """The newest lists seen, for a file that is kept."""
-    return json.dumps({issuer: list(each) for issuer, each in seen.items()}, indent=1).encode()
 
 
 def _require_approved(predicate: Mapping[str, Any]) -> None:
@@ -213,13 +208,15 @@ def _require_approved(predicate: Mapping[str, Any]) -> None:
         raise _error("not_approved", "its approvals are of another envelope.", remedy)
 
 
-def _require_fresh(found: StatusList, signed: Envelope, demands: Demands, now: datetime) -> None:
+def _require_fresh(
+    found: StatusList, signed: Envelope, seen: Mapping[str, tuple[int, str]], now: datetime
+) -> None:
     remedy = "Fetch a new one with `affidavit status`."
     if instant(found.issued_at) > now + AHEAD:
         raise _bad("it is from the future; check this machine's clock.")
     if instant(found.next_update) < now:
         raise _error("stale_status", f"the status list was good until {found.next_update}.", remedy)
-    last = demands.status_seen.get(found.issuer)
+    last = seen.get(found.issuer)
     if last is None:
         return
     if found.sequence < last[0]:

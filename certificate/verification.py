@@ -71,15 +71,13 @@ class Verified:
 
     ``unchecked`` are the steps that had nothing to look at. ``checkpoint`` is the log's
     signed note where it is consistent with the last one seen and should now be kept
-    instead of it; None where there is none to keep. ``status_seen`` are the newest status
-    lists seen, with this verification's.
+    instead of it; None where there is none to keep.
     """
 
     statement: dict[str, Any]
     steps: tuple[tuple[int, str, str], ...]
     unchecked: tuple[int, ...] = ()
     checkpoint: str | None = None
-    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def predicate(self) -> dict[str, Any]:

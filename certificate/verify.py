@@ -90,7 +90,6 @@ def verify(
         steps=tuple(report.steps),
         unchecked=tuple(report.skipped),
         checkpoint=kept,
-        status_seen=status.seen,
     )
 
 
