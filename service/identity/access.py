@@ -112,7 +112,10 @@ async def _caller(services: Services, request: Request) -> Caller:
         given = bearer(request.headers.getlist("authorization"), request.url.query)
         if given is None:
             return await run_in_threadpool(
-                identities.without_token, _address(request), request.headers
+                identities.without_token,
+                _address(request),
+                request.headers,
+                request.scope["http_version"],
             )
         return await run_in_threadpool(identities.by_token, given, datetime.now(UTC))
     except ProviderUnavailable:

@@ -6,8 +6,9 @@ all of this holds, and only then:
 - the service was started on a loopback address and nowhere else;
 - no token was ever made, and no OpenID provider is configured;
 - the connection comes from a loopback address;
-- no header says that somebody forwarded it: a reverse proxy on this machine would bring
-  the whole network in from 127.0.0.1;
+- no header says that somebody forwarded it, and it is no HTTP/1.0: a reverse proxy on this
+  machine would bring the whole network in from 127.0.0.1, and nginx as it comes says so
+  by nothing but its old version of HTTP;
 - ``Host`` names this machine: a page of another site that had its own name resolve to
   127.0.0.1 (DNS rebinding) still says that name;
 - ``Origin``, where a browser sends one, is this service, and it does not say that another
@@ -53,9 +54,11 @@ FORWARDED = (
 """Headers that proxies add; one that adds none of them cannot be told from a person."""
 
 
-def came_directly(address: str | None, headers: Mapping[str, str]) -> bool:
+def came_directly(
+    address: str | None, headers: Mapping[str, str], http_version: str = "1.1"
+) -> bool:
     """Whether a program on this machine sent the request to this service by its own name."""
-    if address is None or not is_loopback(address):
+    if address is None or not is_loopback(address) or http_version < "1.1":
         return False
     if any(name in headers for name in FORWARDED):
         return False

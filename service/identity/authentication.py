@@ -59,9 +59,11 @@ class Identities:
         actor = self._provided.actor(text)
         return Caller(actor, actor.name)
 
-    def without_token(self, address: str | None, headers: Mapping[str, str]) -> Caller:
+    def without_token(
+        self, address: str | None, headers: Mapping[str, str], http_version: str
+    ) -> Caller:
         """Who shows nothing; raises ``NotKnown`` unless it is the person at this machine."""
-        if self.open_to_this_machine() and came_directly(address, headers):
+        if self.open_to_this_machine() and came_directly(address, headers, http_version):
             return Caller(ANONYMOUS, counted(address))
         raise NotKnown("unauthenticated", "this needs a token; send Authorization: Bearer TOKEN.")
 

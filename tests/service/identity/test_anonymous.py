@@ -50,6 +50,12 @@ def test_what_somebody_forwarded_is_not(name: str, value: str) -> None:
     assert not came_directly("127.0.0.1", {**HOST, name: value})
 
 
+def test_a_proxy_that_says_nothing_gives_itself_away_by_its_version() -> None:
+    assert came_directly("127.0.0.1", HOST, "1.1")
+    assert came_directly("127.0.0.1", HOST, "2")
+    assert not came_directly("127.0.0.1", HOST, "1.0")
+
+
 @pytest.mark.parametrize(
     ("headers", "let_in"),
     [
