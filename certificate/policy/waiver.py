@@ -47,8 +47,20 @@ def _instant(text: str) -> str:
 Rule = Annotated[str, Field(strict=True), AfterValidator(_waivable)]
 Digest = Annotated[str, StringConstraints(strict=True, pattern=DIGEST_PATTERN)]
 Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
-Person = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=255)]
-Why = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=2000)]
+Person = Annotated[
+    str,
+    StringConstraints(strict=True, min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$"),
+]
+# Of the control characters only tab and line ends are text.
+Why = Annotated[
+    str,
+    StringConstraints(
+        strict=True,
+        min_length=1,
+        max_length=2000,
+        pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$",
+    ),
+]
 
 
 class Waiver(Part):

@@ -66,7 +66,7 @@ class Revoke:
                 )
             if found.status is Status.REVOKED:
                 return revocation_of(connection, found), False
-            _keep(connection, found, wanted, actor, at)
+            withdraw(connection, found, wanted.code, wanted.reason, actor=actor.name, at=at)
             return revocation_of(connection, found), True
 
 
@@ -84,18 +84,21 @@ def revocation_of(connection: Connection, certificate: StoredCertificate) -> Rev
     return Revocation(**connection.execute(query).mappings().first() or {})
 
 
-def _keep(
+def withdraw(
     connection: Connection,
     found: StoredCertificate,
-    wanted: WantedRevocation,
-    actor: Actor,
+    code: str,
+    reason: str,
+    *,
+    actor: str,
     at: datetime,
 ) -> None:
+    """Revoke ``found``, an issue that is current and held, in the transaction of ``connection``."""
     said: dict[str, Any] = {
         "issue": found.issue,
         "envelope": found.envelope_digest,
-        "code": wanted.code,
-        "reason": wanted.reason,
+        "code": code,
+        "reason": reason,
     }
     connection.execute(
         insert(revocations).values(
@@ -103,11 +106,11 @@ def _keep(
             untrusted=found.untrusted,
             issue=found.issue,
             envelope_digest=found.envelope_digest,
-            code=wanted.code,
-            reason=wanted.reason,
-            revoked_by=actor.name,
+            code=code,
+            reason=reason,
+            revoked_by=actor,
             at=at,
         )
     )
-    append(connection, "revocation", found.id, said, actor=actor.name, at=at)
-    audited(connection, at, actor.name, "certificate.revoked", found.id, said)
+    append(connection, "revocation", found.id, said, actor=actor, at=at)
+    audited(connection, at, actor, "certificate.revoked", found.id, said)

@@ -16,6 +16,8 @@ from sqlalchemy import Connection, insert, select
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.policy.waiver import Waiver, written
+from affidavit.service.lifecycle.revoke import withdraw
+from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.log.entries import append
 from affidavit.service.policies.activate import Unacceptable
 from affidavit.service.policies.store import (
@@ -27,7 +29,7 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.policies.tables import waiver_revocations
 from affidavit.service.policies.wanted import WantedWaiver
-from affidavit.service.policies.withdraw import withdraw
+from affidavit.service.store import current, hold
 from affidavit.service.tables import certificates, requests
 
 LONGEST = timedelta(days=366)
@@ -80,7 +82,7 @@ def revoke(
         append(connection, "waiver", waiver_id, body, actor=actor, at=at)
         for certificate_id in resting:
             because = f"the waiver {waiver_id} was revoked: {reason}"
-            withdraw(connection, certificate_id, because, actor, at)
+            _withdraw(connection, certificate_id, because, actor, at)
         return replace(kept, revoked_by=actor, revoked_at=at, revoked_because=reason)
 
 
@@ -120,8 +122,19 @@ def _waiver(wanted: WantedWaiver, policy: Policy | None, actor: str, now: dateti
     )
 
 
+def _withdraw(
+    connection: Connection, certificate_id: str, because: str, actor: str, at: datetime
+) -> None:
+    """Revoke the current issues of a certificate, of either trust, that still count."""
+    hold(connection, certificate_id)
+    for untrusted in (False, True):
+        found = current(connection, certificate_id, untrusted=untrusted)
+        if found is not None and found.status not in DECIDED | {Status.EXPIRED}:
+            withdraw(connection, found, "policy_violation", because, actor=actor, at=at)
+
+
 def _require_another(connection: Connection, waiver: Waiver) -> None:
-    if waiver.owner == waiver.created_by:
+    if waiver.owner in (waiver.created_by, waiver.created_by.partition(":")[2]):
         raise NotYours("who answers for a waiver cannot grant it")
     if waiver.plan_digest is None:
         return

@@ -1,0 +1,116 @@
+"""Simulation: what a draft would change is what it does change once it is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Document = Callable[..., dict[str, Any]]
+OTHER = {"dataset": {"name": "other", "size": 1000}}
+
+
+@pytest.fixture
+def stocked(house: Any, plan: Document) -> Any:
+    """Certificates of several kinds under the built-in policy."""
+    for changes in (
+        {},
+        {"steps": 20},
+        {"adjacency": "zero_out"},
+        {"target": {"epsilon": 0.01, "delta": 1e-5}},
+        {"optimizer": {"name": "dp_dice"}},
+        OTHER,
+        {"dataset": {"size": 1000}},
+    ):
+        house.submit("sam", plan(**changes))
+    return house
+
+
+def simulated(house: Any, document: dict[str, Any], query: str = "") -> dict[str, Any]:
+    answer = house.ask("ann", "POST", f"/v1/policies/simulate{query}", document)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_simulation_says_what_activating_does(
+    stocked: Any, plan: Document, policy: Document
+) -> None:
+    draft = policy(adjacencies=["add_remove"], epsilon_cap=0.8)
+    found = simulated(stocked, draft)
+    assert (found["judged"], found["next"]) == (5, None)
+    told = {each["certificate_id"]: each for each in found["changes"]}
+    assert {each["dataset"] for each in told.values()} == {"toy"}
+
+    stocked.ask("ada", "POST", "/v1/policies", draft)
+    changed = 0
+    for changes in (
+        {},
+        {"steps": 20},
+        {"adjacency": "zero_out"},
+        {"target": {"epsilon": 0.01, "delta": 1e-5}},
+    ):
+        now = stocked.submit("sam", plan(**changes)).json()
+        path = f"/v1/certificates?plan_digest={now['plan_digest']}"
+        kept = [each["id"] for each in stocked.ask("sam", "GET", path).json()["items"]]
+        lines = [told[each] for each in kept if each in told]
+        assert bool(lines) == (now["verdict"] == "refused")
+        for line in lines:
+            changed += 1
+            assert (line["verdict"], line["would_be"]) == ("certified", "refused")
+            assert line["reasons"] == now["reasons"]
+    assert changed == len(told) > 0
+
+
+def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None:
+    simulated(stocked, policy(epsilon_cap=0.1, version=77))
+    assert stocked.entries("policy") == []
+    listed = stocked.ask("sam", "GET", "/v1/policies").json()["policies"]
+    assert [each["name"] for each in listed] == ["default"]
+
+
+def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
+    stocked: Any, policy: Document
+) -> None:
+    stocked.activate(epsilon_cap=100)
+    found = simulated(stocked, policy(name="rest", datasets="default", epsilon_cap=0.01))
+    assert found["judged"] == 2
+    assert {each["dataset"] for each in found["changes"]} == {"other", None}
+    assert simulated(stocked, policy(name="none", datasets=[]))["judged"] == 0
+
+
+def test_what_a_policy_refused_would_pass_a_laxer_one(
+    house: Any, plan: Document, policy: Document
+) -> None:
+    house.activate(epsilon_cap=0.1)
+    house.submit("sam", plan())
+    (change,) = simulated(house, policy(version=2, epsilon_cap=3))["changes"]
+    assert (change["verdict"], change["would_be"], change["reasons"]) == (
+        "refused",
+        "certified",
+        [],
+    )
+
+
+def test_pages_cover_everything_once(stocked: Any, policy: Document) -> None:
+    draft = policy(epsilon_cap=1e-3)
+    whole = simulated(stocked, draft)
+    pages = [simulated(stocked, draft, "?limit=2")]
+    while pages[-1]["next"] is not None:
+        answer = stocked.ask("ann", "POST", pages[-1]["next"], draft)
+        pages.append(answer.json())
+    assert len(pages) == 4
+    assert sum(page["judged"] for page in pages) == whole["judged"]
+    assert [each for page in pages for each in page["changes"]] == whole["changes"]
+
+
+def test_a_draft_that_could_not_be_active_is_refused(house: Any, policy: Document) -> None:
+    house.activate()
+    overlap = house.ask("ann", "POST", "/v1/policies/simulate", policy(name="b"))
+    assert (overlap.status_code, overlap.json()["code"]) == (409, "policy_overlap")
+    wrong = house.ask("ann", "POST", "/v1/policies/simulate", policy(epsilon_cap=0))
+    assert (wrong.status_code, wrong.json()["code"]) == (400, "malformed_policy")
+    for query in ("?limit=0", "?limit=201", "?cursor=x", "?page=1"):
+        answer = house.ask("ann", "POST", f"/v1/policies/simulate{query}", policy())
+        assert answer.status_code == 422, query
