@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from affidavit.trainer.failures import RunFailure
-from affidavit.trainer.journal import Journal, synchronise, unwritable
+from affidavit.trainer.journal import Journal, synchronise, unwritable, write_all
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
@@ -67,6 +67,12 @@ def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
     synchronise(journal.folder)
 
 
+def remove(folder: Path) -> None:
+    """Have no checkpoint any more: a run that ended does not go on."""
+    for name in (NAME, PARTIAL):
+        (folder / name).unlink(missing_ok=True)
+
+
 def load(journal: Journal) -> State:
     """The newest checkpoint that is whole and that the record names."""
     found = [
@@ -95,10 +101,11 @@ def write(path: Path, content: bytes) -> None:
     """Write ``path`` and have it on the disk; leaves nothing of it where that fails."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+        try:
+            write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         with suppress(OSError):
             path.unlink()

@@ -104,7 +104,7 @@ class Journal:
         """Write one line, and unless ``durable`` is false have it on the disk."""
         line, digest = sealed(entry, self.standing.head)
         try:
-            _write(self._stream, line)
+            write_all(self._stream, line)
             if durable:
                 os.fsync(self._stream)
         except OSError as error:
@@ -131,8 +131,9 @@ class Journal:
         self.close()
 
 
-def _write(stream: int, line: bytes) -> None:
-    left = memoryview(line)
+def write_all(stream: int, content: bytes) -> None:
+    """Write all of ``content``; one call may write less."""
+    left = memoryview(content)
     while left:
         left = left[os.write(stream, left) :]
 

@@ -194,8 +194,7 @@ class Keeper:
                 "at": now(),
             }
         )
-        for name in (checkpoint.NAME, checkpoint.PARTIAL):
-            (self.journal.folder / name).unlink(missing_ok=True)
+        checkpoint.remove(self.journal.folder)
 
 
 def now() -> str:

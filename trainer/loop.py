@@ -147,9 +147,7 @@ class _Run:
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
         machine = self._built(secrets)
-        self._peers.led(
-            lambda: self._keeper.require_same_run(self._bound, machine, self._data)
-        )
+        self._peers.led(lambda: self._keeper.require_same_run(self._bound, machine, self._data))
         machine.load(state)
         parameters, ratchet = machine.digest(), secrets.ratchet
         for lost in range(state["step"], charged):
@@ -256,6 +254,7 @@ class _Run:
 
 def _require_going_on(journal: Journal) -> None:
     if journal.standing.ended is not None:
+        checkpoint.remove(journal.folder)  # the run may have died just before it did that
         raise RunFailure(
             "ended",
             f"the run in {journal.folder} has ended ({journal.standing.ended}); there is nothing "

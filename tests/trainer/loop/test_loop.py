@@ -280,7 +280,10 @@ def test_records_that_are_not_finite_add_nothing(run: Run) -> None:
 
 
 def test_an_update_that_diverges_ends_the_run_and_stays_charged(run: Run, tmp_path: Any) -> None:
-    plan = plan_with(optimizer={"name": "dp_sgd", "learning_rate": 1e60})
+    plan = plan_with(
+        optimizer={"name": "dp_sgd", "learning_rate": 3e38},
+        releases=[{"name": "all", "count": 2, "clip_norm": 100, "noise_multiplier": 2.0}],
+    )
     with pytest.raises(Diverged, match="learning_rate"):
         run(plan, out=tmp_path / "run", seed=13)
     lines = (tmp_path / "run" / "record.jsonl").read_text().splitlines()

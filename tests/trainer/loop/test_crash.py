@@ -1,0 +1,412 @@
+"""Killed at any point, a run goes on without using a key twice or losing a charge."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from affidavit.certificate.conformance import conformance
+from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
+from affidavit.trainer import checkpoint
+from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.failures import Interrupted, RunFailure
+from affidavit.trainer.journal import Journal
+from affidavit.trainer.noise import source
+from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
+from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran
+from tests.trainer.loop.test_loop import CYCLIC, predicate_of
+
+Run = Callable[..., Ran]
+CALLS = ("write", "fsync", "replace", "ftruncate", "unlink")
+CORRELATED = {**CYCLIC, "noise": {"kind": "bidiagonal", "lambda": 0.9}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have PyTorch load what it loads late, so that a process that is started need not."""
+    ran(plan_with(), out=tmp_path_factory.mktemp("warm") / "run")
+
+
+def in_a_process(action: Callable[[], Any]) -> int:
+    """Start ``action`` in a process of its own, which ends with 0, or 9 if it raises."""
+    child = os.fork()
+    if child == 0:
+        try:
+            action()
+        except BaseException as error:
+            os.write(2, f"{error!r}\n".encode())
+            os._exit(9)
+        os._exit(0)
+    return child
+
+
+def kill_at(event: int) -> None:
+    """Have this process die at its ``event``-th call that changes files.
+
+    Half of what is written then is written.
+    """
+    left = [event]
+    for name in CALLS:
+        real = getattr(os, name)
+
+        def counted(*arguments: Any, real: Any = real, name: str = name, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                if name == "write":
+                    stream, content = arguments
+                    real(stream, bytes(content)[: len(content) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **named)
+
+        setattr(os, name, counted)
+
+
+def ended(out: Path) -> bool:
+    """Whether a run has its last line."""
+    return any(entry["type"] == "final" for entry in entries_whole(out))
+
+
+def begun(out: Path) -> bool:
+    """Whether a run has its header, so that it is to be resumed."""
+    path = out / "record.jsonl"
+    return path.exists() and b"\n" in path.read_bytes()
+
+
+@pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])
+def test_killed_at_any_file_operation_no_key_is_used_twice(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    plan, out = plan_with(**changes), tmp_path / "run"
+    bundle, drawn = bundle_of(plan), random.Random(7)
+    kills, charged = 0, 0
+    for _ in range(30):
+        event = drawn.randint(5, 45)
+
+        def go_on(event: int = event) -> None:
+            kill_at(event)
+            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=2)
+
+        _, status = os.waitpid(in_a_process(go_on), 0)
+        assert os.WIFSIGNALED(status) or status == 0
+        kills += os.WIFSIGNALED(status)
+        now = sum(entry["type"] == "charge" for entry in entries_whole(out))
+        assert charged <= now <= STEPS  # a charge that was there is there for good
+        charged = now
+        if ended(out):
+            break
+    assert kills >= 3
+    entries = entries_of(out)
+    charges = [entry for entry in entries if entry["type"] == "charge"]
+    assert [entry["step"] for entry in charges] == list(range(STEPS))
+    assert len({entry["key_commitment"] for entry in charges}) == STEPS
+    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert found.findings == ()
+    assert found.steps_to_charge == STEPS
+    assert (out / "weights.pt").exists()
+
+
+def entries_whole(out: Path) -> list[dict[str, Any]]:
+    """The lines of a record that have an end."""
+    path = out / "record.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
+    """A real ``kill -9`` after a random delay, most of them while gradients are computed."""
+    plan, out, drawn = plan_with(steps=60), tmp_path / "run", random.Random(3)
+    bundle = bundle_of(plan)
+    kills = 0
+    for attempt in range(1, 20):
+        if ended(out):
+            break
+
+        def go_on() -> None:
+            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=3)
+
+        child = in_a_process(go_on)
+        time.sleep(drawn.uniform(0.02, 0.1 * attempt))
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or status == 0
+        kills += os.WIFSIGNALED(status)
+    assert kills >= 2
+    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert found.findings == ()
+    assert found.steps_charged == 60
+    keys = [e["key_commitment"] for e in entries_of(out) if e["type"] == "charge"]
+    assert len(set(keys)) == 60
+
+
+class Stops(Made):
+    """Data that fails when it is asked for its n-th lot, as a process may die in a step."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if len(self.asked) == self.at:
+            raise KeyboardInterrupt
+        return super().collate(indices)
+
+
+def crashed(run: Run, out: Path, at: int, plan: Any = None, **arguments: Any) -> None:
+    """A run that dies in its step ``at``."""
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out=out, data=Stops(at), **arguments)
+
+
+def test_a_step_that_was_begun_is_charged_and_its_lot_is_not_drawn_again(
+    run: Run, tmp_path: Path
+) -> None:
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    crashed(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
+    made = run(plan, out=out, bundle=bundle, resume=True)
+    # Lots 5 and 6 were released after the checkpoint, lot 7 was begun: all three are spent.
+    assert [lot[0] for lot in made.data.asked] == [(step % 5) * 12 for step in range(8, STEPS)]
+    assert made.outcome.charged == STEPS
+    resumed = next(entry for entry in made.entries if entry["type"] == "resumed")
+    assert (resumed["from_step"], resumed["step"], resumed["lost"]) == (5, 8, 3)
+
+
+def test_a_clean_stop_loses_nothing(run: Run, tmp_path: Path) -> None:
+    class Asks(Made):
+        def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+            if len(self.asked) == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().collate(indices)
+
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    with pytest.raises(Interrupted, match="step 6 of 12"):
+        run(plan, out=out, data=Asks(), bundle=bundle, seed=1)
+    made = run(plan, out=out, bundle=bundle, resume=True)
+    resumed = next(entry for entry in made.entries if entry["type"] == "resumed")
+    assert (resumed["from_step"], resumed["lost"]) == (5, 0)
+    assert made.outcome.released == STEPS
+
+
+def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    crashed(run, out, STEPS - 1, plan, bundle=bundle)
+    made = run(plan, out=out, bundle=bundle, resume=True)
+    assert made.data.asked == []
+    assert (made.outcome.charged, made.outcome.released) == (STEPS, STEPS - 1)
+    with pytest.raises(RunFailure, match="nothing to go on with"):
+        run(plan, out=out, bundle=bundle, resume=True)
+
+
+def test_two_runs_from_one_checkpoint_share_no_key(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    crashed(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
+    twin = tmp_path / "twin"
+    twin.mkdir()
+    for path in out.iterdir():
+        (twin / path.name).write_bytes(path.read_bytes())
+    one, other = (run(plan, out=each, bundle=bundle, resume=True) for each in (out, twin))
+    after = [
+        {e["key_commitment"] for e in made.entries if e["type"] == "charge" and e["step"] > 6}
+        for made in (one, other)
+    ]
+    assert not after[0] & after[1]
+
+
+def test_noise_goes_on_as_one_sequence_over_lost_steps(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without gradients an update is noise alone: w_t = z_t - λ z_(t-1), through the crash."""
+    drawn: dict[int, list[Tensor]] = {}
+    real = source.standard_normal
+
+    def noted(key: bytes, *, step: int, tensor: int, **rest: Any) -> Tensor:
+        found = real(key, step=step, tensor=tensor, **rest)
+        if tensor == 0:
+            drawn.setdefault(step, []).append(found.clone())
+        return found
+
+    monkeypatch.setattr(source, "standard_normal", noted)
+    values: list[Tensor] = []
+
+    class Flat(Small):
+        def losses(self, batch: Any) -> Tensor:
+            return super().losses(batch) * 0
+
+    model = Flat()
+    taken = PrivateModel.accumulate
+
+    def watched(self: PrivateModel, *arguments: Any, **named: Any) -> Tensor:
+        values.append(model.module[0].weight.detach().clone())
+        return taken(self, *arguments, **named)
+
+    plan = plan_with(**CORRELATED)
+    bundle, out = bundle_of(plan), tmp_path / "run"
+    crashed(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
+    monkeypatch.setattr(PrivateModel, "accumulate", watched)
+    values.clear()
+    run(plan, out=out, model=model, bundle=bundle, resume=True)
+    values.append(model.module[0].weight.detach().clone())
+    values = values[-5:]  # the probe ran the model before
+    for place, step in enumerate(range(8, STEPS)):
+        w = drawn[step][-1] - 0.9 * drawn[step - 1][-1]
+        update = values[place + 1] - values[place]
+        assert torch.allclose(update, -0.1 * w / 12, atol=1e-6)
+    # Steps 5 and 6 were released and passed over with the same z; 7 was drawn once.
+    assert all(torch.equal(*drawn[step]) for step in (5, 6))
+    assert len(drawn[7]) == 1
+
+
+def test_passing_over_a_step_leaves_what_comes_after_as_it_was() -> None:
+    tensors = {"w": TensorNoise(shape=(3,), scale=1.0)}
+
+    def noise(passed: int | None) -> list[Tensor]:
+        made = NoiseSource(bytes(32), tensors, strategy=Bidiagonal.of(0.5, steps=4))
+        found = []
+        for step in range(4):
+            made.rekey(bytes([step + 1]) * 32)
+            sums = {"w": torch.zeros(3)}
+            if step == passed:
+                made.pass_over()
+            else:
+                made.add_to(sums)
+            found.append(sums["w"])
+        with pytest.raises(WrongState):
+            made.pass_over()
+        return found
+
+    whole, passed = noise(None), noise(1)
+    assert all(torch.equal(whole[step], passed[step]) for step in (0, 2, 3))
+
+
+# ---- what a run is not resumed from ------------------------------------------------
+
+
+@pytest.fixture
+def stopped(run: Run, tmp_path: Path) -> tuple[Path, Callable[..., Ran]]:
+    """A run that died, and how to go on with it."""
+    plan, out = plan_with(), tmp_path / "stopped"
+    bundle = bundle_of(plan)
+    crashed(run, out, 6, plan, bundle=bundle, checkpoint_every=3)
+
+    def go_on(**arguments: Any) -> Ran:
+        return run(plan, out=out, bundle=arguments.pop("bundle", bundle), resume=True, **arguments)
+
+    return out, go_on
+
+
+def failure(go_on: Callable[..., Ran], **arguments: Any) -> str:
+    with pytest.raises(RunFailure) as found:
+        go_on(**arguments)
+    return found.value.code
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_an_altered_checkpoint_is_refused(
+    stopped: tuple[Path, Callable[..., Ran]], place: int
+) -> None:
+    out, go_on = stopped
+    content = bytearray((out / checkpoint.NAME).read_bytes())
+    content[place] ^= 1
+    (out / checkpoint.NAME).write_bytes(bytes(content))
+    assert failure(go_on) == "no_checkpoint"
+
+
+def test_a_checkpoint_that_is_cut_or_gone_is_refused(
+    stopped: tuple[Path, Callable[..., Ran]],
+) -> None:
+    out, go_on = stopped
+    content = (out / checkpoint.NAME).read_bytes()
+    (out / checkpoint.NAME).write_bytes(content[: len(content) // 2])
+    assert failure(go_on) == "no_checkpoint"
+    (out / checkpoint.NAME).unlink()
+    assert failure(go_on) == "no_checkpoint"
+
+
+def test_another_runs_checkpoint_is_refused(
+    run: Run, stopped: tuple[Path, Callable[..., Ran]], tmp_path: Path
+) -> None:
+    out, go_on = stopped
+    crashed(run, tmp_path / "foreign", 6, checkpoint_every=3)
+    foreign = (tmp_path / "foreign" / checkpoint.NAME).read_bytes()
+    (out / checkpoint.NAME).write_bytes(foreign)
+    assert failure(go_on) == "no_checkpoint"
+
+
+def test_a_record_with_a_line_changed_or_dropped_is_refused(
+    stopped: tuple[Path, Callable[..., Ran]],
+) -> None:
+    out, go_on = stopped
+    path = out / "record.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4] + lines[5:]))
+    assert failure(go_on) == "broken_record"
+    path.write_bytes(b"".join(lines).replace(b'"step":2', b'"step":3', 1))
+    assert failure(go_on) == "broken_record"
+
+
+def test_a_record_cut_back_before_its_checkpoint_is_refused(
+    stopped: tuple[Path, Callable[..., Ran]],
+) -> None:
+    out, go_on = stopped
+    path = out / "record.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]))
+    assert failure(go_on) == "no_checkpoint"
+
+
+def test_other_data_or_another_certificate_is_refused(
+    stopped: tuple[Path, Callable[..., Ran]],
+) -> None:
+    _, go_on = stopped
+    assert failure(go_on, data=Made(seed=4)) == "other_run"
+
+
+def test_a_folder_serves_one_run_and_one_process(
+    run: Run, stopped: tuple[Path, Callable[..., Ran]], tmp_path: Path
+) -> None:
+    out, go_on = stopped
+    assert failure(lambda: run(out=out)) == "run_exists"
+    assert failure(lambda: run(out=tmp_path / "none", resume=True)) == "no_run"
+    with Journal.resumed(out):
+        assert failure(go_on) == "run_in_use"
+    assert go_on().outcome.ended == "completed"
+
+
+@pytest.mark.parametrize("call", range(1, 32, 6))
+def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    plan, out, left = plan_with(), tmp_path / "run", [call]
+    bundle, real = bundle_of(plan), os.write
+
+    def full(stream: int, content: Any) -> int:
+        left[0] -= 1
+        if left[0] <= 0:
+            real(stream, bytes(content)[:10])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(stream, content)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RunFailure, match="--resume") as stop:
+        run(plan, out=out, bundle=bundle, checkpoint_every=2)
+    monkeypatch.setattr(os, "write", real)
+    assert stop.value.code == "not_written"
+    made = run(plan, out=out, bundle=bundle, resume=begun(out))
+    found_ = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert found_.findings == ()
+    assert made.outcome.charged == STEPS
