@@ -1,0 +1,409 @@
+"""Every line of a run record, changed, dropped, repeated or moved, is found out.
+
+The records are written here, line by line, as the format says; no trainer is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.certificate.certified_plan import certified_plan
+from affidavit.certificate.certify import certify
+from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.execution import Execution
+from affidavit.certificate.issue import issue
+from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.run_record import START, sealed
+from affidavit.gate.cli import app
+from affidavit.plan.canonical import digest_of
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+
+Entry = dict[str, Any]
+STEPS = 6
+
+
+def plan_with(**changes: Any) -> Plan:
+    """Two phases, one of them with a clip schedule."""
+    releases = [
+        {"name": "hidden", "count": 2, "clip_norm": 0.5, "noise_multiplier": 9.0},
+        {"name": "auxiliary", "clip_norm": 0.25, "noise_multiplier": 7.0},
+    ]
+    return plan_from(
+        {
+            "version": 1,
+            "dataset": {"size": 60},
+            "adjacency": "zero_out",
+            "phases": [
+                {
+                    "sampling": {"scheme": "cyclic", "lot_size": 20},
+                    "steps": 2,
+                    "releases": releases,
+                },
+                {
+                    "sampling": {"scheme": "cyclic", "lot_size": 12},
+                    "steps": 4,
+                    "releases": releases,
+                    "clip_schedule": [1.0, 1.0, 0.5, 0.5],
+                },
+            ],
+            "target": {"delta": 1e-3},
+            **changes,
+        }
+    )
+
+
+def predicate_of(plan: Plan, key: SigningKey, at: datetime) -> tuple[dict[str, Any], bytes]:
+    found = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
+    return found.statement["predicate"], found.bundle
+
+
+@pytest.fixture(scope="module")
+def signed(key: SigningKey) -> tuple[dict[str, Any], bytes]:
+    """A certificate's predicate, and its bundle."""
+    return predicate_of(plan_with(), key, datetime.now(UTC).replace(microsecond=0))
+
+
+def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
+    """A run of that certificate; with ``lost`` it died in step 3 and lost steps 2 and 3."""
+    execution = Execution.of(certified_plan(predicate))
+    began = predicate["validity"]["not_before"]
+    tensors = [
+        {"name": name, "shape": [2], "release": release, "block": block}
+        for name, release, block in (
+            ("a", "hidden", "hidden[0]"),
+            ("b", "hidden", "hidden[1]"),
+            ("c", "auxiliary", "auxiliary[0]"),
+        )
+    ]
+    found: list[Entry] = [
+        {
+            "type": "header",
+            "version": 1,
+            "run": "run",
+            "certificate_id": predicate["certificate_id"],
+            "plan_digest": digest_of(predicate["plan"]),
+            "started_at": began,
+            "code": {"version": "0", "digest": "sha256:0"},
+            "generator": {"sampling": "chacha20", "noise": "chacha20"},
+            "adjacency": "zero_out",
+            "unit": "example",
+            "steps": STEPS,
+            "data": {"size": 60, "commitment": "sha256:1"},
+            "phases": execution.phases(),
+            "optimizer": {"name": "dp_sgd"},
+            "tensors": tensors,
+            "parameters": "p0",
+            "performance": {"ranks": 1},
+        },
+        {"type": "checkpoint", "step": 0, "checkpoint": "c0", "parameters": "p0"},
+    ]
+    for step in range(STEPS):
+        required = execution.at(step)
+        found.append(
+            {
+                "type": "charge",
+                "step": step,
+                "phase": required.phase,
+                "plan_digest": digest_of(predicate["plan"]),
+                "clip_norm": required.clip_norm,
+                "noise_std": required.noise_std,
+                "divisor": required.divisor,
+                "learning_rate": 0.1,
+                "key_commitment": f"k{step}",
+            }
+        )
+        if lost and step == 3:
+            found += [
+                {
+                    "type": "resumed",
+                    "step": 4,
+                    "from_step": 2,
+                    "lost": 2,
+                    "parameters": "p2",
+                    "performance": {"ranks": 1},
+                    "at": began,
+                },
+                {"type": "checkpoint", "step": 4, "checkpoint": "c4", "parameters": "p2"},
+            ]
+            continue
+        found.append(
+            {
+                "type": "release",
+                "step": step,
+                "lot_size_commitment": f"l{step}",
+                "parameters": f"p{step + 1}",
+            }
+        )
+        if step == 1:
+            found.append({"type": "checkpoint", "step": 2, "checkpoint": "c2", "parameters": "p2"})
+    found.append(
+        {
+            "type": "final",
+            "ended": "completed",
+            "charged": STEPS,
+            "released": STEPS - lost,
+            "parameters": f"p{STEPS}",
+            "at": began,
+        }
+    )
+    return found
+
+
+def chained(entries: list[Entry]) -> bytes:
+    """The record of ``entries``, properly chained whatever they say."""
+    lines, previous = [], START
+    for entry in entries:
+        line, previous = sealed(entry, previous)
+        lines.append(line)
+    return b"".join(lines)
+
+
+def codes(found: Conformance) -> set[str]:
+    return {finding.code for finding in found.findings}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_as_certified_conforms(signed: tuple[dict[str, Any], bytes], lost: bool) -> None:
+    predicate, _ = signed
+    found = conformance(chained(entries_of(predicate, lost=lost)), predicate)
+    assert found.findings == ()
+    assert found.conformant
+    assert (found.steps_charged, found.steps_to_charge) == (STEPS, STEPS)
+    assert found.steps_released == STEPS - lost
+
+
+# ---- an unrepaired chain -----------------------------------------------------------
+
+
+def test_every_byte_that_is_changed_is_found(signed: tuple[dict[str, Any], bytes]) -> None:
+    predicate, _ = signed
+    record = chained(entries_of(predicate))
+    for place in range(0, len(record), 3):
+        changed = bytearray(record)
+        changed[place] ^= 1
+        found = conformance(bytes(changed), predicate)
+        assert not found.conformant, place
+        assert found.steps_to_charge == STEPS
+
+
+def test_every_line_dropped_repeated_or_moved_is_found(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    lines = chained(entries_of(predicate)).splitlines(keepends=True)
+    for place in range(len(lines)):
+        for changed in (
+            lines[:place] + lines[place + 1 :],
+            lines[: place + 1] + lines[place:],
+            [*lines[:place], *lines[place + 1 : place + 2], lines[place], *lines[place + 2 :]],
+            lines[:place],
+        ):
+            if changed != lines:
+                found = conformance(b"".join(changed), predicate)
+                assert not found.conformant, place
+                assert found.steps_to_charge == STEPS
+
+
+def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes]) -> None:
+    predicate, _ = signed
+    deep = b"[" * 100_000 + b"]" * 100_000 + b"\n"
+    for record in (b"", b"\n", b"{}\n", b"\xff\n", b"null\n", b'{"type":1}\n', deep):
+        found = conformance(record, predicate)
+        assert not found.conformant
+        assert found.steps_to_charge == STEPS
+
+
+# ---- a chain that was made anew over something else --------------------------------
+
+
+def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any]) -> list[Entry]:
+    """``entries`` with fields changed in the ``place``-th of a kind; dotted fields go deeper."""
+    found = json.loads(json.dumps(entries))
+    entry = [each for each in found if each["type"] == kind][place]
+    for path, value in change.items():
+        *parents, last = path.split(".")
+        target = entry
+        for parent in parents:
+            target = target[int(parent) if parent.isdigit() else parent]
+        target[int(last) if last.isdigit() else last] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "change", "code"),
+    [
+        ("header", 0, {"certificate_id": "sha256:2"}, "other_certificate"),
+        ("header", 0, {"plan_digest": "sha256:2"}, "other_plan"),
+        ("header", 0, {"adjacency": "add_remove"}, "other_plan"),
+        ("header", 0, {"unit": "user"}, "other_plan"),
+        ("header", 0, {"optimizer.name": "dp_adam"}, "other_plan"),
+        ("header", 0, {"steps": STEPS + 1}, "too_many_steps"),
+        ("header", 0, {"data.size": 61}, "other_sampler"),
+        ("header", 0, {"generator.noise": "mersenne_twister"}, "statistical_generator"),
+        ("header", 0, {"generator.sampling": "philox"}, "statistical_generator"),
+        ("header", 0, {"version": 2}, "unknown_fields"),
+        ("header", 0, {"started_at": "2001-01-01T00:00:00Z"}, "outside_validity"),
+        ("header", 0, {"started_at": "2901-01-01T00:00:00Z"}, "outside_validity"),
+        ("header", 0, {"phases.0.steps": 3}, "too_many_steps"),
+        ("header", 0, {"phases.0.sampling.scheme": "shuffled"}, "other_sampler"),
+        ("header", 0, {"phases.0.sampling.lot_size": 21}, "other_sampler"),
+        ("header", 0, {"phases.0.sampling.probability": "1/2"}, "other_sampler"),
+        ("header", 0, {"phases.1.divisor": "13"}, "other_sampler"),
+        ("header", 0, {"phases.1.clipping": "flat"}, "other_blocks"),
+        ("header", 0, {"phases.1.scheduled": False}, "clip_norm_above"),
+        ("header", 0, {"phases.1.noise.kind": "tree"}, "other_noise"),
+        ("header", 0, {"phases.1.releases.0.count": 3}, "other_blocks"),
+        ("header", 0, {"phases": []}, "other_plan"),
+        ("header", 0, {"tensors.2.release": "hidden"}, "other_blocks"),
+        ("header", 0, {"tensors.1.name": "a"}, "other_blocks"),
+        ("header", 0, {"tensors.1.block": "hidden[0]"}, "other_blocks"),
+        ("header", 0, {"tensors": []}, "other_blocks"),
+        ("charge", 1, {"plan_digest": "sha256:2"}, "other_plan"),
+        ("charge", 2, {"phase": 0}, "other_plan"),
+        ("charge", 2, {"divisor": "11"}, "other_sampler"),
+        ("charge", 0, {"clip_norm.hidden": 0.5000001}, "clip_norm_above"),
+        ("charge", 0, {"clip_norm.hidden": -1}, "clip_norm_above"),
+        ("charge", 4, {"clip_norm.hidden": 0.5}, "clip_norm_above"),
+        ("charge", 0, {"noise_std.auxiliary": 1.7499}, "noise_below"),
+        ("charge", 0, {"noise_std.auxiliary": "9"}, "unknown_fields"),
+        ("charge", 0, {"noise_std.hidden": True}, "unknown_fields"),
+        ("charge", 0, {"noise_std": {"hidden": 4.5}}, "other_blocks"),
+        ("charge", 5, {"key_commitment": "k0"}, "key_reused"),
+        ("charge", 3, {"step": 2}, "out_of_order"),
+        ("release", 1, {"step": 0}, "out_of_order"),
+        ("checkpoint", 1, {"step": 1}, "out_of_order"),
+        ("checkpoint", 1, {"parameters": "p9"}, "wrong_weights"),
+        ("resumed", 0, {"lost": 1}, "out_of_order"),
+        ("resumed", 0, {"step": 3, "lost": 1}, "out_of_order"),
+        ("resumed", 0, {"from_step": 1, "lost": 3}, "wrong_weights"),
+        ("resumed", 0, {"parameters": "p3"}, "wrong_weights"),
+        ("final", 0, {"charged": STEPS - 1}, "wrong_counts"),
+        ("final", 0, {"released": STEPS}, "wrong_counts"),
+        ("final", 0, {"parameters": "p9"}, "wrong_weights"),
+        ("final", 0, {"ended": "stopped"}, "unknown_fields"),
+    ],
+)
+def test_what_was_not_certified_is_found_in_a_chain_made_anew(
+    signed: tuple[dict[str, Any], bytes],
+    kind: str,
+    place: int,
+    change: dict[str, Any],
+    code: str,
+) -> None:
+    predicate, _ = signed
+    found = conformance(chained(changed(entries_of(predicate), kind, place, change)), predicate)
+    assert code in codes(found)
+    assert not found.conformant
+    assert found.steps_to_charge == STEPS
+
+
+def test_every_entry_left_out_of_a_chain_made_anew_is_found(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    entries = entries_of(predicate)
+    for place, entry in enumerate(entries):
+        rest = entries[:place] + entries[place + 1 :]
+        found = conformance(chained(rest), predicate)
+        kept = entry["type"] == "checkpoint" and entry["step"] == 4
+        assert found.conformant == kept, place  # that checkpoint was never gone on from
+
+
+def test_more_steps_than_certified_are_all_charged(signed: tuple[dict[str, Any], bytes]) -> None:
+    predicate, _ = signed
+    *entries, final = entries_of(predicate)
+    more = {**next(e for e in entries if e["type"] == "charge"), "step": STEPS,
+            "key_commitment": "more"}  # fmt: skip
+    found = conformance(chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate)
+    assert "too_many_steps" in codes(found)
+    assert found.steps_to_charge == STEPS + 1
+
+
+def test_a_run_that_diverged_is_charged_what_it_charged(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    entries = entries_of(predicate, lost=False)[:6]  # two steps, the second without release
+    entries = [e for e in entries if (e["type"], e.get("step")) != ("release", 1)]
+    final = {**entries_of(predicate)[-1], "ended": "diverged", "charged": 2, "released": 1}
+    found = conformance(chained([*entries, final]), predicate)
+    assert codes(found) == {"diverged"}
+    assert found.conformant
+    assert found.steps_to_charge == 2
+
+
+def test_an_unfinished_record_is_charged_every_certified_step(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    found = conformance(chained(entries_of(predicate)[:5]), predicate)
+    assert codes(found) == {"unfinished"}
+    assert (found.steps_charged, found.steps_to_charge) == (2, STEPS)
+
+
+def test_a_certificate_that_certifies_nothing_is_found(key: SigningKey) -> None:
+    plan = plan_with(target={"epsilon": 0.01, "delta": 1e-3})
+    predicate, _ = predicate_of(plan, key, datetime.now(UTC).replace(microsecond=0))
+    found = conformance(chained(entries_of(predicate)), predicate)
+    assert codes(found) == {"not_certified"}
+
+
+# ---- the command -------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, signed: tuple[dict[str, Any], bytes], key: SigningKey
+) -> Callable[..., Any]:
+    """``affidavit conformance`` on a record; its result."""
+
+    def make(record: bytes, *options: str, trusted: SigningKey = key) -> Any:
+        (tmp_path / "record.jsonl").write_bytes(record)
+        (tmp_path / "bundle.json").write_bytes(signed[1])
+        (tmp_path / "keys.json").write_text(json.dumps(trusted.public.as_record()))
+        names = {"--record": "record.jsonl", "--certificate": "bundle.json", "--keys": "keys.json"}
+        given = [text for name, file in names.items() for text in (name, str(tmp_path / file))]
+        return CliRunner().invoke(app, ["conformance", *given, *options])
+
+    return make
+
+
+def test_the_command_says_what_it_found(
+    command: Callable[..., Any], signed: tuple[dict[str, Any], bytes]
+) -> None:
+    predicate, _ = signed
+    record = chained(entries_of(predicate))
+    good = command(record, "--json")
+    assert good.exit_code == 0
+    document = json.loads(good.stdout)
+    assert document["conformant"]
+    assert document["steps"] == {
+        "certified": STEPS,
+        "charged": STEPS,
+        "released": STEPS - 1,
+        "to_charge": STEPS,
+    }
+    bad = command(record[:-1])
+    assert bad.exit_code == 1
+    assert "not conformant" in bad.stdout
+    assert command(record, trusted=SigningKey.generate("other")).exit_code == 1
+    missing = CliRunner().invoke(app, ["conformance", "--record", "/none", "--certificate", "x"])
+    assert missing.exit_code == 2
+
+
+def test_a_run_is_judged_by_the_certificate_of_its_own_time(
+    command: Callable[..., Any], signed: tuple[dict[str, Any], bytes]
+) -> None:
+    predicate, _ = signed
+    late = datetime.now(UTC) + timedelta(days=3000)
+    text = late.strftime("%Y-%m-%dT%H:%M:%SZ")
+    entries = changed(entries_of(predicate), "header", 0, {"started_at": text})
+    assert command(chained(entries)).exit_code == 1
