@@ -28,6 +28,7 @@ from affidavit.service.log.exports import exports_of, kept_in
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.migrate import head
+from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.meters import Meters
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
@@ -64,6 +65,7 @@ class Services:
     sequencer: Sequencer
     exporter: Exporter
     meters: Meters
+    log_watch: LogWatch
     head: str
 
     @classmethod
@@ -109,6 +111,7 @@ class Services:
             sequencer=sequencer,
             exporter=Exporter(exports, sequencer.newest),
             meters=Meters(),
+            log_watch=LogWatch(),
             head=head(),
         )
 

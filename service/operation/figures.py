@@ -10,14 +10,13 @@ from sqlalchemy import QueuePool, func, select
 from affidavit.certificate.keys import KeyFailure, read_instant
 from affidavit.certificate.keyset import read_keyset
 from affidavit.service.log.tables import log_checkpoints, log_pending
-from affidavit.service.operation.log_age import oldest_pending
 from affidavit.service.operation.meters import Meters
 from affidavit.service.services import Services
 
 MEANINGS = {
     "affidavit_log_size": "Leaves of the newest signed checkpoint.",
     "affidavit_log_pending": "Entries that wait for their place in the log.",
-    "affidavit_log_oldest_pending_seconds": "How long the oldest of them has waited; 0 if none.",
+    "affidavit_log_oldest_pending_seconds": "How long the oldest is seen to wait.",
     "affidavit_log_checkpoint_age_seconds": "Age of the newest signed checkpoint.",
     "affidavit_keyset_version": "The newest published keyset; 0 before the first.",
     "affidavit_keyset_expires_seconds": "Seconds until it expires.",
@@ -69,7 +68,7 @@ def _stored(services: Services) -> dict[str, float]:
         found = {
             "affidavit_log_size": 0.0,
             "affidavit_log_pending": float(waiting),
-            "affidavit_log_oldest_pending_seconds": oldest_pending(connection, now),
+            "affidavit_log_oldest_pending_seconds": services.log_watch.waited(connection),
         }
         checkpoint = connection.execute(newest).first()
     if checkpoint is not None:

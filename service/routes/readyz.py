@@ -24,7 +24,9 @@ router = APIRouter()
 def readyz(services: TheServices) -> JSONResponse:
     """``signer.development`` is true while certificates are signed by nobody's key."""
     problem = services.sequencer.problem
-    found = check_readiness(services.engine, services.head, services.signers, problem)
+    found = check_readiness(
+        services.engine, services.head, services.signers, problem, services.log_watch
+    )
     if found.reasons or found.key is None:
         raise Problem(503, "not_ready", str(found.reasons[0]), *found.reasons)
     signer = {"key_id": found.key.key_id, "development": found.key.development}

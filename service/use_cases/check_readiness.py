@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,7 +10,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from affidavit.certificate.keys import KeyFailure, PublicKey
 from affidavit.plan.reasons import Reason
 from affidavit.service.migrate import revision_of
-from affidavit.service.operation.log_age import BEHIND_SECONDS, oldest_pending
+from affidavit.service.operation.log_age import BEHIND_SECONDS, LogWatch
 from affidavit.service.signer import Signers
 
 
@@ -25,7 +24,11 @@ class Readiness:
 
 
 def check_readiness(
-    engine: Engine, head: str, signers: Signers, log_problem: Reason | None = None
+    engine: Engine,
+    head: str,
+    signers: Signers,
+    log_problem: Reason | None,
+    log_watch: LogWatch,
 ) -> Readiness:
     """Look at the database and at the signer; ``log_problem`` is what the sequencer found."""
     reasons: list[Reason] = [] if log_problem is None else [log_problem]
@@ -36,7 +39,7 @@ def check_readiness(
         if revision != head:
             message = f"the schema is at revision {revision}, not {head}."
             reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
-        elif (seconds := _behind(engine)) > BEHIND_SECONDS:
+        elif (seconds := _behind(engine, log_watch)) > BEHIND_SECONDS:
             message = f"an entry has waited {seconds:.0f} s for its place in the log."
             reasons.append(_reason("log_behind", message, "The service's log says why."))
     except SQLAlchemyError:
@@ -51,9 +54,9 @@ def check_readiness(
     return Readiness(revision, key, tuple(reasons))
 
 
-def _behind(engine: Engine) -> float:
+def _behind(engine: Engine, log_watch: LogWatch) -> float:
     with engine.connect() as connection:
-        return oldest_pending(connection, datetime.now(UTC))
+        return log_watch.waited(connection)
 
 
 def _reason(code: str, message: str, remedy: str) -> Reason:

@@ -14,7 +14,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from affidavit.certificate.keys import KeyStore
 from affidavit.service.app import create_app
+from affidavit.service.operation import log_age
 from affidavit.service.operation.logs import JsonLines
 from affidavit.service.operation.observed import PROBES
 from affidavit.service.operation.tracing import Tracing, TracingUnavailable, open_tracing
@@ -228,3 +230,38 @@ def test_applications_count_for_themselves(settings: Settings, client_of: Any) -
         assert '"/v1/keys"' in one.get("/metrics").text
     with client_of(settings) as other:
         assert '"/v1/keys"' not in other.get("/metrics").text
+
+
+# ---- readiness ---------------------------------------------------------------------
+
+
+def test_a_log_that_nobody_takes_up_is_not_ready(
+    client: Any, plan: Plan, post: Post, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = client.app.state.services
+    services.sequencer.stop()
+    assert client.get("/readyz").status_code == 200
+    post(client, plan())
+    assert client.get("/readyz").status_code == 200  # it has only just begun to wait
+    clock = log_age.time.monotonic() + log_age.BEHIND_SECONDS + 1
+    monkeypatch.setattr(log_age.time, "monotonic", lambda: clock)
+    found = client.get("/readyz")
+    assert found.status_code == 503
+    assert [reason["code"] for reason in found.json()["reasons"]] == ["log_behind"]
+    while services.sequencer.step():
+        pass
+    assert client.get("/readyz").status_code == 200
+
+
+def test_keys_that_may_not_sign_are_not_ready_and_no_development_key_steps_in(
+    client: Any, settings: Settings, plan: Plan, post: Post
+) -> None:
+    (record,) = settings.key_directory.glob("*.json")
+    ended = {**json.loads(record.read_text()), "not_before": "2020-01-01T00:00:00Z"}
+    record.write_text(json.dumps({**ended, "not_after": "2020-02-01T00:00:00Z"}))
+    found = client.get("/readyz")
+    assert [reason["code"] for reason in found.json()["reasons"]] == ["signer_unavailable"]
+    assert post(client, plan()).status_code == 503
+    assert KeyStore(settings.key_directory).new()
+    assert client.get("/readyz").json()["signer"]["development"] is False
+    assert post(client, plan()).status_code == 201
