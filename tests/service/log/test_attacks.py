@@ -1,0 +1,326 @@
+"""The database's owner tampers, with every trigger gone: what finds him out, and what stops.
+
+Two things must hold for each attack: the sequencer signs nothing on top of it where it
+can see it, and the audit names it. Whoever has the signing key too, and rewrites
+everything, is found out by a checkpoint that was kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.log.checkpoint import read_checkpoint, sign_checkpoint
+from affidavit.certificate.log.tree import (
+    Frontier,
+    ProofError,
+    leaf_hash,
+    verify_consistency,
+)
+from affidavit.service.log.exports import FileExport, kept_in
+from affidavit.service.log.sequencer import Sequencer
+from affidavit.service.log.stored_tree import Kept, LogDamaged
+from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
+
+Tamper = Callable[..., None]
+
+
+def refused(log: Log, sequencer: Sequencer | None = None) -> str:
+    """The sequencer signs nothing more, even with work at hand; what it says."""
+    log.enter()
+    signed = log.value("SELECT COUNT(*) FROM log_checkpoints")
+    with pytest.raises(LogDamaged) as caught:
+        (sequencer or log.sequencer()).step()
+    assert log.value("SELECT COUNT(*) FROM log_checkpoints") == signed
+    return str(caught.value)
+
+
+@pytest.fixture
+def kept(log: Log) -> Kept:
+    """A log of 13 entries, in three batches: subtrees of 8, 4 and 1 leaves stand at its edge."""
+    return log.grow(4, 6, 3)
+
+
+# ---- the tree's own tables ------------------------------------------------------------
+
+
+def test_a_gap_is_inserted(log: Log, kept: Kept, tamper: Tamper) -> None:
+    assert kept.checkpoint.size == 13
+    log.enter()
+    tamper(
+        "INSERT INTO log_leaves (leaf_index, entry_id, leaf_hash) VALUES (14, 14, :hash)",
+        hash=bytes(32),
+    )
+    assert "beyond" in refused(log)
+    assert {"leaf_missing"} <= log.codes()
+
+
+def test_a_leaf_is_appended_without_a_checkpoint(log: Log, kept: Kept, tamper: Tamper) -> None:
+    assert kept.checkpoint.size == 13
+    log.enter()
+    tamper(
+        "DELETE FROM log_pending",
+        "INSERT INTO log_leaves (leaf_index, entry_id, leaf_hash) VALUES (13, 14, :hash)",
+        hash=bytes(32),
+    )
+    assert "beyond" in refused(log)
+    assert {"leaf_changed", "checkpoint_missing"} <= log.codes()
+
+
+def test_an_entry_is_inserted_that_never_waits(log: Log, kept: Kept, tamper: Tamper) -> None:
+    assert kept.checkpoint.size == 13
+    tamper(
+        "INSERT INTO log_entries (id, kind, subject, at, content) "
+        "VALUES (99, 'run', 'x', :at, '{}')",
+        at=NOON.isoformat(sep=" ") if "sqlite" in log.url else NOON,
+    )
+    assert log.codes() == {"entry_not_sequenced"}
+
+
+def test_a_row_in_the_middle_is_dropped(log: Log, kept: Kept, tamper: Tamper) -> None:
+    tamper("DELETE FROM log_leaves WHERE leaf_index = 5")
+    assert "leaf_missing" in log.codes(kept.checkpoint)
+
+
+@pytest.mark.parametrize("index", [0, 5, 12])
+@pytest.mark.usefixtures("kept")
+def test_a_leaf_is_changed(log: Log, tamper: Tamper, index: int) -> None:
+    tamper(f"UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = {index}", hash=bytes(32))
+    assert log.codes() == {"leaf_changed"}
+    with pytest.raises(LogDamaged):
+        log.reader.inclusion(index, None, None)
+    if index == 12:  # it is on the edge, where the next leaf goes
+        assert "not the one that was signed" in refused(log)
+
+
+@pytest.mark.parametrize("column", ["subject", "content"])
+def test_an_entry_is_changed(log: Log, kept: Kept, tamper: Tamper, column: str) -> None:
+    value = "'run 77'" if column == "subject" else "REPLACE(content, 'run 3', 'run 9')"
+    tamper(f"UPDATE log_entries SET {column} = {value} WHERE subject = 'run 3'")
+    found = log.codes(kept.checkpoint)
+    assert "entry_changed" in found
+    if column == "content":
+        # The bytes that are hashed: every root since then is another.
+        assert {"leaf_changed", "checkpoint_mismatch", "rewritten"} <= found
+
+
+def test_an_entry_is_changed_with_its_hash_and_every_node_above(
+    log: Log, kept: Kept, tamper: Tamper
+) -> None:
+    """The tables agree with each other; the signed root does not."""
+    _rewrite_tree(log, tamper, changed=3)
+    assert log.codes() == {"checkpoint_mismatch"}
+    assert "rewritten" in log.codes(kept.checkpoint)
+    assert "not the one that was signed" in refused(log)
+
+
+@pytest.mark.usefixtures("kept")
+def test_nodes_are_swapped(log: Log, tamper: Tamper) -> None:
+    _swap(log, tamper, "level = 1", 0, 1)
+    assert log.codes() == {"node_changed"}
+    with pytest.raises(LogDamaged):
+        log.reader.inclusion(2, None, None)
+
+
+@pytest.mark.usefixtures("kept")
+def test_nodes_on_the_edge_are_changed_or_gone(log: Log, tamper: Tamper) -> None:
+    tamper("DELETE FROM log_nodes WHERE level = 2 AND position = 2")
+    assert "missing" in refused(log)
+    assert "node_missing" in log.codes()
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_node_of_no_subtree_is_added(log: Log, tamper: Tamper) -> None:
+    tamper("INSERT INTO log_nodes (level, position, hash) VALUES (3, 1, :hash)", hash=bytes(32))
+    assert log.codes() == {"node_changed"}
+
+
+# ---- checkpoints ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_checkpoint_is_of_a_fork(log: Log, tamper: Tamper) -> None:
+    """A note for other leaves, signed by the log's true key, as the newest."""
+    fork = sign_checkpoint(KEY, origin=ORIGIN, size=13, root_hash=bytes(32), at=datetime.now(UTC))
+    tamper("UPDATE log_checkpoints SET note = :note WHERE tree_size = 13", note=fork)
+    assert "not the one that was signed" in refused(log)
+    assert "checkpoint_mismatch" in log.codes()
+
+
+@pytest.mark.parametrize("change", ["signature", "size", "key", "text", "origin"])
+def test_a_checkpoint_is_changed(log: Log, kept: Kept, tamper: Tamper, change: str) -> None:
+    note = kept.note
+    if change == "size":
+        tamper("UPDATE log_checkpoints SET tree_size = 12 WHERE tree_size = 13")
+        assert "newest" in refused(log)
+        return
+    forged = {
+        "signature": note[:-6] + ("A" if note[-6] != "A" else "B") + note[-5:],
+        "key": sign_checkpoint(
+            SigningKey.generate(),
+            origin=ORIGIN,
+            size=13,
+            root_hash=kept.checkpoint.root_hash,
+            at=NOON,
+        ),
+        "text": note.replace("\n13\n", "\n12\n"),
+        "origin": note.replace(ORIGIN, "example.com/other"),
+    }[change]
+    tamper("UPDATE log_checkpoints SET note = :note WHERE tree_size = 13", note=forged)
+    assert "cannot be read" in refused(log)
+    assert "checkpoint_changed" in log.codes()
+
+
+@pytest.mark.usefixtures("kept")
+def test_all_checkpoints_are_dropped(log: Log, tamper: Tamper) -> None:
+    tamper("DELETE FROM log_checkpoints")
+    assert "beyond" in refused(log)
+    assert "checkpoint_missing" in log.codes()
+
+
+@pytest.mark.usefixtures("kept")
+def test_the_newest_checkpoint_is_dropped(log: Log, tamper: Tamper) -> None:
+    tamper("DELETE FROM log_checkpoints WHERE tree_size = 13")
+    assert "beyond" in refused(log)
+    assert log.codes() == {"checkpoint_missing"}
+
+
+# ---- the last rows are dropped and others appended ------------------------------------------
+
+
+def _drop_last(tamper: Tamper, size: int) -> None:
+    """Take the log back to an earlier checkpoint, with every row of every table that is younger."""
+    tamper(
+        f"DELETE FROM log_checkpoints WHERE tree_size > {size}",
+        f"DELETE FROM log_leaves WHERE leaf_index >= {size}",
+        f"DELETE FROM log_nodes WHERE (position + 1) * (1 << level) > {size}",
+        f"DELETE FROM log_entries WHERE id > {size}",
+    )
+
+
+def test_the_last_rows_are_dropped(log: Log, kept: Kept, tamper: Tamper) -> None:
+    _drop_last(tamper, 10)
+    # Nothing that is left tells of it ...
+    assert log.audit() == []
+    # ... but what was kept elsewhere.
+    assert log.codes(kept.checkpoint) == {"rolled_back"}
+
+
+def test_the_last_rows_are_dropped_and_others_appended(
+    log: Log, kept: Kept, tamper: Tamper, tmp_path: Path
+) -> None:
+    """The service itself, started anew, signs the fork: it has nothing to compare with."""
+    export = FileExport(tmp_path / "checkpoint")
+    export.send(kept)
+    _drop_last(tamper, 10)
+    log.entered = 500
+    fork = log.grow(7)
+    assert fork.checkpoint.size == 17
+    assert log.audit() == []
+    assert log.codes(kept.checkpoint) == {"rewritten"}
+    # Its own proofs show it to whoever remembers the checkpoint.
+    proof = log.reader.consistency(13, 17)
+    with pytest.raises(ProofError):
+        verify_consistency(
+            first=13,
+            second=17,
+            first_root=kept.checkpoint.root_hash,
+            second_root=fork.checkpoint.root_hash,
+            proof=proof.hashes,
+        )
+    # A service that is told where a checkpoint lies signs nothing.
+    told = log.sequencer(kept_elsewhere=lambda: kept_in([export]))
+    assert "does not continue" in refused(log, told)
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_running_service_notices_that_its_log_was_rolled_back(log: Log, tamper: Tamper) -> None:
+    running = log.sequencer()
+    assert running.step() is False
+    assert running.newest() is not None
+    _drop_last(tamper, 10)
+    assert "is gone" in refused(log, running)
+    log.entered = 500
+    log.grow(7)  # by another process
+    assert "does not continue" in refused(log, running)
+
+
+def test_a_service_that_is_told_of_a_larger_log_signs_nothing(
+    log: Log, kept: Kept, tamper: Tamper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    export = FileExport(tmp_path / "checkpoint")
+    export.send(kept)
+    _drop_last(tamper, 10)
+    told = log.sequencer(kept_elsewhere=lambda: kept_in([export]))
+    with caplog.at_level(logging.CRITICAL):
+        log.enter()
+        told.start()
+        told.stop()
+    assert "THE LOG IS DAMAGED" in caplog.text
+    assert told.problem is not None
+    assert (told.problem.code, "is gone" in told.problem.message) == ("log_damaged", True)
+    assert log.value("SELECT MAX(tree_size) FROM log_checkpoints") == 10
+
+
+def test_a_kept_checkpoint_of_another_log(log: Log, kept: Kept) -> None:
+    other = sign_checkpoint(
+        KEY,
+        origin="example.com/other",
+        size=13,
+        root_hash=kept.checkpoint.root_hash,
+        at=datetime.now(UTC),
+    )
+    assert log.codes(read_checkpoint(other)) == {"other_log"}
+
+
+def test_the_log_that_was_mended_grows_again(log: Log, kept: Kept, tamper: Tamper) -> None:
+    stored = log.value("SELECT leaf_hash FROM log_leaves WHERE leaf_index = 12")
+    tamper("UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = 12", hash=bytes(32))
+    sequencer = log.sequencer()
+    refused(log, sequencer)
+    tamper("UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = 12", hash=bytes(stored))
+    assert sequencer.step() is False
+    assert log.codes(kept.checkpoint) == set()
+    assert log.value("SELECT MAX(tree_size) FROM log_checkpoints") == 14
+
+
+# ---- the owner's tools ------------------------------------------------------------------
+
+
+def _swap(log: Log, tamper: Tamper, where: str, first: int, second: int) -> None:
+    read = f"SELECT hash FROM log_nodes WHERE {where} AND position = "
+    one, two = (bytes(log.value(read + str(each))) for each in (first, second))
+    write = f"UPDATE log_nodes SET hash = :hash WHERE {where} AND position = "
+    tamper(write + str(first), hash=two)
+    tamper(write + str(second), hash=one)
+
+
+def _rewrite_tree(log: Log, tamper: Tamper, changed: int) -> None:
+    """Change an entry and write every hash above it anew."""
+    tamper(
+        f"UPDATE log_entries SET content = REPLACE(content, '\"run {changed}\"', '\"run 999\"'), "
+        f"subject = 'run 999' WHERE subject = 'run {changed}'"
+    )
+    tree = Frontier()
+    with log.as_owner() as connection:
+        rows: Any = connection.execute(text("SELECT content FROM log_entries ORDER BY id")).all()
+        for (content,) in rows:
+            for place, value in tree.append(leaf_hash(content.encode())):
+                table = "log_nodes" if place.level else "log_leaves"
+                if place.level:
+                    statement = (
+                        f"UPDATE {table} SET hash = :hash WHERE level = {place.level} "
+                        f"AND position = {place.position}"
+                    )
+                else:
+                    statement = (
+                        f"UPDATE {table} SET leaf_hash = :hash WHERE leaf_index = {place.position}"
+                    )
+                connection.execute(text(statement), {"hash": value})

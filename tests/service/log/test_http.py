@@ -1,0 +1,216 @@
+"""The log over HTTP: checkpoint, proofs, entries, and bundles that prove their place."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from affidavit.certificate.keys import KeyStore, PublicKey
+from affidavit.certificate.log.checkpoint import open_checkpoint, read_checkpoint
+from affidavit.certificate.log.inclusion import read_consistency
+from affidavit.certificate.log.tree import leaf_hash, verify_consistency, verify_inclusion
+from affidavit.certificate.verify import Demands, VerificationError, verify
+from affidavit.service.log.audit import audit, one_state
+from affidavit.service.settings import Settings
+
+Client = Any
+
+
+@pytest.fixture
+def client(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Client]:
+    KeyStore(tmp_path / "keys").new("test")
+    settings = Settings(
+        database_url=database_url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        log_origin="example.com/log",
+        loopback=True,
+    )
+    with client_of(settings) as found:
+        yield found
+
+
+@pytest.fixture
+def certified(client: Client, plan: Any, post: Any) -> Callable[..., str]:
+    """Certify a plan and wait until it stands in the log; the path of its certificate."""
+
+    def certify(**changes: Any) -> str:
+        location: str = post(client, plan(**changes)).headers["location"]
+        end = time.monotonic() + 10
+        while "log" not in client.get(f"{location}/bundle").json():
+            assert time.monotonic() < end, "it was not sequenced"
+            time.sleep(0.02)
+        return location
+
+    return certify
+
+
+def keys(client: Client) -> list[PublicKey]:
+    return [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+
+
+def hashes(document: Any) -> list[bytes]:
+    return [base64.b64decode(each) for each in document["hashes"]]
+
+
+def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> None:
+    locations = [certified(steps=number) for number in range(1, 6)]
+    seen: dict[str, str] = {}
+    for location in reversed(locations):
+        raw = client.get(f"{location}/bundle").content
+        demands = Demands(require_log=True, log_origin="example.com/log", seen=seen)
+        found = verify(raw, keys(client), demands=demands)
+        assert not {10, 11, 12} & set(found.unchecked)
+        assert found.checkpoint is not None
+        seen = {"example.com/log": found.checkpoint}
+        # The signed envelope stands in it byte for byte, and the whole is canonical.
+        stored = client.get(location).json()["certificate"]["bundle"]
+        assert json.loads(raw)["envelope"] == stored["envelope"]
+        assert raw.startswith(
+            json.dumps(stored, sort_keys=True, separators=(",", ":")).encode()[:-1]
+        )
+
+
+def test_refusals_are_logged_too(client: Client, certified: Any) -> None:
+    certified(target={"epsilon": 0.01, "delta": 1e-5})
+    (entry,) = client.get("/v1/log/entries").json()["entries"]
+    assert json.loads(entry["content"])["kind"] == "refusal"
+
+
+def test_a_repeated_request_is_no_second_entry(
+    client: Client, certified: Any, plan: Any, post: Any
+) -> None:
+    certified()
+    assert post(client, plan()).status_code == 200
+    certified(steps=7)
+    assert len(client.get("/v1/log/entries").json()["entries"]) == 2
+
+
+def test_the_checkpoint_is_signed_by_a_published_key(client: Client, certified: Any) -> None:
+    certified()
+    answer = client.get("/v1/log/checkpoint")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    checkpoint, signers = open_checkpoint(answer.content, keys(client))
+    assert (checkpoint.origin, checkpoint.size, len(signers)) == ("example.com/log", 1, 1)
+
+
+def test_proofs_of_inclusion_for_every_leaf_and_size(client: Client, certified: Any) -> None:
+    roots = {}
+    for number in range(1, 6):
+        certified(steps=number)
+        checkpoint = read_checkpoint(client.get("/v1/log/checkpoint").content)
+        roots[checkpoint.size] = checkpoint.root_hash
+    entries = client.get("/v1/log/entries").json()["entries"]
+    for size, root in roots.items():
+        for entry in entries[:size]:
+            leaf = leaf_hash(entry["content"].encode())
+            assert base64.b64decode(entry["leafHash"]) == leaf
+            for which in (f"index={entry['leafIndex']}", f"hash={leaf.hex()}"):
+                answer = client.get(f"/v1/log/proof/inclusion?{which}&size={size}").json()
+                assert (answer["leafIndex"], answer["treeSize"]) == (entry["leafIndex"], size)
+                verify_inclusion(
+                    leaf,
+                    index=entry["leafIndex"],
+                    size=size,
+                    proof=hashes(answer),
+                    root=root,
+                )
+    for first, old in roots.items():
+        for second, new in roots.items():
+            path = f"/v1/log/proof/consistency?first={first}&second={second}"
+            answer = client.get(path)
+            if first > second:
+                assert answer.status_code == 404
+                continue
+            proof = read_consistency(answer.json())
+            verify_consistency(
+                first=first, second=second, first_root=old, second_root=new, proof=proof.hashes
+            )
+
+
+ABSENT = [
+    ("proof/inclusion?index=1", 404, "not_logged"),
+    ("proof/inclusion?index=0&size=2", 404, "not_logged"),
+    ("proof/inclusion?hash=" + "0" * 64, 404, "not_logged"),
+    ("proof/inclusion", 404, "not_logged"),
+    ("proof/inclusion?index=0&size=0", 422, "invalid_parameter"),
+    ("proof/inclusion?index=9007199254740992", 422, "invalid_parameter"),
+    ("proof/inclusion?index=0&indeks=1", 422, "invalid_parameter"),
+    ("proof/inclusion?hash=" + "A" * 64, 422, "invalid_parameter"),
+    ("proof/consistency", 422, "invalid_parameter"),
+    ("proof/consistency?first=0", 422, "invalid_parameter"),
+    ("proof/consistency?first=-1", 422, "invalid_parameter"),
+    ("proof/consistency?first=2", 404, "not_logged"),
+    ("proof/consistency?first=1&second=2", 404, "not_logged"),
+    ("entries?start=-1", 422, "invalid_parameter"),
+    ("entries?end=x", 422, "invalid_parameter"),
+]
+
+
+def test_what_the_log_does_not_have(client: Client, certified: Any) -> None:
+    certified()
+    for path, status, code in ABSENT:
+        answer = client.get(f"/v1/log/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (status, code), path
+
+
+def test_entries_come_in_pages(
+    client: Client, certified: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("affidavit.service.routes.log_entries.PAGE", 2)
+    for number in range(1, 6):
+        certified(steps=number)
+    path, found = "/v1/log/entries?end=3", []
+    while path is not None:
+        page = client.get(path).json()
+        assert len(page["entries"]) <= 2
+        found += [each["leafIndex"] for each in page["entries"]]
+        path = page["next"]
+    assert found == [0, 1, 2, 3]
+    assert client.get("/v1/log/entries?start=99").json() == {"entries": [], "next": None}
+    assert client.get("/v1/log/entries?start=3&end=1").json()["entries"] == []
+
+
+def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
+    client: Client, certified: Any, plan: Any, post: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    location = certified()
+    services = client.app.state.services
+    with services.engine.begin() as connection:
+        if connection.dialect.name == "sqlite":
+            connection.execute(text("DROP TRIGGER log_leaves_refuse_update"))
+        else:
+            connection.execute(text("ALTER TABLE log_leaves DISABLE TRIGGER ALL"))
+        connection.execute(text("UPDATE log_leaves SET leaf_hash = :x"), {"x": bytes(32)})
+    answer = client.get("/v1/log/proof/inclusion?index=0")
+    assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
+    # A plan is certified still, and its entry waits.
+    other = post(client, plan(steps=2))
+    assert other.status_code == 201
+    end = time.monotonic() + 10
+    while client.get("/readyz").status_code == 200:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    reasons = client.get("/readyz").json()["reasons"]
+    assert [each["code"] for each in reasons] == ["log_damaged"]
+    assert "THE LOG IS DAMAGED" in caplog.text
+    for each in (location, other.headers["location"]):
+        bundle = client.get(f"{each}/bundle")
+        assert bundle.status_code == 200
+        with pytest.raises(VerificationError, match="does not say where"):
+            verify(bundle.content, keys(client), demands=Demands(require_log=True))
+
+
+def test_log_and_tables_say_the_same_after_all_this(client: Client, certified: Any) -> None:
+    for changes in ({}, {"steps": 3}, {"target": {"epsilon": 0.01, "delta": 1e-5}}):
+        certified(**changes)
+    services = client.app.state.services
+    with one_state(services.engine) as connection:
+        assert list(audit(connection, (), lambda *_: None)) == []
