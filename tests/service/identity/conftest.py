@@ -33,20 +33,23 @@ class Network:
 
 
 @pytest.fixture(scope="module")
-def network(
-    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory, request: Any
-) -> Iterator[Network]:
-    """Tokens of every scope alone, and of none that counts."""
-    client_of: Callable[..., Any] = request.getfixturevalue("network_client_of")
+def network_settings(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """Settings of a service on a network that nobody has a token for yet."""
     home = tmp_path_factory.mktemp("network")
     shutil.copy(migrated_sqlite, home / "affidavit.db")
     KeyStore(home / "keys").new("test")
-    settings = Settings(
+    return Settings(
         database_url=f"sqlite:///{home / 'affidavit.db'}",
         key_directory=home / "keys",
         workers=1,
         rate_limit=1_000_000,
     )
+
+
+@pytest.fixture(scope="module")
+def network(network_settings: Settings, client_of: Callable[..., Any]) -> Iterator[Network]:
+    """Tokens of every scope alone, and of none that counts."""
+    settings = network_settings
     engine = open_engine(settings.database_url)
     store, now = TokenStore(engine), datetime.now(UTC)
     tokens = {}
@@ -60,9 +63,3 @@ def network(
     engine.dispose()
     with client_of(settings, address="192.0.2.1") as client:
         yield Network(client, settings, tokens)
-
-
-@pytest.fixture(scope="session")
-def network_client_of(client_of: Callable[..., Any]) -> Callable[..., Any]:
-    """The client of ``tests/service``, for fixtures that live longer than a test."""
-    return client_of
