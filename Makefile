@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo test check serve lock docs bench-accounting bench-diagnosis bench-monte-carlo bench-strategies bench-trainer crosscheck soak clean
+.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-monte-carlo bench-strategies bench-trainer crosscheck soak clean
 
 install: $(STAMP)
 
@@ -25,6 +25,10 @@ $(TRAINER): $(STAMP)
 
 demo: install
 	@$(BIN)/python examples/demo.py
+
+# DP-Muon and DP-SGD on digits at one ε, certified, trained and held against the certificate.
+demo-train: install-trainer
+	@$(BIN)/python examples/train/demo.py
 
 test: install-trainer
 	$(BIN)/pytest -q -n 2

@@ -1,0 +1,89 @@
+"""Whole certified runs with the built-in models and data, and the example plans they are for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.execution import Execution
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import parse_plan
+from affidavit.trainer.blocks import layout_of
+from affidavit.trainer.loop import train
+from affidavit.trainer.settings import Settings
+from affidavit.trainer.sources import data_of, model_of
+from tests.trainer.loop.made import KEY, bundle_of
+
+TRAIN = Path(__file__).resolve().parents[3] / "examples" / "train"
+TEXT = f"gpt2:{TRAIN / 'tiny-gpt2.json'},seed=1"
+MODELS = {
+    "digits-dp-muon": ("digits:part=train", "mlp:64,seed=1"),
+    "digits-dp-sgd": ("digits:part=train", "mlp:64,seed=1,blocks=all"),
+    "generated-dp-muon": ("generated:2000,seed=1", TEXT),
+}
+
+
+def plan_of_file(stem: str) -> Plan:
+    return parse_plan((TRAIN / f"{stem}.yaml").read_bytes(), "yaml")
+
+
+def test_every_plan_to_train_is_tried() -> None:
+    assert {path.stem for path in TRAIN.glob("*.yaml")} == set(MODELS)
+
+
+@pytest.mark.parametrize("stem", MODELS)
+def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> None:
+    pytest.importorskip("sklearn")
+    assert (TRAIN / f"{stem}.yaml").read_bytes().startswith(b"# ")
+    plan, (data_name, model_name) = plan_of_file(stem), MODELS[stem]
+    found = certify(plan, second_opinion=False)
+    assert found.verdict == "certified"
+    data = data_of(data_name)
+    assert len(data) == plan.dataset.size
+    noised = tuple(
+        release.model_copy(update={"noise_multiplier": 1.0}) for release in plan.phases[0].releases
+    )
+    phase = plan.phases[0].model_copy(update={"releases": noised})
+    closed = plan.model_copy(update={"phases": (phase,)})
+    layout_of(Execution.of(closed), model_of(model_name, data))
+
+
+def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) -> None:
+    """Adapters, certificate, loop and record together; the corpus is synthetic and public."""
+    document = plan_of_file("generated-dp-muon")
+    phase = document.phases[0].model_copy(update={"steps": 24})
+    plan = document.model_copy(update={"phases": (phase,)})
+    data = data_of("generated:2000,seed=1")
+    model = model_of(TEXT, data)
+    batch = data.collate(torch.arange(100))
+    before = float(model.losses(batch).detach().mean())
+    outcome = train(
+        bundle=bundle_of(plan), trusted=[KEY.public], plan=plan, data=data, model=model,
+        out=tmp_path / "run", settings=Settings(device="cpu", microbatch=256), quiet=True,
+    )  # fmt: skip
+    after = float(model.losses(batch).detach().mean())
+    assert (outcome.ended, outcome.released) == ("completed", 24)
+    assert after < before - 1.0
+
+
+def test_the_demonstration_trains_both_and_prints_their_accuracies(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    finished = subprocess.run(
+        [sys.executable, str(TRAIN / "demo.py")],
+        env={**os.environ, "AFFIDAVIT_HOME": str(tmp_path), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("✓ conformant: 100 of 100") == 2
+    found = re.findall(r"(DP-Muon|DP-SGD|Adam) .*?([\d.]+)%", finished.stdout.split("accuracy")[-1])
+    assert [name for name, _ in found] == ["DP-Muon", "DP-SGD", "Adam"]
+    assert all(float(percent) > 80 for _, percent in found)
