@@ -44,6 +44,7 @@ class Exit(IntEnum):
 OF_FAILURE = {
     "not_written": Exit.UNFINISHED,
     "ranks_differ": Exit.UNFINISHED,
+    "rank_lost": Exit.UNFINISHED,
     "run_in_use": Exit.UNFINISHED,
     "broken_record": Exit.BLOCKED,
     "no_checkpoint": Exit.BLOCKED,

@@ -16,7 +16,8 @@ rank that differs, or dies, stops all.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -83,9 +84,10 @@ class Peers:
             by_type.setdefault(each.dtype, []).append(each)
         for same in by_type.values():
             flat = torch.cat([each.flatten() for each in same])
-            dist.all_reduce(flat)
-            # The bits of rank 0 count: backends need not add in one order everywhere.
-            dist.broadcast(flat, src=0)
+            with _while_all_live():
+                dist.all_reduce(flat)
+                # The bits of rank 0 count: backends need not add in one order everywhere.
+                dist.broadcast(flat, src=0)
             for each, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
                 each.copy_(part.view_as(each))
 
@@ -102,7 +104,8 @@ class Peers:
                 said = [(True, action())]
             except RunFailure as failure:
                 said = [(False, (failure.code, str(failure)))]
-        dist.broadcast_object_list(said, src=0)
+        with _while_all_live():
+            dist.broadcast_object_list(said, src=0)
         done, found = said[0]
         if not done:
             raise RunFailure(*found)
@@ -113,10 +116,24 @@ class Peers:
         if self.size == 1:
             return
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, digest)
+        with _while_all_live():
+            dist.all_gather_object(found, digest)
         if len(set(found)) > 1:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "
                 "run was stopped; go on with --resume on machines that are alike.",
             )
+
+
+@contextmanager
+def _while_all_live() -> Iterator[None]:
+    """A rank that does not answer any more ends the run of all; what was charged stays so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunFailure(
+            "rank_lost",
+            f"another rank does not answer any more ({str(error).splitlines()[0]}). Go on with "
+            "--resume.",
+        ) from None

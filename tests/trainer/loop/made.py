@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate.certify import certify
 from affidavit.certificate.issue import issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.plan.model import Plan
@@ -46,6 +45,8 @@ def plan_with(**changes: Any) -> Plan:
 
 def bundle_of(plan: Plan, **changes: Any) -> bytes:
     """A certificate of ``plan``, as a bundle."""
+    from affidavit.certificate.certify import certify  # the ranks of a run need not wait for it
+
     found = certify(plan, second_opinion=False)
     at = datetime.now(UTC).replace(microsecond=0)
     key = changes.get("key", KEY)

@@ -1,0 +1,81 @@
+"""One rank of a run of the small plan, as ``torchrun`` starts it: folder, bundle, what to do.
+
+``die N`` has rank 1 end in its N-th lot; ``stray`` has it move one of its parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from affidavit.certificate.keys import read_public_keys
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.loop import train
+from affidavit.trainer.settings import Settings
+from tests.trainer.loop.made import Made, Small, entropy_of, plan_with
+
+
+class Watched(Made):
+    """Data that writes down which records this rank reads, and may end the rank."""
+
+    def __init__(self, folder: Path, rank: int, die: int | None) -> None:
+        super().__init__()
+        self.path, self.die = folder / f"read.{rank}", die
+
+    def collate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(self.asked) == self.die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with self.path.open("a") as stream:
+            stream.write(" ".join(map(str, indices.tolist())) + "\n")
+        return super().collate(indices)
+
+
+class Stray(Small):
+    """A model that computes otherwise on this rank once it has been run a few times."""
+
+    calls = 0
+
+    def losses(self, batch: object) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 12:
+            with torch.no_grad():
+                self.module[0].weight[0, 0] += 1
+        return super().losses(batch)
+
+
+def main() -> None:
+    """Train, and write the parameters of every rank."""
+    folder, what = Path(sys.argv[1]), sys.argv[2:]
+    torch.set_num_threads(1)
+    peers = Peers.joined("cpu")
+    die = int(what[1]) if what[:1] == ["die"] and peers.rank else None
+    stray = what[:1] == ["stray"] and peers.rank == 1
+    model = Stray() if stray else Small(seed=5 + peers.rank)
+    try:
+        train(
+            bundle=(folder / "bundle.json").read_bytes(),
+            trusted=read_public_keys(folder / "keys.json"),
+            plan=plan_with(),
+            data=Watched(folder, peers.rank, die),
+            model=model,
+            out=folder / "run",
+            settings=Settings(device="cpu", microbatch=4),
+            quiet=True,
+            peers=peers,
+            entropy=entropy_of(1),
+        )
+    except RunFailure as failure:
+        (folder / f"failure.{peers.rank}").write_text(failure.code)
+        raise SystemExit(1) from None
+    finally:
+        peers.leave()
+    torch.save(model.module.state_dict(), folder / f"values.{peers.rank}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Two processes share a run: disjoint shards, one noise, the same parameters, one fate."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from affidavit.certificate.conformance import conformance
+from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, plan_with
+from tests.trainer.loop.test_loop import lots_of, predicate_of
+
+ROOT = Path(__file__).parents[3]
+
+
+RANK = ("-m", "tests.trainer.loop.rank")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where two ranks find their certificate and leave what they come to."""
+    (tmp_path / "bundle.json").write_bytes(bundle_of(plan_with()))
+    (tmp_path / "keys.json").write_text(json.dumps(KEY.public.as_record()))
+    return tmp_path
+
+
+def environment(**changes: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
+
+
+def both(folder: Path, *what: str) -> list[int]:
+    """Two ranks as ``torchrun`` starts them, without its own process; how each ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, *RANK, str(folder), *what],
+            cwd=ROOT,
+            env=environment(
+                RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+            ),
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in (0, 1)
+    ]
+    return [rank.wait(timeout=120) for rank in ranks]
+
+
+def test_two_ranks_of_torchrun_train_as_one_process_does(
+    run: Callable[..., Ran], folder: Path
+) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*command, "--nproc-per-node", "2", *RANK, str(folder)],
+        check=False,
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, other = (torch.load(folder / f"values.{rank}") for rank in (0, 1))
+    alone = run(seed=1)
+    for name, value in alone.model.module.state_dict().items():
+        assert torch.equal(one[name], other[name])
+        assert torch.allclose(one[name], value, atol=1e-6)
+    read = [set(shards(folder, rank)) for rank in (0, 1)]
+    lots = [(step, record) for step, lot in enumerate(lots_of(1)) for record in lot.tolist()]
+    counts = [sorted(record for _, record in lots)]
+    assert sorted([*shards(folder, 0), *shards(folder, 1)]) == counts[0]
+    assert all(read)
+    found = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+        (folder / "bundle.json").read_bytes()
+    ))  # fmt: skip
+    assert found.findings == ()
+    assert entries_of(folder / "run")[0]["performance"]["ranks"] == 2
+
+
+def shards(folder: Path, rank: int) -> list[int]:
+    """The records that a rank read, of all lots."""
+    return [int(word) for word in (folder / f"read.{rank}").read_text().split()]
+
+
+def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
+    run: Callable[..., Ran], folder: Path
+) -> None:
+    left, died = both(folder, "die", "6")
+    assert left != 0
+    assert died == -signal.SIGKILL
+    assert (folder / "failure.0").read_text() == "rank_lost"
+    entries = entries_of(folder / "run")
+    charged = [entry["step"] for entry in entries if entry["type"] == "charge"]
+    released = [entry["step"] for entry in entries if entry["type"] == "release"]
+    assert charged == [*released, released[-1] + 1]
+    # One process may go on with what two began.
+    run(out=folder / "run", bundle=(folder / "bundle.json").read_bytes(), resume=True)
+    found = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+        (folder / "bundle.json").read_bytes()
+    ))  # fmt: skip
+    assert found.findings == ()
+    assert found.steps_charged == STEPS
+
+
+def test_ranks_that_compute_otherwise_are_stopped(
+    folder: Path,
+) -> None:
+    assert all(both(folder, "stray"))
+    assert {(folder / f"failure.{rank}").read_text() for rank in (0, 1)} == {"ranks_differ"}
+    assert entries_of(folder / "run")[-1]["type"] == "charge"
