@@ -11,10 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import sha256
+from math import isfinite
+from typing import Any
 
 from sqlalchemy import Connection, select
 
 from affidavit.certificate.envelope import BadEnvelope, read_envelope
+from affidavit.plan.canonical import digest_of
 from affidavit.plan.reasons import MalformedPlan
 from affidavit.service.log.findings import Finding
 from affidavit.service.log.replay import Progress
@@ -23,6 +26,8 @@ from affidavit.service.log.tables import log_entries
 from affidavit.service.tables import certificates
 
 CHUNK = 1000
+ROUNDING = 1e-9
+"""How much smaller than its signed decimal a number may be."""
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, BadEnvelope, MalformedPlan)
 """What reading a row that was tampered with may end in."""
 
@@ -100,28 +105,51 @@ def _rows(connection: Connection, source: Source, entries: _Entries) -> Iterator
 
 
 def _columns(connection: Connection) -> Iterator[Finding]:
-    """Columns of certificates that do not say what the signed bytes say."""
+    """Columns of certificates, and answers, that do not say what the signed bytes say."""
     query = select(certificates).order_by(*certificates.primary_key)
     for row in connection.execute(query.execution_options(yield_per=CHUNK)):
         where = f"certificates {row.id} issue {row.issue}"
         try:
-            bundle = json.loads(bytes(row.bundle))
-            envelope = read_envelope(bundle["envelope"])
-            predicate = json.loads(envelope.payload)["predicate"]
-            wanted = {
-                "id": predicate["certificate_id"],
-                "untrusted": predicate["untrusted"],
-                "issue": predicate.get("issue", 1),
-                "verdict": predicate["verdict"],
-                "envelope_digest": envelope.digest,
-                "key_id": envelope.key_id,
-            }
-            answered = json.loads(row.result)["certificate"]["bundle"]
+            wrong = _wrong(row)
         except UNREADABLE as error:
             yield Finding("row_changed", where, f"it cannot be read: {error}.")
             continue
-        wrong = [name for name, value in wanted.items() if getattr(row, name) != value]
-        if answered != bundle:
-            wrong.append("result")
         if wrong:
             yield Finding("row_changed", where, f"its signed bytes say otherwise: {wrong}.")
+
+
+def _wrong(row: Any) -> list[str]:
+    bundle = json.loads(bytes(row.bundle))
+    envelope = read_envelope(bundle["envelope"])
+    predicate = json.loads(envelope.payload)["predicate"]
+    signed = {
+        "id": predicate["certificate_id"],
+        "untrusted": predicate["untrusted"],
+        "issue": predicate.get("issue", 1),
+        "verdict": predicate["verdict"],
+        "envelope_digest": envelope.digest,
+        "key_id": envelope.key_id,
+        "plan_digest": digest_of(predicate["plan"]),
+    }
+    wrong = [name for name, value in signed.items() if getattr(row, name) != value]
+    result = json.loads(row.result)
+    if result["certificate"]["bundle"] != bundle or result["verdict"] != predicate["verdict"]:
+        wrong.append("result")
+    guarantee = predicate["guarantee"]
+    if guarantee is None:
+        # δ is then what the plan asks about, and no ε is claimed.
+        return wrong + ["epsilon"] * (row.epsilon_upper is not None or bool(result["epsilon"]))
+    for name, column in (("epsilon", row.epsilon_upper), ("delta", row.delta)):
+        upper = guarantee[name]["upper"]
+        if not _rounds_to(column, upper):
+            wrong.append(name)
+        if not _rounds_to((result[name] or {}).get("upper"), upper):
+            wrong.append("result")
+    return wrong
+
+
+def _rounds_to(found: float | None, signed: str | None) -> bool:
+    """Whether the signed decimal, which is rounded up, can be ``found``'s."""
+    if found is None or signed is None or not isfinite(float(signed)):
+        return found is None or not isfinite(found)
+    return float(signed) * (1 - ROUNDING) <= found <= float(signed)

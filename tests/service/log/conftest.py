@@ -24,6 +24,17 @@ from affidavit.service.log.stored_tree import Kept
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ORIGIN = "example.com/log"
 KEY = SigningKey.generate("log")
+ARMED = (
+    "log_entries",
+    "log_leaves",
+    "log_nodes",
+    "log_checkpoints",
+    "certificates",
+    "requests",
+    "signing_keys",
+    "tokens",
+)
+"""Tables with triggers that an owner has to take off before he can tamper."""
 
 
 @dataclass
@@ -90,8 +101,7 @@ class Log:
         stranger = create_engine(self.url)
         try:
             with stranger.begin() as connection:
-                tables = ("log_entries", "log_leaves", "log_nodes", "log_checkpoints")
-                for table in (*tables, "certificates", "requests"):
+                for table in ARMED:
                     _disarm(connection, table)
                 yield connection
         finally:
