@@ -76,6 +76,13 @@ class Company:
         """The organisation's keys."""
         return self.keys.public_keys()
 
+    def change_key(self) -> str:
+        """Revoke the key that signs and make another; the id of the one that was revoked."""
+        (bad,) = [key.key_id for key in self.trusted]
+        self.keys.new("next")
+        self.client.app.state.services.signers._revoked = lambda: {bad}
+        return bad
+
     def require_approvals(self, number: int) -> None:
         """Make a policy for all data sets that asks for so many approvals."""
         policy = {

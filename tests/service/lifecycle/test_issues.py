@@ -1,0 +1,182 @@
+"""Expired, issued again, superseded: issues follow one another and none is ever lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from threading import Barrier
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, select
+
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.verify import VerificationError, verify
+from affidavit.service import store as storing
+from affidavit.service.database import open_engine
+from affidavit.service.lifecycle import issuing
+from affidavit.service.lifecycle.standing import Status
+from affidavit.service.store import CertificateStore, Filters
+from affidavit.service.tables import certificates, requests
+from tests.service.lifecycle.conftest import Company
+from tests.service.test_store import KEY, REQUEST, certificate
+
+YEAR = timedelta(days=366)
+
+
+@pytest.fixture
+def a_year_later(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let the service's clock be a year ahead from when it is called."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + YEAR
+
+    def go() -> None:
+        monkeypatch.setattr(storing, "datetime", Later)
+        monkeypatch.setattr(issuing, "datetime", Later)
+
+    return go
+
+
+def predicate(result: dict[str, Any]) -> dict[str, Any]:
+    envelope = read_envelope(result["certificate"]["bundle"]["envelope"])
+    found: dict[str, Any] = json.loads(envelope.payload)["predicate"]
+    return found
+
+
+def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
+    company: Company, plan: Any, a_year_later: Any
+) -> None:
+    first = company.submit(plan())
+    a_year_later()
+    old = company.current(first.json())
+    assert old["certificate"]["status"] == "expired"
+    again = company.submit(plan())
+    assert (first.status_code, again.status_code) == (201, 201)
+    result = again.json()
+    assert result["certificate"]["id"] == first.json()["certificate"]["id"]
+    assert (result["certificate"]["issue"], result["certificate"]["status"]) == (2, "active")
+    said = predicate(result)
+    assert (said["issue"], said["supersedes"]) == (
+        2,
+        first.json()["certificate"]["envelope_digest"],
+    )
+    assert company.submit(plan()).status_code == 200
+    assert company.current(result) == result
+    statuses = [(each["issue"], each["status"]) for each in company.issues(result)]
+    assert statuses == [(2, "active"), (1, "superseded")]
+    # The log tells of both, each by its envelope.
+    with pytest.raises(VerificationError, match="expired"):
+        verify(company.bundle(old), company.trusted, now=datetime.now(UTC) + YEAR)
+    verify(company.bundle(result), company.trusted, now=datetime.now(UTC) + YEAR)
+
+
+def test_the_list_shows_current_issues_by_their_status(
+    company: Company, plan: Any, a_year_later: Any
+) -> None:
+    result = company.submit(plan()).json()
+    other = company.submit(plan(steps=11)).json()
+    a_year_later()
+    company.submit(plan())
+    where = "/v1/certificates"
+    shown = company.ask("eve", "GET", where).json()["items"]
+    assert [(each["id"], each["issue"], each["status"]) for each in shown] == [
+        (result["certificate"]["id"], 2, "active"),
+        (other["certificate"]["id"], 1, "expired"),
+    ]
+    for status, ids in (("active", [result]), ("expired", [other]), ("revoked", [])):
+        found = company.ask("eve", "GET", f"{where}?status={status}").json()["items"]
+        assert [each["id"] for each in found] == [each["certificate"]["id"] for each in ids]
+    assert company.ask("eve", "GET", f"{where}?status=lost").status_code == 422
+
+
+def test_a_certificate_whose_key_was_revoked_is_issued_again(company: Company, plan: Any) -> None:
+    first = company.submit(plan()).json()
+    bad = company.change_key()
+    again = company.submit(plan())
+    assert again.status_code == 201
+    assert predicate(again.json())["supersedes"] == first["certificate"]["envelope_digest"]
+    assert [each["key_id"] == bad for each in company.issues(first)] == [False, True]
+    assert company.submit(plan()).status_code == 200
+
+
+def test_a_good_certificate_is_not_issued_again(company: Company, plan: Any) -> None:
+    result = company.submit(plan()).json()
+    where = f"/v1/certificates/{result['certificate']['id']}/issues"
+    answer = company.ask("bea", "POST", where)
+    assert (answer.status_code, answer.json()["code"]) == (409, "still_valid")
+    unknown = "/v1/certificates/sha256:" + "0" * 64
+    assert company.ask("bea", "POST", f"{unknown}/issues").status_code == 404
+    assert company.ask("bea", "GET", f"{unknown}/issues").status_code == 404
+
+
+# ---- the store -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    found = open_engine(database_url)
+    yield found
+    found.dispose()
+
+
+def old(number: int = 0, **changes: Any) -> Any:
+    past = datetime(2025, 6, 1, tzinfo=UTC)
+    return certificate(number, not_after=past, **changes)
+
+
+def test_eight_that_issue_again_at_once_end_with_one_more_issue(
+    database_url: str, engine: Engine
+) -> None:
+    store = CertificateStore(engine)
+    former = old(status=Status.EXPIRED)
+    store.add(former, KEY, REQUEST)
+    assert store.repeat(former.id, REQUEST, untrusted_too=False) is None
+    engines, together = [open_engine(database_url) for _ in range(8)], Barrier(8)
+
+    def again(number: int) -> Any:
+        mine = certificate(issue=2, result=f'{{"by": {number}}}')
+        together.wait()
+        return CertificateStore(engines[number]).add(mine, KEY, REQUEST)
+
+    try:
+        with ThreadPoolExecutor(8) as racers:
+            outcomes = list(racers.map(again, range(8)))
+    finally:
+        for each in engines:
+            each.dispose()
+    assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
+    assert len({kept.result for kept, _ in outcomes}) == 1
+    with engine.connect() as connection:
+        counted = [
+            connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in (certificates, requests)
+        ]
+    assert counted == [2, 9]
+    earlier = replace(former, status=Status.SUPERSEDED)
+    assert store.issues(former.id) == [outcomes[0][0], earlier]
+
+
+def test_each_request_is_kept_with_the_issue_that_answered_it(engine: Engine) -> None:
+    store = CertificateStore(engine)
+    store.add(old(), KEY, REQUEST)
+    store.add(certificate(issue=2), KEY, REQUEST)
+    store.repeat(certificate().id, REQUEST, untrusted_too=False)
+    with engine.connect() as connection:
+        answered = connection.execute(select(requests.c.issue).order_by(requests.c.id)).scalars()
+        assert list(answered) == [1, 2, 2]
+    assert [each.issue for each in store.page(Filters(), None, 10)] == [2]
+
+
+def test_an_issue_follows_the_current_one_and_leaves_none_out(engine: Engine) -> None:
+    store = CertificateStore(engine)
+    store.add(old(), KEY, REQUEST)
+    for number in (1, 3):
+        with pytest.raises(storing.Overtaken):
+            store.add(certificate(issue=number), KEY, REQUEST)
+    assert [each.issue for each in store.issues(old().id)] == [1]
