@@ -79,6 +79,7 @@ crosscheck: install
 # The random plans that the tests draw a few of, in the numbers that their rates are stated for.
 soak: install
 	AFFIDAVIT_DIAGNOSES=500 $(BIN)/pytest -q tests/certificate/diagnose/test_random.py
+	$(BIN)/python -m tests.gate.checking.mutations 10000
 	$(BIN)/python -m tests.accountants.soak
 
 clean:

@@ -206,4 +206,6 @@ def reason_of(code: str, said: str, explanation: Explanation, plan: Plan) -> Rea
 def pointer_of(mistake: Mistake, plan: Plan) -> str:
     """Where in the plan the mistake's field stands."""
     top, *rest = mistake.field
+    if top == "steps" and plan.phases[0].epochs is not None:
+        top = "epochs"
     return plan.pointer(0, top, *rest) if top in PHASE_FIELDS else pointer_to(top, *rest)

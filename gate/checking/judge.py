@@ -12,6 +12,9 @@ from dataclasses import replace
 from affidavit.accountants.bracket import decimal_up
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify
+from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate.policy.facts import Budget
+from affidavit.certificate.policy.judgement import judge as judge_by
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.fixes import fixes_for
 from affidavit.gate.checking.source import Source
@@ -20,28 +23,50 @@ from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.report import headline
 from affidavit.plan.claim import Claim, unanswerable
 from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, pointer_to
+from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 
 FINE = 1.5e-3
 """Relative precision, in ε, below which a number says enough to tell by which mistake it came:
 about four digits of a noise multiplier. A round number meets some wrong derivation by chance."""
 
 
-def judge(source: Source, *, second_opinion: bool = False) -> Judged:
-    """What is to be said about the plan in ``source``."""
+def judge(source: Source, *, second_opinion: bool = False, policy: Policy | None = None) -> Judged:
+    """What is to be said about the plan in ``source``, under ``policy``."""
     try:
         plan = source.plan()
     except MalformedPlan as error:
         return unreadable(source.file, error.reasons, source.name)
-    found = certify(plan, second_opinion=second_opinion)
+    rules = policy or BUILT_IN
+    asked_twice = second_opinion or rules.second_opinion == "required"
+    found = certify(plan, second_opinion=asked_twice)
+    # No ledger is asked here; whether that blocks is the policy's own word.
+    budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
+    under, judgement = judge_by(plan, found, rules, budget=budget)
     return Judged(
         file=source.file,
         name=source.name,
-        exit=OF_VERDICT[found.verdict],
-        findings=tuple(_findings(source, plan, found)),
-        result=found.as_result(),
-        headline=headline(found),
+        exit=OF_VERDICT[under.verdict],
+        findings=(
+            *_findings(source, plan, found),
+            *_findings_of_policy(source, under.reasons[len(found.reasons) :], rules),
+        ),
+        result=under.as_result() | ({} if policy is None else judgement.as_dict()),
+        headline=headline(under),
     )
+
+
+def _findings_of_policy(
+    source: Source, reasons: tuple[Reason, ...], policy: Policy
+) -> Iterator[Finding]:
+    yield from (Finding.of(source.file, each) for each in source.locate(reasons))
+    if policy.budget == "required" and policy.on_outage == "warn":
+        yield Finding(
+            file=source.file,
+            rule="policy_budget",
+            level="warning",
+            message=f"no ledger was asked whether the run fits a budget, as the policy "
+            f"{policy.name} wants.",
+        )
 
 
 def _findings(source: Source, plan: Plan, found: Assessment) -> Iterator[Finding]:
@@ -102,8 +127,12 @@ def _explained(plan: Plan) -> tuple[str, str] | None:
         if tuple(unanswerable(claim, plan)) or Judgement.of(claim, plan).precision > FINE:
             continue
         found = diagnose(plan, claim)
-        if found.explanations:
-            best = found.explanations[0]
+        # Two mistakes at once explain more numbers by chance than one does.
+        if (
+            found.explanations
+            and (best := found.explanations[0])
+            and (len(best.mistakes) == 1 or len(found.explanations) == 1)
+        ):
             return " + ".join(best.mistakes), found.as_steps(best)[0]["pointer"]
     return None
 

@@ -1,0 +1,89 @@
+"""A repository of twelve plans, seven of which have one mistake each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+REPOSITORY = Path(__file__).parents[3]
+VECTORS = REPOSITORY / "tests/vectors/mistakes.json"
+RIGHT = ("e2e-dp-muon-corrected", "e2e-dp-sgd-published", "cifar10-wrn16-4-dp-sgd",
+         "fixed-size-replace-one", "mnist-balls-in-bins")  # fmt: skip
+WRONG = {
+    "e2e-dp-muon": "releases",
+    "dart-dp-sgd-as-it-was-sampled": "  scheme",
+    "dp-sgd-noise-on-49-blocks": "releases",
+    "corrmom-as-independent": "noise",
+    "add-remove-for-replace-one": "adjacency",
+    "physical-batch-of-16": "sampling",
+    "one-step-lost": "epochs",
+}
+"""Vectors of known mistakes, with the field that each is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A faulty plan, the mistake in it, and the line of the field that it is about."""
+
+    file: Path
+    mistake: str
+    line: int
+
+
+@pytest.fixture(scope="session")
+def judged_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for the whole session: the twelve plans are the same in every test."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, judged_before: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: twelve plans, and files that are none."""
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(judged_before))
+    folder = tmp_path / "repository"
+    (folder / "plans").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    for name in RIGHT:
+        text = (REPOSITORY / f"examples/{name}.yaml").read_text()
+        (folder / f"plans/{name}.yaml").write_text(text)
+    (folder / "compose.yaml").write_text("services: {db: {image: postgres}}\n")
+    (folder / "broken.yaml").write_text("{{ not a plan }}: [\n")
+    (folder / "package.json").write_text('{"name": "x", "target": "es6"}')
+    return folder
+
+
+@pytest.fixture
+def planted(repository: Path) -> list[Planted]:
+    """The faulty plans, whose targets are what their mistakes lead to."""
+    return [_plant(repository, name, field) for name, field in WRONG.items()]
+
+
+def _plant(folder: Path, name: str, field: str) -> Planted:
+    vector = next(each for each in json.loads(VECTORS.read_text()) if each["name"] == name)
+    plan = json.loads(json.dumps(vector["plan"]))
+    plan["target"]["epsilon"] = float(vector["claim"])
+    file = folder / f"plans/wrong-{name}.yaml"
+    yaml = YAML()
+    with file.open("w") as stream:
+        stream.write("# kept as it is\n")
+        yaml.dump(plan, stream)
+    lines = file.read_text().splitlines()
+    line = next((n for n, text in enumerate(lines, 1) if text.startswith(f"{field}:")), 0)
+    return Planted(file.relative_to(folder), vector["mistakes"][0], line)
+
+
+@pytest.fixture
+def checked(run: Callable[..., Any]) -> Callable[..., tuple[int, dict[str, Any]]]:
+    """Exit code and JSON document of a check."""
+
+    def invoke(*arguments: str) -> tuple[int, dict[str, Any]]:
+        result = run("check", *arguments, "--format", "json")
+        return result.exit_code, json.loads(result.stdout)
+
+    return invoke

@@ -1,0 +1,205 @@
+"""Plans in files of their own, in larger ones, in TOML; and what is no plan."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WEAK = """\
+version: 1
+dataset: {size: 60000}
+adjacency: add_remove
+sampling: {scheme: poisson, lot_size: 256}
+epochs: 15
+releases:
+  - {name: all, clip_norm: 1, noise_multiplier: 0.8123}
+target: {epsilon: 1, delta: 1.0e-5}
+"""
+TOML = """\
+[project]
+name = "x"
+
+[tool.affidavit.plan]
+version = 1
+adjacency = "add_remove"
+epochs = 15
+sampling = {scheme = "poisson", lot_size = 256}
+
+[tool.affidavit.plan.dataset]
+size = 60000
+
+[[tool.affidavit.plan.releases]]
+name = "all"
+clip_norm = 1
+noise_multiplier = 0.8123
+
+[tool.affidavit.plan.target]
+epsilon = 1.0
+delta = 1e-5
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+def indented(text: str, by: int) -> str:
+    return "".join(" " * by + line + "\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("plan.yaml", WEAK, 7),
+        ("config.yaml", "lr: &x 0.1\nother: *x\nplan:\n" + indented(WEAK, 2) + "seed: 3\n", 10),
+        ("deep.yaml", "runs:\n- !big\n  plan:\n" + indented(WEAK, 4) + "  a: {b: [1]}\n", 10),
+        ("two.yaml", "a: 1\n---\nplan:\n" + indented(WEAK, 1) + "...\n", 10),
+        ("pyproject.toml", TOML, 16),
+    ],
+)
+def test_a_finding_stands_at_its_line_of_the_whole_file(
+    checked: Any, name: str, text: str, line: int
+) -> None:
+    Path(name).write_text(text)
+    for asked in (name, "."):
+        code, document = checked(asked)
+        assert code == 1
+        (plan,) = document["plans"]
+        (found,) = plan["findings"]
+        assert (found["file"], found["line"], found["rule"]) == (name, line, "under_noised")
+        assert "noise_multiplier" in text.splitlines()[found["line"] - 1]
+
+
+@pytest.mark.parametrize("before", ["plan:\n", "x: {y: 1} # é ε 𝜎\nrun:\n plan:\n"])
+def test_a_fix_changes_one_number_of_the_larger_file(run: Any, before: str) -> None:
+    text = before + indented(WEAK, 4) + "after: [1, 2] # kept\n"
+    Path("config.yaml").write_text(text)
+    assert run("check", "config.yaml", "--fix").exit_code == 0
+    changed = Path("config.yaml").read_text()
+    ((old, new),) = (
+        pair
+        for pair in zip(text.splitlines(), changed.splitlines(), strict=True)
+        if len(set(pair)) > 1
+    )
+    assert old.split("0.8123")[0] == new[: len(old.split("0.8123")[0])]
+
+
+def test_a_fix_of_json_leaves_its_layout(run: Any) -> None:
+    plan = json.dumps(
+        {
+            "version": 1, "dataset": {"size": 60000}, "adjacency": "add_remove", "steps": 100,
+            "sampling": {"scheme": "poisson", "lot_size": 256},
+            "releases": [{"name": "all", "clip_norm": 2.0, "noise_std": 1.25}],
+            "target": {"epsilon": 1, "delta": 1e-5},
+        },
+        indent=3,
+    )  # fmt: skip
+    Path("plan.json").write_text(plan)
+    assert run("check", "plan.json", "--fix").exit_code == 0
+    assert Path("plan.json").read_text().replace("\n", "").count("   ") == plan.count("   ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "nothing was named"),
+        (("*.nothing",), "matches no file"),
+        (("missing.yaml",), "cannot be read"),
+        ((".",), "no plan was found"),
+        (("other.yaml",), "missing_field"),
+        (("empty.toml",), "no_plan"),
+        (("--format", "pdf", "."), "--format pdf"),
+        (("--report", "pdf=x", "."), "--report pdf=x"),
+    ],
+)
+def test_nothing_checked_is_never_zero(run: Any, arguments: tuple[str, ...], text: str) -> None:
+    Path("other.yaml").write_text("services: {}\n")
+    Path("empty.toml").write_text("[project]\n")
+    result = run("check", *arguments)
+    assert result.exit_code == 2
+    assert text in result.stderr
+
+
+def test_the_settings_name_the_plans(checked: Any) -> None:
+    Path("plans").mkdir()
+    Path("plans/a.yaml").write_text(WEAK)
+    Path("pyproject.toml").write_text('[tool.affidavit]\nplans = ["plans/"]\n')
+    code, document = checked()
+    assert (code, [each["file"] for each in document["plans"]]) == (1, ["plans/a.yaml"])
+
+
+def test_a_malformed_plan_that_is_come_across_blocks(checked: Any) -> None:
+    Path("plan.yaml").write_text(WEAK.replace("adjacency: add_remove\n", "adjacency: sideways\n"))
+    code, document = checked(".")
+    assert code == 2
+    (found,) = document["plans"][0]["findings"]
+    assert (found["line"], found["blocks"]) == (3, True)
+
+
+# ---- the cache -----------------------------------------------------------------------
+
+
+def test_an_answer_is_judged_once_until_its_text_changes(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("plan.yaml").write_text(WEAK)
+    first = checked("plan.yaml")
+    monkeypatch.setattr("affidavit.gate.checking.judge.judge", None)
+    assert checked("plan.yaml") == first
+    for text in (WEAK + "# more\n", WEAK.replace("0.8123", "0.8124")):
+        Path("plan.yaml").write_text(text)
+        with pytest.raises(AssertionError):
+            checked("plan.yaml")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", None])
+def test_a_corrupt_cache_is_never_zero(
+    run: Any, checked: Any, content: bytes | None, tmp_path: Path
+) -> None:
+    Path("plan.yaml").write_text(WEAK.replace("epsilon: 1,", "epsilon: 9,"))
+    assert run("check", "plan.yaml").exit_code == 0
+    (entry,) = (tmp_path / "cache").glob("*.json")
+    forged = entry.read_bytes().replace(b'"exit": 0', b'"exit": 1').replace(b"certified", b"cert")
+    entry.write_bytes(forged if content is None else content)
+    code, document = checked("plan.yaml")
+    assert code == 3
+    assert document["plans"][0]["verdict"] == "certified"
+    assert document["plans"][-1]["findings"][0]["rule"] == "corrupt_cache"
+    assert checked("plan.yaml")[0] == 0
+
+
+# ---- what changed --------------------------------------------------------------------
+
+
+def test_the_change_that_moved_epsilon_comes_first(run: Any) -> None:
+    Path("plan.yaml").write_text(WEAK)
+    for arguments in (
+        ("init", "-q"),
+        ("add", "."),
+        ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"),
+    ):
+        subprocess.run(["git", *arguments], check=True)
+    changed = WEAK.replace("epochs: 15", "steps: 3600").replace("60000", "59000")
+    Path("plan.yaml").write_text(changed.replace("0.8123", "2.5"))
+    told = run("check", "plan.yaml", "--diff", "HEAD").stderr.splitlines()
+    moved = [line.split(":")[0].strip() for line in told if "; alone: " in line]
+    assert moved[0] == "/releases/0/noise_multiplier"
+    assert set(moved) == {"/releases/0/noise_multiplier", "/dataset/size", "/epochs, /steps"}
+    assert "alone: ε ≤" in "".join(told)
+    Path("base.yaml").write_text(WEAK)
+    assert run("check", "plan.yaml", "--diff", "base.yaml").stderr.splitlines() == told
+
+
+@pytest.mark.parametrize("base", ["no-such-ref", "--output=x", "HEAD"])
+def test_a_base_that_is_none_is_a_mistake_of_use(run: Any, base: str) -> None:
+    Path("plan.yaml").write_text(WEAK)
+    result = run("check", "plan.yaml", f"--diff={base}")
+    assert result.exit_code == 2
+    assert "--diff:" in result.stderr

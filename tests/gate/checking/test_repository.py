@@ -1,0 +1,187 @@
+"""Seven of twelve plans have a mistake: seven findings, at their lines, in every format."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import jsonschema
+import junitparser
+import pytest
+import sarif_pydantic
+from pydantic import BaseModel
+
+from affidavit.gate.checking.finding import Finding
+from affidavit.gate.checking.formats import WRITERS
+from affidavit.gate.checking.verdict import Judged
+from affidavit.gate.exits import Exit
+
+GITLAB = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["description", "check_name", "fingerprint", "severity", "location"],
+        "properties": {
+            "description": {"type": "string"},
+            "check_name": {"type": "string"},
+            "fingerprint": {"type": "string", "minLength": 8},
+            "severity": {"enum": ["info", "minor", "major", "critical", "blocker"]},
+            "location": {
+                "type": "object",
+                "required": ["path", "lines"],
+                "properties": {
+                    "path": {"type": "string", "pattern": "^[^./]"},
+                    "lines": {
+                        "type": "object",
+                        "required": ["begin"],
+                        "properties": {"begin": {"type": "integer", "minimum": 1}},
+                    },
+                },
+            },
+        },
+    },
+}
+"""GitLab documentation, "Code Quality", table of the report's fields."""
+
+
+def test_exactly_the_planted_mistakes_block_at_their_lines(planted: Any, checked: Any) -> None:
+    code, document = checked("plans")
+    assert code == 1
+    assert len(document["plans"]) == 12
+    blocking = [each for plan in document["plans"] for each in plan["findings"] if each["blocks"]]
+    assert {each["file"]: (each["mistake"], each["line"]) for each in blocking} == {
+        str(each.file): (each.mistake, each.line) for each in planted
+    }
+    assert len(blocking) == len(planted) == 7
+
+
+@pytest.mark.usefixtures("planted")
+def test_files_that_hold_no_plan_are_left_alone(checked: Any) -> None:
+    assert len(checked(".")[1]["plans"]) == 12
+    assert len(checked("plans/*.yaml", "**/*.json", "plans")[1]["plans"]) == 12
+
+
+def test_making_the_fixes_lets_the_repository_pass(planted: Any, run: Any, checked: Any) -> None:
+    before = {each.file: each.file.read_text().splitlines() for each in planted}
+    assert run("check", ".", "--fix").exit_code == 0
+    assert checked(".")[0] == 0
+    for file, lines in before.items():
+        after = file.read_text().splitlines()
+        assert len(after) == len(lines)
+        assert after[0] == "# kept as it is"
+        changed = [(old, new) for old, new in zip(lines, after, strict=True) if old != new]
+        assert changed
+        assert all(re.match(r" *-? *noise_multiplier: ", old) for old, _ in changed)
+
+
+@pytest.mark.usefixtures("planted")
+def test_every_proposed_fix_is_certified_when_it_is_made(checked: Any) -> None:
+    for plan in checked(".")[1]["plans"]:
+        text = Path(plan["file"]).read_text()
+        for fix in [fix for each in plan["findings"] for fix in each["fixes"]]:
+            changed = text
+            for edit in sorted(fix["edits"], key=lambda each: -each["start"]):
+                changed = changed[: edit["start"]] + edit["after"] + changed[edit["end"] :]
+            assert changed != text
+            Path("mended.yaml").write_text(changed)
+            code, document = checked("mended.yaml", "--no-cache")
+            assert code == 0
+            assert document["plans"][0]["result"]["epsilon"]["upper"] == fix["epsilon"]
+
+
+# ---- formats -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reports(planted: list[Any], run: Any) -> dict[str, str]:
+    """Every report of one check."""
+    names = [f"--report={kind}=report.{kind}" for kind in WRITERS]
+    assert run("check", "plans", *names).exit_code == 1
+    assert len(planted) == 7
+    return {kind: Path(f"report.{kind}").read_text() for kind in WRITERS}
+
+
+def _unknown(model: BaseModel) -> list[str]:
+    found = list((model.model_extra or {}).keys())
+    for _, value in model:
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, BaseModel) and type(each).__name__ != "PropertyBag":
+                found += _unknown(each)
+    return found
+
+
+def test_sarif_is_sarif_with_the_fixes_in_it(planted: Any, reports: dict[str, str]) -> None:
+    log = sarif_pydantic.Sarif.model_validate_json(reports["sarif"])
+    assert log.version == "2.1.0"
+    assert _unknown(log.runs[0].results[0].locations[0]) == []
+    (run,) = json.loads(reports["sarif"])["runs"]
+    errors = [each for each in run["results"] if each["level"] == "error"]
+    places = {
+        (
+            each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            each["locations"][0]["physicalLocation"]["region"]["startLine"],
+        )
+        for each in errors
+    }
+    assert places == {(str(each.file), each.line) for each in planted}
+    rules = [each["id"] for each in run["tool"]["driver"]["rules"]]
+    for each in run["results"]:
+        assert rules[each["ruleIndex"]] == each["ruleId"]
+    for each in errors:
+        (change,) = each["fixes"][0]["artifactChanges"]
+        lines = Path(change["artifactLocation"]["uri"]).read_text().splitlines()
+        for replacement in change["replacements"]:
+            region = replacement["deletedRegion"]
+            assert region["startLine"] == region["endLine"]
+            line = lines[region["startLine"] - 1]
+            float(line[region["startColumn"] - 1 : region["endColumn"] - 1])
+            float(replacement["insertedContent"]["text"])
+
+
+def test_gitlab_takes_the_report(planted: Any, reports: dict[str, str]) -> None:
+    issues = json.loads(reports["gitlab"])
+    jsonschema.validate(issues, GITLAB)
+    assert len({each["fingerprint"] for each in issues}) == len(issues)
+    blockers = [each for each in issues if each["severity"] == "blocker"]
+    assert {
+        (each["location"]["path"], each["location"]["lines"]["begin"]) for each in blockers
+    } == {(str(each.file), each.line) for each in planted}
+
+
+def test_junit_has_a_case_a_plan(planted: Any, reports: dict[str, str]) -> None:
+    suites = junitparser.JUnitXml.fromstring(reports["junit"].encode())
+    assert (suites.tests, suites.failures, suites.errors) == (12, 7, 0)
+    cases = [case for suite in suites for case in suite]
+    failed = {case.name for case in cases if case.result}
+    assert failed == {str(each.file) for each in planted}
+
+
+def test_github_annotates_each_line(planted: Any, reports: dict[str, str]) -> None:
+    found = re.findall(
+        r"^::error file=([^,]+),title=[^,]+,line=(\d+),col=\d+::", reports["github"], re.M
+    )
+    assert {(file, int(line)) for file, line in found} == {
+        (str(each.file), each.line) for each in planted
+    }
+    assert reports["github"].count("::error ") == 7
+
+
+HOSTILE = 'a\n::error::x%\r,:<b>&"\x00\x1b[31m\u202e\ud800'
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_hostile_texts_stay_texts(kind: str) -> None:
+    finding = Finding(file="p.yaml", rule="r", level="error", message=HOSTILE, line=1, column=1)
+    judged = [Judged(file="p.yaml", name="p\x00.yaml", exit=Exit.BLOCKED, findings=(finding,))]
+    text = WRITERS[kind](judged)
+    text.encode("utf-8", "backslashreplace")
+    match kind:
+        case "github":
+            assert text.count("\n") == 1
+        case "junit":
+            assert Xml.fromstring(text).find("testsuite/testcase/failure") is not None
+        case _:
+            assert json.loads(text)
