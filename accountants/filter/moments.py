@@ -98,9 +98,13 @@ def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
 def _log_normal_tail(law: NormalMixtureLaw, edge: float, exponent: float) -> float:
     """Above ``edge`` the loss is at most μz - μ²/2, and under ``replace`` -log(1-q) more."""
     mu, q = law.distance / law.noise_multiplier, law.sampling_probability
-    place = float(law.place(np.array([edge]))[0]) * (1 - 1e-9) - 1e-9
+    if edge >= law.ceiling:
+        return -math.inf
+    with np.errstate(divide="ignore"):
+        # Just below a ceiling z may come out infinite; it is never taken above the grid's end.
+        place = min(float(law.place(np.array([edge]))[0]), _HIGH + mu) * (1 - 1e-9) - 1e-9
     if law.kind == "add":
-        return exponent * law.ceiling + float(log_ndtr(-place)) if edge < law.ceiling else -math.inf
+        return exponent * law.ceiling + float(log_ndtr(-place))
     if not place > mu / 2:
         return math.inf
     more = -math.log1p(-q) if law.kind == "replace" else 0.0
