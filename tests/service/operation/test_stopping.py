@@ -1,0 +1,80 @@
+"""Asked to stop, it finishes what it began, enters it into the log, and has failed at nothing."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+
+
+def test_a_request_in_flight_is_answered_kept_and_logged(
+    server: Any, plan: Callable[..., dict[str, Any]], post: Callable[..., Any]
+) -> None:
+    server.start()
+    assert post(httpx, plan(steps=3), url=server.url).status_code == 201
+    body = json.dumps(plan()).encode()
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as line:
+        line.putrequest("POST", "/v1/certificates")
+        line.putheader("content-type", "application/json")
+        line.putheader("content-length", str(len(body)))
+        line.endheaders(body[:20])
+        _wait_for_the_request(server)
+        server.process.send_signal(signal.SIGTERM)
+        _refuses_new_ones(server)
+        line.send(body[20:])
+        answer = line.getresponse()
+        assert answer.status == 201
+        identity = json.loads(answer.read())["certificate"]["id"]
+    assert server.process.wait(30) == 0
+    with closing(sqlite3.connect(server.home / "affidavit.db")) as connection:
+        kept = {row[0] for row in connection.execute("SELECT id FROM certificates")}
+        assert identity in kept
+        waiting = connection.execute("SELECT count(*) FROM log_pending").fetchone()
+        logged = connection.execute("SELECT count(*) FROM log_leaves").fetchone()
+        entered = connection.execute("SELECT count(*) FROM log_entries").fetchone()
+        signed = connection.execute("SELECT max(tree_size) FROM log_checkpoints").fetchone()
+    assert waiting == (0,)
+    assert logged == entered == signed
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_while_idle_it_exits_with_0(server: Any, sent: signal.Signals) -> None:
+    server.start()
+    server.process.send_signal(sent)
+    assert server.process.wait(30) == 0
+
+
+def test_every_line_that_it_writes_is_json(server: Any, plan: Any, post: Any) -> None:
+    server.start()
+    post(httpx, plan(), url=server.url)
+    httpx.get(f"{server.url}/none")
+    process = server.process
+    server.stop(signal.SIGTERM)
+    assert process.returncode == 0
+    lines = [json.loads(line) for line in server.log]
+    assert all({"at", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert [line["route"] for line in lines if line["message"] == "request"] == [
+        "/v1/certificates",
+        "unrouted",
+    ]
+
+
+def _wait_for_the_request(server: Any) -> None:
+    """Until the half of a request that was sent before this one has arrived."""
+    assert httpx.get(f"{server.url}/livez").status_code == 200
+
+
+def _refuses_new_ones(server: Any) -> None:
+    for _ in range(200):
+        try:
+            httpx.get(f"{server.url}/livez", timeout=5)
+        except httpx.TransportError:
+            return
+    raise AssertionError("it went on taking requests")
