@@ -56,8 +56,9 @@ class Guard:
                 yield caller.actor
         except TooManyAtOnce:
             raise _too_many_at_once(services.limits.at_once) from None
-        if services.identities.use_is_due(caller):
-            await run_in_threadpool(services.identities.write_use, caller)
+        finally:
+            if services.identities.use_is_due(caller):
+                await run_in_threadpool(services.identities.write_use, caller)
 
 
 class Open:
@@ -109,7 +110,10 @@ async def _caller(services: Services, request: Request) -> Caller:
     """Who asks; what shows no known identity is counted by its address."""
     identities = services.identities
     try:
-        given = bearer(request.headers.getlist("authorization"), request.url.query)
+        given = bearer(
+            request.headers.getlist("authorization"),
+            request.scope["query_string"].decode("latin-1"),
+        )
         if given is None:
             return await run_in_threadpool(
                 identities.without_token,

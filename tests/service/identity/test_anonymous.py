@@ -88,6 +88,8 @@ def test_over_http_the_same_holds(client: Any) -> None:
     assert client.get(LIST).status_code == 200
     for headers in (
         {"host": "rebound.example"},
+        {"host": "[::1"},
+        {"host": "a b:c"},
         {"x-forwarded-for": "127.0.0.1"},
         {"forwarded": "for=127.0.0.1"},
         {"origin": "http://evil.example"},
