@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from affidavit.certificate.log.inclusion import Consistency
+from affidavit.certificate.policy.document import Policy
 
 STEPS = (
     "size and form",
@@ -46,7 +47,8 @@ class Demands:
     """What a verifier asks beyond what every certificate must pass; by default nothing.
 
     ``accountants`` are the lowest versions accepted, by engine; ``policies`` the digests
-    of the policies accepted. With ``require_log`` a bundle that was never logged, or
+    of the policies accepted, and ``floors`` policies whose every rule the certificate must
+    keep, whichever it was issued under. With ``require_log`` a bundle that was never logged, or
     whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
     names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
     origin, and ``consistency`` the proof that links one of them to the bundle's.
@@ -56,6 +58,7 @@ class Demands:
 
     accountants: Mapping[str, str] = field(default_factory=dict)
     policies: frozenset[str] = frozenset()
+    floors: tuple[Policy, ...] = ()
     require_log: bool = False
     log_origin: str | None = None
     seen: Mapping[str, str] = field(default_factory=dict)

@@ -32,6 +32,7 @@ from affidavit.certificate.issue import BUNDLE_TYPE
 from affidavit.certificate.keys import PublicKey, by_id
 from affidavit.certificate.log import steps as log_steps
 from affidavit.certificate.log.inclusion import BadLogPart, Inclusion, read_inclusion
+from affidavit.certificate.policy.floor import policy_floor
 from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,
@@ -293,9 +294,15 @@ def _rules(predicate: dict[str, Any], asked: Demands) -> str:
             f"it was issued under the policy {str(accepted)[:23]}…, which you do not accept.",
             "Certify the plan under a policy that you accept.",
         )
-    if not asked.accountants and not asked.policies:
+    for floor in asked.floors:
+        for reason in policy_floor(predicate, floor):
+            raise VerificationError(
+                8, "below_policy", f"{reason.code}: {reason.message}", reason.remedy
+            )
+    if not asked.accountants and not asked.policies and not asked.floors:
         return "no lowest version and no policy was asked for"
-    return f"as asked: {len(asked.accountants)} versions, {len(asked.policies)} policies"
+    policies = len(asked.policies) + len(asked.floors)
+    return f"as asked: {len(asked.accountants)} versions, {policies} policies"
 
 
 def _engines(predicate: dict[str, Any]) -> dict[str, str]:

@@ -14,11 +14,14 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify as assess
 from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
+from affidavit.certificate.policy.document import BUILT_IN
+from affidavit.certificate.policy.judgement import judge
 from affidavit.certificate.signers.choice import private_halves
 from affidavit.gate.console import out, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.files import print_json
-from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
+from affidavit.gate.options import EngineOption, JsonOption, PlanArgument, PolicyFileOption
+from affidavit.gate.policy import read_policy
 from affidavit.gate.reading import PlanFile
 from affidavit.gate.report import print_assessment
 
@@ -30,22 +33,30 @@ def certify(
         Path | None, typer.Option("--out", help="Write the signed bundle to this file.")
     ] = None,
     engine: EngineOption = None,
+    policy: PolicyFileOption = None,
 ) -> None:
     """The noise a plan needs, or the ε it really has, as a bracket with the reasons."""
     require_engine(engine)
+    rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
     key = _signing_key(required=bundle is not None)
-    assessment = assess(file.plan, engine=engine)
+    assessment, under = judge(file.plan, assess(file.plan, engine=engine), rules)
     certificate: Certificate | None = None
     if key is not None:
         certificate = issue(
-            assessment, key, requester=_user(), issued_at=datetime.now(UTC).replace(microsecond=0)
+            assessment,
+            key,
+            requester=_user(),
+            issued_at=datetime.now(UTC).replace(microsecond=0),
+            under=under,
         )
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
         print_json(
-            assessment.as_result() if certificate is None else certificate.as_result(assessment)
+            assessment.as_result() | ({} if policy is None else under.as_dict())
+            if certificate is None
+            else certificate.as_result(assessment)
         )
     else:
         _print_for_people(file, assessment, certificate, bundle)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,8 +19,12 @@ from affidavit.gate.checking.source import Source, sources_of
 from affidavit.gate.checking.verdict import Judged, unreadable
 from affidavit.gate.console import err, out, stop, write
 from affidavit.gate.exits import Exit, worst
+from affidavit.gate.options import PolicyFileOption
 from affidavit.gate.report import printable
 from affidavit.plan.reasons import MalformedPlan
+
+if TYPE_CHECKING:
+    from affidavit.certificate.policy.document import Policy
 
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
@@ -50,6 +55,7 @@ def check(
     second_opinion: Annotated[
         bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
     ] = False,
+    policy: PolicyFileOption = None,
     cached: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Reuse what was judged before.")
     ] = True,
@@ -58,8 +64,9 @@ def check(
     reports = _reports(format_, report or [])
     cache = Cache(folder()) if cached and not fix else None
     judged: list[Judged] = []
-    for one, source in _judged(plans or [], cache, second_opinion=second_opinion):
-        mended = _mend(source, one) if fix and source is not None else None
+    asked = Asked(second_opinion, None if policy is None else _read_policy(policy))
+    for one, source in _judged(plans or [], cache, asked):
+        mended = _mend(source, one, asked) if fix and source is not None else None
         judged.append(mended or one)
         if format_ == "text":
             _print(judged[-1])
@@ -77,8 +84,23 @@ def check(
     raise typer.Exit(worst(one.exit for one in judged))
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How every plan is judged."""
+
+    second_opinion: bool
+    policy: Policy | None
+
+    def judge(self, source: Source) -> Judged:
+        """What is to be said about one plan."""
+        # Loaded when something is judged: a cached answer needs no accountant.
+        from affidavit.gate.checking.judge import judge
+
+        return judge(source, second_opinion=self.second_opinion, policy=self.policy)
+
+
 def _judged(
-    names: Sequence[str], cache: Cache | None, *, second_opinion: bool
+    names: Sequence[str], cache: Cache | None, asked: Asked
 ) -> Iterator[tuple[Judged, Source | None]]:
     """Everything that was found, judged, in the order of the names."""
     try:
@@ -89,29 +111,35 @@ def _judged(
                 yield unreadable(candidate.file, error.reasons), None
                 continue
             for source in found:
-                yield _judge(source, cache, second_opinion=second_opinion), source
+                yield _judge(source, cache, asked), source
     except MalformedPlan as error:
         yield unreadable("affidavit check", error.reasons), None
 
 
-def _judge(source: Source, cache: Cache | None, *, second_opinion: bool) -> Judged:
-    def now() -> Judged:
-        # Loaded when something is judged: a cached answer needs no accountant.
-        from affidavit.gate.checking.judge import judge
+def _read_policy(path: Path) -> Policy:
+    # Loaded when it is asked for: most checks have none.
+    from affidavit.gate.policy import read_policy
 
-        return judge(source, second_opinion=second_opinion)
+    return read_policy(path)
 
+
+def _judge(source: Source, cache: Cache | None, asked: Asked) -> Judged:
     if cache is None or not source.text or source.names_a_file:
-        return now()
+        return asked.judge(source)
     text = hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()
-    question = {"file": source.file, "pointer": source.pointer, "text": text}
-    return cache.get({**question, "second_opinion": second_opinion}, now)
+    question = {
+        "file": source.file,
+        "pointer": source.pointer,
+        "text": text,
+        "second_opinion": asked.second_opinion,
+        "policy": None if asked.policy is None else asked.policy.digest(),
+    }
+    return cache.get(question, lambda: asked.judge(source))
 
 
-def _mend(source: Source, found: Judged) -> Judged | None:
+def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
     """What is judged after the first fixes were made in the file, if there were any to make."""
     from affidavit.gate.checking.edits import applied
-    from affidavit.gate.checking.judge import judge
 
     fixes = [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
     if not fixes or source.file == "-":
@@ -124,7 +152,7 @@ def _mend(source: Source, found: Judged) -> Judged | None:
     again = [
         one for one in sources_of(source.file, asked_for=True) if one.pointer == source.pointer
     ]
-    return judge(again[0]) if again else None
+    return asked.judge(again[0]) if again else None
 
 
 def _print(one: Judged) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "keys": "keys",
     "roots": "roots",
     "keyset": "keyset",
+    "policy": "policy",
     "tokens": "tokens",
     "audit": "audit",
     "train": "train",

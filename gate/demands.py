@@ -11,7 +11,9 @@ import typer
 
 from affidavit.accountants.registry import NAMES
 from affidavit.certificate.log.inclusion import BadLogPart, Consistency, read_consistency
+from affidavit.certificate.policy.document import Policy
 from affidavit.gate.console import stop
+from affidavit.gate.policy import read_policy
 from affidavit.plan.loading import load_json
 from affidavit.plan.reasons import MalformedPlan
 
@@ -25,7 +27,12 @@ AccountantOption = Annotated[
 ]
 PolicyOption = Annotated[
     list[str] | None,
-    typer.Option("--policy", metavar="DIGEST", help="A policy to accept; may be repeated."),
+    typer.Option(
+        "--policy",
+        metavar="DIGEST|FILE",
+        help="A policy to accept, by its digest, or a policy file whose rules it must keep; "
+        "may be repeated.",
+    ),
 ]
 RequireLogOption = Annotated[
     bool,
@@ -68,11 +75,17 @@ def lowest_versions(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def accepted_policies(given: Sequence[str] | None) -> frozenset[str]:
-    """Digests of policies."""
-    for each in given or ():
-        if _DIGEST.fullmatch(each) is None:
-            stop(f"--policy {each}: give a digest, sha256: and 64 hexadecimal digits.")
-    return frozenset(given or ())
+    """The digests among what was given."""
+    return frozenset(each for each in given or () if _DIGEST.fullmatch(each))
+
+
+def floors_of(given: Sequence[str] | None) -> tuple[Policy, ...]:
+    """The policies in the files among what was given."""
+    files = [each for each in given or () if _DIGEST.fullmatch(each) is None]
+    for each in files:
+        if each.startswith("sha256:"):
+            stop(f"--policy {each}: a digest is sha256: and 64 lower-case hexadecimal digits.")
+    return tuple(read_policy(Path(each)) for each in files)
 
 
 def consistency_of(path: Path | None) -> Consistency | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,4 +14,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result docum
 EngineOption = Annotated[
     str | None,
     typer.Option("--engine", help="Use one accountant only: " + ", ".join(NAMES) + "."),
+]
+PolicyFileOption = Annotated[
+    Path | None,
+    typer.Option("--policy", help="Judge by this policy file too, YAML or JSON."),
 ]

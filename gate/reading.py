@@ -44,7 +44,7 @@ def read_bytes(name: str) -> bytes:
                 code="unreadable",
                 pointer="",
                 message=f"{name} cannot be read: {why}.",
-                remedy="Give the path of a plan.",
+                remedy="Give the path of a file that is there.",
             )
         ) from None
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from affidavit.accountants.bracket import decimal_down, decimal_up
 from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.policy.facts import refused_by_policy
 from affidavit.plan.reasons import Reason
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red", "undecided": "yellow"}
@@ -38,7 +39,14 @@ def printable(text: str) -> str:
 
 def headline(assessment: Assessment) -> str:
     """The verdict in one sentence."""
-    if assessment.verdict == "refused" or assessment.epsilon is None or assessment.delta is None:
+    by_policy = refused_by_policy(
+        assessment.verdict, [reason.code for reason in assessment.reasons]
+    )
+    if (
+        assessment.epsilon is None
+        or assessment.delta is None
+        or (assessment.verdict == "refused" and not by_policy)
+    ):
         return "refused: nothing may be claimed about this plan."
     epsilon = decimal_up(assessment.epsilon.upper, DIGITS)
     delta = decimal_up(assessment.delta.upper, DIGITS)
@@ -47,6 +55,8 @@ def headline(assessment: Assessment) -> str:
     match assessment.verdict:
         case "certified":
             return f"certified: ε ≤ {epsilon} at δ = {delta}{chance}, {scope}."
+        case "refused":
+            return f"refused by policy: ε ≤ {epsilon} at δ = {delta}{chance} is proved, {scope}."
         case "under_noised":
             target = assessment.target_epsilon
             return (

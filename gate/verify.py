@@ -19,6 +19,7 @@ from affidavit.gate.demands import (
     StoreOption,
     accepted_policies,
     consistency_of,
+    floors_of,
     lowest_versions,
 )
 from affidavit.gate.options import JsonOption
@@ -70,6 +71,7 @@ def verify(
         demands = Demands(
             accountants=lowest_versions(accountants),
             policies=accepted_policies(policies),
+            floors=floors_of(policies),
             require_log=require_log,
             log_origin=log_origin,
             seen=seen.notes(),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate.certify import certify
+from affidavit.certificate.policy.facts import accounted
 from affidavit.certificate.verify import Demands, VerificationError, Verified, verify
 from affidavit.gate.console import err
 from affidavit.gate.exits import OF_VERDICT, Exit
@@ -86,7 +87,8 @@ def _recomputed_otherwise(verified: Verified) -> str | None:
     """How a fresh run of the accountants contradicts the certificate; None if it does not."""
     predicate = verified.predicate
     fresh = certify(plan_from(predicate["plan"]))
-    if fresh.verdict != predicate["verdict"]:
+    # A policy refuses what may be proved all the same; only what is proved is worked out here.
+    if fresh.verdict != accounted(predicate):
         why = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])
         return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}.{why}"
     if predicate["guarantee"] is None or fresh.epsilon is None:

@@ -7,7 +7,7 @@ another policy would refuse.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -66,5 +66,14 @@ def accounted(predicate: Mapping[str, Any]) -> Verdict:
     """The accountancy's verdict: ``certified`` where policy alone is why it is refused."""
     verdict: Verdict = predicate["verdict"]
     codes = [str(reason["code"]) for reason in predicate["reasons"]]
+    return "certified" if refused_by_policy(verdict, codes) else verdict
+
+
+def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
+    """Whether policy alone is why a plan is refused, so that its numbers hold.
+
+    >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
+    (True, False)
+    """
     by_policy = bool(codes) and all(code.startswith(CODE_PREFIX) for code in codes)
-    return "certified" if verdict == "refused" and by_policy else verdict
+    return verdict == "refused" and by_policy

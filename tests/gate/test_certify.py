@@ -275,7 +275,7 @@ def test_a_signed_result_carries_its_certificate(
     for changes, code in ((CERTIFIED, 0), (UNDER_NOISED, 1), (REFUSED, 1)):
         found, result = answer("certify", save(document(**changes)), "--json", "--out", str(out))
         assert found == code
-        assert result.keys() == RESULT | {"certificate"}
+        assert result.keys() == RESULT | {"certificate", "policy", "waived"}
         assert result["certificate"].keys() == {"id", "bundle"}
         assert json.loads(out.read_bytes()) == result["certificate"]["bundle"]
 
