@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-monte-carlo bench-strategies bench-trainer crosscheck soak clean
+.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer crosscheck soak clean
 
 install: $(STAMP)
 
@@ -55,6 +55,9 @@ docs: install
 
 bench-accounting: install
 	$(BIN)/python bench/accounting.py
+
+bench-gate: install
+	$(BIN)/python bench/gate.py
 
 bench-diagnosis: install
 	$(BIN)/python bench/diagnosis.py
