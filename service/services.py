@@ -27,6 +27,7 @@ from affidavit.service.log.exporter import Exporter
 from affidavit.service.log.exports import exports_of, kept_in
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.sequencer import Sequencer
+from affidavit.service.log.witnessing import Witness
 from affidavit.service.migrate import head
 from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.meters import Meters
@@ -64,6 +65,7 @@ class Services:
     log: LogReader
     sequencer: Sequencer
     exporter: Exporter
+    witness: Witness
     meters: Meters
     log_watch: LogWatch
     head: str
@@ -86,7 +88,8 @@ class Services:
             origin=settings.log_origin,
             kept_elsewhere=lambda: kept_in(exports),
         )
-        submit_plan = SubmitPlan(store, pool, signers, policies)
+        desk = Desk(ledger, store, pool, signers, loopback=settings.loopback)
+        submit_plan = SubmitPlan(store, pool, signers, policies, desk.position)
         return cls(
             engine=engine,
             store=store,
@@ -102,7 +105,7 @@ class Services:
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
             ledger=ledger,
-            desk=Desk(ledger, store, pool, signers, loopback=settings.loopback),
+            desk=desk,
             identities=Identities(
                 TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
             ),
@@ -110,6 +113,9 @@ class Services:
             log=log,
             sequencer=sequencer,
             exporter=Exporter(exports, sequencer.newest),
+            witness=Witness(
+                engine, signers.current, settings.witness_name, settings.witnessed_logs
+            ),
             meters=Meters(),
             log_watch=LogWatch(),
             head=head(),

@@ -13,6 +13,8 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
+``AFFIDAVIT_WITNESSED_LOGS``     a file of verifier keys of other logs to witness
+``AFFIDAVIT_WITNESS_NAME``       the name under which that is done
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  where checkpoints are kept too: ``service.log.exports``
 =============================  =====================================================
 
@@ -38,7 +40,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from affidavit.certificate.keys import PrivateHalves, home
-from affidavit.certificate.log.note import BadNote, require_name
+from affidavit.certificate.log.note import BadNote, NoteKey, require_name
 from affidavit.certificate.signers.choice import private_halves
 from affidavit.certificate.signers.environment import VARIABLE as PRIVATE_KEY
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
@@ -48,6 +50,8 @@ WORKERS = 2
 TIME_LIMIT = 120
 RATE_LIMIT = 6000
 CONCURRENCY_LIMIT = 128
+
+WITNESS = "affidavit.invalid/witness"
 
 
 class SettingsError(Exception):
@@ -74,6 +78,8 @@ class Settings:
     app_role: str | None = None
     log_origin: str | None = None
     checkpoint_export: str = ""
+    witness_name: str = WITNESS
+    witnessed_logs: tuple[NoteKey, ...] = ()
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -97,23 +103,39 @@ class Settings:
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
             provider=_provider(given),
-            log_origin=_origin(given.get("AFFIDAVIT_LOG_ORIGIN")),
+            log_origin=_name(given, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
+            witness_name=_name(given, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
+            witnessed_logs=_logs(given.get("AFFIDAVIT_WITNESSED_LOGS")),
             halves=private_halves(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
 
 
-def _origin(given: str | None) -> str | None:
-    if not given:
+def _name(given: Mapping[str, str], variable: str) -> str | None:
+    name = given.get(variable)
+    if not name:
         return None
     try:
-        require_name(given)
+        require_name(name)
     except BadNote as error:
         raise SettingsError(
-            f"AFFIDAVIT_LOG_ORIGIN is {given[:40]!r}: {error}; give one like example.com/log."
+            f"{variable} is {name[:40]!r}: {error}; give one like example.com/log."
         ) from None
-    return given
+    return name
+
+
+def _logs(path: str | None) -> tuple[NoteKey, ...]:
+    if not path:
+        return ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        return tuple(NoteKey.parse(line) for line in lines if line and not line.startswith("#"))
+    except (OSError, ValueError, BadNote) as error:
+        raise SettingsError(
+            f"AFFIDAVIT_WITNESSED_LOGS is {path[:80]!r}: {error}; give a file with a verifier "
+            "key (name+hash+key) on each line."
+        ) from None
 
 
 def database_url(given: str) -> str:
