@@ -17,8 +17,9 @@ from rich.markup import escape
 from affidavit.certificate.certified_plan import NotClosed
 from affidavit.certificate.conformance import Conformance, Finding
 from affidavit.certificate.conformance import conformance as compare
-from affidavit.certificate.keys import KeyFailure, KeyStore, PublicKey, home, read_public_keys
+from affidavit.certificate.keys import KeyFailure
 from affidavit.certificate.statement import TIME_FORMAT
+from affidavit.certificate.trusting import Trust
 from affidavit.certificate.verify import VerificationError, verify
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.exits import Exit
@@ -33,12 +34,20 @@ def conformance(
         list[Path] | None,
         typer.Option("--keys", help="Public keys to trust, instead of your own."),
     ] = None,
+    keyset: Annotated[
+        list[Path] | None, typer.Option("--keyset", help="The keyset whose keys to trust.")
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option("--root", help="With --keyset: trusted roots, or the last one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a document.")] = False,
 ) -> None:
     """Compare what a run did with what was certified; 0 only if it conforms."""
     said, bundle = _read(record), _read(certificate)
     try:
-        verified = verify(bundle, _trusted(keys or []), now=_began(said))
+        verified = verify(
+            bundle, Trust(keys or [], keyset or [], root).public_keys(), now=_began(said)
+        )
         found = compare(said, verified.predicate)
     except VerificationError as error:
         err.print(
@@ -47,6 +56,8 @@ def conformance(
             highlight=False,
         )
         raise typer.Exit(Exit.BLOCKED) from None
+    except KeyFailure as failure:
+        stop(str(failure))
     except (NotClosed, PlanError, ValueError) as error:
         stop(f"{certificate}: {error}")
     if as_json:
@@ -89,12 +100,3 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         stop(f"{path} cannot be read: {error.strerror}.")
-
-
-def _trusted(files: list[Path]) -> tuple[PublicKey, ...]:
-    try:
-        if not files:
-            return KeyStore(home() / "keys").public_keys()
-        return tuple(key for file in files for key in read_public_keys(file))
-    except KeyFailure as failure:
-        stop(str(failure))

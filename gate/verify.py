@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from affidavit.certificate.keys import KeyFailure
+from affidavit.certificate.trusting import Trust
 from affidavit.certificate.verification import Demands
 from affidavit.gate.console import out, read, stop
 from affidavit.gate.demands import (
@@ -24,7 +25,6 @@ from affidavit.gate.demands import (
 )
 from affidavit.gate.options import JsonOption
 from affidavit.gate.seen import BadStore, SeenCheckpoints
-from affidavit.gate.trusting import Trust
 from affidavit.gate.verifying import verify_bundle
 from affidavit.plan.reasons import MalformedPlan
 

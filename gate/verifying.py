@@ -9,13 +9,13 @@ from rich.markup import escape
 
 from affidavit.certificate.certify import certify
 from affidavit.certificate.policy.facts import accounted
+from affidavit.certificate.trusting import Trust
 from affidavit.certificate.verify import Demands, VerificationError, Verified, verify
 from affidavit.gate.console import err
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
 from affidavit.gate.seen import SeenCheckpoints
-from affidavit.gate.trusting import Trust
 from affidavit.plan.parse import plan_from
 
 RECOMPUTED_WITHIN = 1e-3

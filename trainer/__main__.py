@@ -16,7 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate.keys import KeyFailure, KeyStore, PublicKey, home, read_public_keys
+from affidavit.certificate.keys import KeyFailure
+from affidavit.certificate.trusting import Trust
+from affidavit.certificate.verification import Demands, VerificationError
 from affidavit.mechanisms.attachments import attach
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import parse_plan, syntax_of
@@ -64,6 +66,21 @@ def main(
         list[Path] | None,
         typer.Option("--keys", help="Public keys to trust, instead of your own."),
     ] = None,
+    keyset: Annotated[
+        list[Path] | None,
+        typer.Option("--keyset", help="The keyset whose keys to trust; several: oldest first."),
+    ] = None,
+    root: Annotated[
+        Path | None,
+        typer.Option("--root", help="With --keyset: trusted roots, or the keyset seen last."),
+    ] = None,
+    status: Annotated[
+        Path | None,
+        typer.Option(help="A status list: a certificate that was called back is refused."),
+    ] = None,
+    require_log: Annotated[
+        bool, typer.Option("--require-log", help="Refuse a certificate that was never logged.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
@@ -103,11 +120,17 @@ def main(
     read = _plan(plan)
     bundle = _bytes(certificate)
     records, adapter = _adapters(data, model)
+    demands = Demands(
+        status=None if status is None else _bytes(status),
+        require_status=status is not None,
+        require_log=require_log,
+    )
     peers = Peers.joined(settings.device_type)
     try:
         outcome = train(
             bundle=bundle,
-            trusted=_trusted(keys or []),
+            trusted=Trust(keys or [], keyset or [], root).public_keys(),
+            demands=demands,
             plan=read,
             data=records,
             model=adapter,
@@ -122,6 +145,10 @@ def main(
         _end(Exit.BLOCKED, failure.code, str(failure))
     except RunFailure as failure:
         _end(OF_FAILURE.get(failure.code, Exit.USAGE), failure.code, str(failure))
+    except KeyFailure as failure:
+        _end(Exit.USAGE, "bad_keys", str(failure))
+    except VerificationError as failure:
+        _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
     except PlanError as failure:
         _end(Exit.BLOCKED, failure.reasons[0].code, str(failure))
     except (UnsupportedModel, MixedRecords) as failure:
@@ -167,15 +194,6 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
         return records, model_of(model, records)
     except (ValueError, OSError, ImportError) as error:
         _end(Exit.USAGE, "bad_source", str(error))
-
-
-def _trusted(files: list[Path]) -> tuple[PublicKey, ...]:
-    try:
-        if not files:
-            return KeyStore(home() / "keys").public_keys()
-        return tuple(key for file in files for key in read_public_keys(file))
-    except KeyFailure as failure:
-        _end(Exit.USAGE, "bad_keys", str(failure))
 
 
 def _precision(value: str) -> Precision:

@@ -27,7 +27,8 @@ from typing import Any
 from affidavit.certificate.certified_plan import NotClosed, certified_plan
 from affidavit.certificate.execution import Execution
 from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.verify import VerificationError, verify
+from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.certificate.verify import verify
 from affidavit.mechanisms.correlation import Correlation
 from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
 from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, Strategy
@@ -93,13 +94,15 @@ def bind(
     *,
     records: int,
     now: datetime | None = None,
+    demands: Demands | None = None,
 ) -> Bound:
     """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
 
+    ``demands`` is what its verification asks beyond what every certificate must pass.
     Raises ``NotCertified`` with the code of what is wrong.
     """
     try:
-        predicate = verify(bundle, trusted, plan=plan, now=now).predicate
+        predicate = verify(bundle, trusted, plan=plan, now=now, demands=demands).predicate
     except VerificationError as error:
         raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
     _require_certified(predicate)

@@ -30,6 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.verification import Demands
 from affidavit.plan.model import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
@@ -68,6 +69,7 @@ def train(
     quiet: bool = False,
     peers: Peers | None = None,
     now: datetime | None = None,
+    demands: Demands | None = None,
     entropy: Entropy = os.urandom,
 ) -> Outcome:
     """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
@@ -76,7 +78,7 @@ def train(
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
     settings = settings or Settings()
-    bound = bind(bundle, trusted, plan, records=len(data), now=now)
+    bound = bind(bundle, trusted, plan, records=len(data), now=now, demands=demands)
     run = _Run(
         bound=bound,
         model=model,
