@@ -1,12 +1,15 @@
 """A private step against a plain one, in one run: processor time and peak memory.
 
-A GPT-shaped model (4 layers, d = 256, T = 64, vocabulary 5000, lot 32) runs forward and
-backward on a lot, plain (the mean loss) and private (every hidden matrix a block, the rest
-one auxiliary block; clipped sums left in ``grad``), each in a process of its own so that the
-peak of its memory is its own. Times are processor time of single steps, alternated between
-the processes by turns of ``STEPS``; the ratio is that of medians, with the least and the
-largest ratio of a turn as its spread. Where Opacus can be imported (from an environment of its own,
-named by ``OPACUS_PYTHON``) its ghost clipping runs beside them on the same model.
+A GPT-shaped model (4 layers, d = 256, T = 64, vocabulary 5000, lot 32) takes whole steps:
+private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
+hidden matrix a block and the rest one auxiliary block, noise, Newton-Schulz, update), plain ones
+with the same update from the gradient of the mean loss. Beside them stands the part that
+clipping changes, forward and backward alone, where Opacus can be put next to it: from an
+environment of its own, named by ``OPACUS_PYTHON``, its ghost clipping on the same model.
+
+Each kind has a process of its own, so that the peak of its memory is its own. Times are
+processor time of single steps, alternated between the processes by turns of ``STEPS``; the
+ratio is that of medians, with the least and the largest ratio of a turn as its spread.
 
     make bench-trainer
 """
@@ -18,6 +21,7 @@ import os
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
+import itertools
 import json
 import platform
 import resource
@@ -100,18 +104,123 @@ def token_losses(model: nn.Module) -> Tensor:
     return functional.cross_entropy(logits, targets.flatten(), reduction="none").view(LOT, TIME)
 
 
+def hidden_of(model: Model) -> list[str]:
+    """Names of the hidden matrices."""
+    names = [name for name, _ in model.named_parameters()]
+    return [n for n in names if n.startswith("layers.") and model.get_parameter(n).ndim == 2]
+
+
+def plan_of(model: Model) -> Any:
+    """DP-Muon on the whole of ``LOT`` records at every step."""
+    from affidavit.plan.parse import plan_from
+
+    return plan_from(
+        {
+            "version": 1,
+            "dataset": {"size": LOT},
+            "adjacency": "add_remove",
+            "sampling": {"scheme": "full_batch"},
+            "steps": 1_000_000,
+            "releases": [
+                {
+                    "name": "hidden",
+                    "count": len(hidden_of(model)),
+                    "clip_norm": 0.1,
+                    "noise_multiplier": 1.0,
+                },
+                {"name": "auxiliary", "clip_norm": 0.1, "noise_multiplier": 1.0},
+            ],
+            "optimizer": {"name": "dp_muon", "learning_rate": 1e-4},
+            "target": {"delta": 1e-3},
+        }
+    )
+
+
 def plain(model: Model) -> Callable[[], None]:
-    """A step without privacy."""
-    return lambda: token_losses(model).mean().backward()
+    """A Muon step without privacy."""
+    from affidavit.trainer.optimizers.registry import optimizer_of
+
+    of = dict(model.named_parameters())
+    hidden = {name: of.pop(name) for name in hidden_of(model)}
+    optimizer = optimizer_of(plan_of(model), {"hidden": hidden, "auxiliary": of})
+
+    def step() -> None:
+        token_losses(model).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+class Adapter:
+    """The model and its one lot, as the trainer sees them."""
+
+    digest = "sha256:" + "0" * 64
+
+    def __init__(self, model: Model) -> None:
+        self.module = model
+
+    def losses(self, batch: Any) -> Tensor:
+        """(LOT,)."""
+        ids, targets = batch
+        logits = self.module(ids).flatten(0, 1)
+        each = functional.cross_entropy(logits, targets.flatten(), reduction="none")
+        return each.view(len(ids), TIME).mean(1)
+
+    def blocks(self) -> Any:
+        """A block for each hidden matrix, one for the rest."""
+        from affidavit.trainer.models.layout import hidden_and_rest
+
+        return hidden_and_rest(self.module, {"hidden": hidden_of(self.module)})
+
+    def made_up(self, records: int) -> Any:
+        """Some of the lot."""
+        return tuple(each[:records] for each in data())
+
+    def __len__(self) -> int:
+        return LOT
+
+    def collate(self, indices: Tensor) -> Any:
+        """Records of the lot."""
+        return tuple(each[indices] for each in data())
 
 
 def private(model: Model) -> Callable[[], None]:
-    """A step that leaves clipped sums."""
+    """The trainer's own step."""
+    from affidavit.certificate.execution import Execution
+    from affidavit.trainer.binding import Bound
+    from affidavit.trainer.distributed import Peers
+    from affidavit.trainer.machine import Machine, RunKeys
+    from affidavit.trainer.ratchet import Ratchet
+    from affidavit.trainer.settings import Settings
+
+    plan, adapter = plan_of(model), Adapter(model)
+    bound = Bound(
+        certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
+        strategies=(None,), guarantee={},
+    )  # fmt: skip
+    machine = Machine(
+        bound, adapter, adapter, settings=Settings(device="cpu", microbatch=LOT),
+        peers=Peers.alone(), keys=RunKeys(lots=bytes(32), probes=bytes(32)),
+    )  # fmt: skip
+    steps, ratchet = itertools.count(), Ratchet(bytes(32))
+
+    def step() -> None:
+        machine.step(next(steps), ratchet, lambda _: None)
+
+    return step
+
+
+def plain_gradients(model: Model) -> Callable[[], None]:
+    """Forward and backward."""
+    return lambda: token_losses(model).mean().backward()
+
+
+def private_gradients(model: Model) -> Callable[[], None]:
+    """Forward and backward that leaves clipped sums."""
     from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 
-    names = [name for name, _ in model.named_parameters()]
-    hidden = [n for n in names if n.startswith("layers.") and model.get_parameter(n).ndim == 2]
-    rest = tuple(name for name in names if name not in hidden)
+    hidden = hidden_of(model)
+    rest = tuple(name for name, _ in model.named_parameters() if name not in hidden)
     blocks = [BlockSpec(name=name, clip_norm=0.1, names=(name,)) for name in hidden]
     held = PrivateModel(model, [*blocks, BlockSpec(name="rest", clip_norm=0.1, names=rest)])
 
@@ -151,8 +260,12 @@ def opacus(model: Model) -> Callable[[], None]:
 KINDS: dict[str, Callable[[Model], Callable[[], None]]] = {
     "plain": plain,
     "private": private,
-    "opacus": opacus,
+    "plain gradients": plain_gradients,
+    "private gradients": private_gradients,
+    "opacus gradients": opacus,
 }
+BASES = {"plain": "plain", "private": "plain"}
+"""What a kind is compared with, where it is not plain gradients."""
 
 
 def serve(kind: str) -> None:
@@ -203,9 +316,9 @@ def _print(line: str) -> None:
 
 def main() -> None:
     """Measure, and print a table."""
-    pythons = {"plain": sys.executable, "private": sys.executable}
+    pythons = dict.fromkeys(list(KINDS)[:-1], sys.executable)
     if "OPACUS_PYTHON" in os.environ:
-        pythons["opacus"] = os.environ["OPACUS_PYTHON"]
+        pythons["opacus gradients"] = os.environ["OPACUS_PYTHON"]
     servers = {kind: start(kind, python) for kind, python in pythons.items()}
     running = {kind: server for kind, server in servers.items() if server is not None}
     turns = [{kind: ask(server) for kind, server in running.items()} for _ in range(TURNS)]
@@ -219,7 +332,7 @@ def main() -> None:
     _print("|---|---|---|---|---|---|---|")
     for kind in running:
         _print(row(kind, turns))
-    if "opacus" not in running:
+    if "opacus gradients" not in running:
         _print("\nOpacus was not measured: OPACUS_PYTHON names no environment that has it.")
 
 
@@ -229,9 +342,10 @@ def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:
     def median(turn: dict[str, dict[str, Any]], of: str) -> float:
         return statistics.median(turn[of]["times"])
 
-    ratios = [median(turn, kind) / median(turn, "plain") for turn in turns]
+    base = BASES.get(kind, "plain gradients")
+    ratios = [median(turn, kind) / median(turn, base) for turn in turns]
     seconds = statistics.median(median(turn, kind) for turn in turns)
-    mine, other = turns[-1][kind], turns[-1]["plain"]
+    mine, other = turns[-1][kind], turns[-1][base]
     above = (mine["peak"] - mine["resting"]) / (other["peak"] - other["resting"])
     return (
         f"| {kind} | {seconds:.3f} | {statistics.median(ratios):.3f} | "
