@@ -1,0 +1,111 @@
+"""The command: certify, train, compare; its exit codes; and a gate that needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.gate import train as gate_train
+from affidavit.gate.cli import app
+from affidavit.plan.canonical import as_document
+from tests.trainer.loop.made import entries_of, plan_with
+
+OWN = """
+from tests.trainer.loop.made import Made, Small
+
+def data(argument):
+    return Made(int(argument or 60))
+
+def model(argument, data):
+    assert len(data)
+    return Small()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plan, its certificate by a key of one's own, and adapters of one's own."""
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    KeyStore(tmp_path / "home" / "keys").new("tests")
+    (tmp_path / "plan.json").write_text(json.dumps(as_document(plan_with())))
+    (tmp_path / "own.py").write_text(OWN)
+    plan, bundle = str(tmp_path / "plan.json"), str(tmp_path / "bundle.json")
+    assert CliRunner().invoke(app, ["certify", plan, "--out", bundle]).exit_code == 0
+    return tmp_path
+
+
+def trained(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The trainer's own program, in a process of its own that finds ``tests``."""
+    given = {"--plan": "plan.json", "--certificate": "bundle.json", "--out": "run",
+             "--data": "python:own:data", "--model": "python:own:model"}  # fmt: skip
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    arguments = [text for pair in given.items() for text in pair]
+    command = [sys.executable, "-m", "affidavit.trainer", "--device", "cpu", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_certified_plan_is_trained_and_its_record_conforms(folder: Path) -> None:
+    done = trained(folder, "--checkpoint-every", "3", "--schedule", "linear")
+    assert done.returncode == 0, done.stderr
+    assert "trained 12 of 12 charged steps" in done.stdout
+    assert entries_of(folder / "run")[-1]["digest"] in done.stdout
+    assert "loss" not in done.stdout + done.stderr
+    compared = CliRunner().invoke(
+        app,
+        ["conformance", "--record", str(folder / "run" / "record.jsonl"),
+         "--certificate", str(folder / "bundle.json"), "--json"],
+    )  # fmt: skip
+    assert compared.exit_code == 0
+    assert json.loads(compared.stdout)["steps"]["to_charge"] == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--data", "python:own:data:59"), 1, "dataset_size"),
+        (("--plan", "none.yaml"), 2, "cannot be read"),
+        (("--data", "nowhere"), 2, "there is no such data"),
+    ],
+)
+def test_what_is_wrong_is_said_without_a_traceback(
+    folder: Path, options: tuple[str, ...], code: int, said: str
+) -> None:
+    done = trained(folder, *options)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "run").exists()
+
+
+def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(gate_train.os, "execv", lambda _, arguments: started.append(arguments))
+    CliRunner().invoke(app, ["train", "--plan", "p.yaml", "--resume", "--help"])
+    assert started == [
+        [sys.executable, "-m", "affidavit.trainer", "--plan", "p.yaml", "--resume", "--help"]
+    ]
+
+
+def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_train.importlib.util, "find_spec", lambda _: None)
+    done = CliRunner().invoke(app, ["train", "--plan", "p.yaml"])
+    assert done.exit_code == 2
+    assert "pip install 'affidavit[trainer]'" in done.output
+
+
+def test_the_gate_does_not_load_torch() -> None:
+    code = "import sys; from affidavit.gate import cli, train, conformance; "
+    code += "sys.exit('torch' in sys.modules or 'affidavit.trainer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
