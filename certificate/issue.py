@@ -84,11 +84,13 @@ def issue(
     issued_at: datetime,
     under: Judgement = AS_PROVED,
     former: Former | None = None,
+    ledger: Mapping[str, Any] | None = None,
 ) -> Certificate:
     """Sign what was found about a plan; a development key makes it ``untrusted``.
 
     ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
-    ``certified`` needs no approval: there is nothing in it to use.
+    ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
+    data set's budget stands as this is issued, where there is one.
     """
     said = statement(
         assessment,
@@ -98,6 +100,7 @@ def issue(
         approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
         under=under,
     )
+    said["predicate"]["ledger"] = None if ledger is None else dict(ledger)
     return _sealed(said, key, former)
 
 

@@ -26,7 +26,7 @@ from affidavit.service.ledger.costing import (
 )
 from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
 from affidavit.service.ledger.rows import Call, KeptLedger, Reservation, Scope
-from affidavit.service.pool import AccountingPool
+from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import CertificateStore, StoredCertificate
@@ -115,7 +115,11 @@ class Desk:
         kept = await run_in_threadpool(self._ledger.find, scope)
         if kept is None:
             return None
-        found = await self._pool.run(cost_of_assessment, plan, assessment)
+        try:
+            found = await self._pool.run(cost_of_assessment, plan, assessment)
+        except (AccountingTimeout, AccountingFailed) as error:
+            # The certificate stands without it; the reservation will ask again.
+            found = {"refused": f"it could not be worked out in time: {error}"}
         why = found.get("refused")
         return await run_in_threadpool(
             document.position_document,

@@ -60,7 +60,8 @@ def check_ledgers(connection: Connection) -> list[Finding]:
     """``replay`` on an open connection."""
     found: list[Finding] = []
     logged = _logged(connection)
-    for row in connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all():
+    kept = connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all()
+    for row in map(dict, kept):
         scope = Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"])
         found.extend(_check(connection, row, scope, logged))
     return found
@@ -77,7 +78,8 @@ def _check(
         ).mappings()
     }
     query = select(ledger_events).where(ledger_events.c.ledger_id == row["id"])
-    events = connection.execute(query.order_by(ledger_events.c.seq)).mappings().all()
+    ordered = query.order_by(ledger_events.c.seq)
+    events = [dict(each) for each in connection.execute(ordered).mappings()]
     state: State | None = None
     for number, event in enumerate(events, start=1):
 

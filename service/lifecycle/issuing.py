@@ -28,10 +28,12 @@ def sign(
     requester: str,
     former: StoredCertificate | None,
     under: Judgement = AS_PROVED,
+    ledger: Mapping[str, Any] | None = None,
 ) -> StoredCertificate:
     """What was found about ``plan``, signed as the issue after ``former`` or as the first.
 
-    ``under`` is what ``judge`` returned together with ``assessment``.
+    ``under`` is what ``judge`` returned together with ``assessment``, and ``ledger`` where the
+    data set's budget stands.
     """
     issued_at = datetime.now(UTC)
     certificate = issue(
@@ -41,6 +43,7 @@ def sign(
         issued_at=issued_at,
         under=under,
         former=former,
+        ledger=ledger,
     )
     result = certificate.as_result(assessment)
     found = _approvals(certificate.statement)

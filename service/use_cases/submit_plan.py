@@ -13,14 +13,17 @@ that awaits instead of blocking a thread: it can wait for minutes, and threads a
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.judgement import judge
+from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, parse_plan
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED
@@ -48,6 +51,10 @@ MOST_CHANGES = 10
 """Changes of the rules during one request, after which it is turned away."""
 
 
+Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
+"""Where the ledger of a plan's data set stands; None where there is none."""
+
+
 class TooBusy(Exception):
     """So many plans are waiting that another would wait too long."""
 
@@ -64,12 +71,18 @@ class SubmitPlan:
     """The use case, with what it works on."""
 
     def __init__(
-        self, store: CertificateStore, pool: AccountingPool, signers: Signers, policies: PolicyStore
+        self,
+        store: CertificateStore,
+        pool: AccountingPool,
+        signers: Signers,
+        policies: PolicyStore,
+        position: Position,
     ) -> None:
         self._store = store
         self._pool = pool
         self._signers = signers
         self._policies = policies
+        self._position = position
         self._flights: SingleFlight[Answer] = SingleFlight()
 
     @property
@@ -112,7 +125,8 @@ class SubmitPlan:
     async def anew(self, asked: Question, request: Request, outdated: Outdated) -> Answer:
         """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
-        return await run_in_threadpool(self._keep, asked, assessment, request, outdated)
+        ledger = await self._position(asked.plan, assessment)
+        return await run_in_threadpool(self._keep, asked, assessment, request, outdated, ledger)
 
     async def _known(self, wanted: str, request: Request) -> Answer | None:
         found = await run_in_threadpool(self._repeat, wanted, request)
@@ -120,9 +134,7 @@ class SubmitPlan:
 
     def _repeat(self, wanted: str, request: Request) -> StoredCertificate | None:
         untrusted = self._signers.current().public.development
-        return self._store.repeat(
-            wanted, request, untrusted_too=untrusted, outdated=self._outdated
-        )
+        return self._store.repeat(wanted, request, untrusted_too=untrusted, outdated=self._outdated)
 
     def _outdated(self, certificate: StoredCertificate) -> bool:
         """Whether a plan that is sent again gets a new issue; never against a decision."""
@@ -131,24 +143,40 @@ class SubmitPlan:
         return expired(certificate) or certificate.key_id in self._signers.revoked()
 
     def _keep(
-        self, asked: Question, assessment: Assessment, request: Request, outdated: Outdated
+        self,
+        asked: Question,
+        assessment: Assessment,
+        request: Request,
+        outdated: Outdated,
+        ledger: Mapping[str, Any] | None,
     ) -> Answer:
         for _ in range(MOST_CHANGES):
             try:
-                return self._keep_judged(asked, assessment, request, outdated)
+                return self._keep_judged(asked, assessment, request, outdated, ledger)
             except RulesChanged:
                 asked = question(self._policies, asked.plan, asked.requester)
         raise TooBusy
 
     def _keep_judged(
-        self, asked: Question, assessment: Assessment, request: Request, outdated: Outdated
+        self,
+        asked: Question,
+        assessment: Assessment,
+        request: Request,
+        outdated: Outdated,
+        ledger: Mapping[str, Any] | None,
     ) -> Answer:
         """Keep what was found, judged by the rules of ``asked``; raises ``RulesChanged``."""
         found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers)
         key = self._signers.current()
         former = self._store.last(asked.id, untrusted=key.public.development)
         certificate = sign(
-            asked.plan, found, key, requester=request.requester, former=former, under=judgement
+            asked.plan,
+            found,
+            key,
+            requester=request.requester,
+            former=former,
+            under=judgement,
+            ledger=ledger if found.verdict == "certified" else None,
         )
         used = [each.waiver for each in judgement.waived]
 
