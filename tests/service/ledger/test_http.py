@@ -1,0 +1,249 @@
+"""The ledger over HTTP: who may do what, what is answered, and what a certificate says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.ledger.replay import replay
+from affidavit.service.settings import Settings
+
+BUDGET = {"adjacency": "add_remove", "epsilon": 2, "delta": 1e-4}
+RECORD = "sha256:" + "0" * 64
+
+
+@dataclass
+class Office:
+    """A running service and a token for each scope."""
+
+    client: Any
+    tokens: dict[str, str]
+    document: Callable[..., dict[str, Any]]
+
+    def ask(self, method: str, path: str, who: str, body: Any = None, **headers: str) -> Any:
+        sent = {"authorization": f"Bearer {self.tokens[who]}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.client.request(method, path, headers=sent, json=body)
+
+    def certify(self, **changes: Any) -> str:
+        """The id of the quick plan's certificate."""
+        found = self.ask("POST", "/v1/certificates", "submit", self.document(**changes)).json()
+        return str(found["certificate"]["id"])
+
+    def reserve(self, certificate: str, **headers: str) -> Any:
+        body = {"certificate": certificate}
+        return self.ask("POST", "/v1/ledgers/toy/reservations", "submit", body, **headers)
+
+    def ledger(self, query: str = "") -> Any:
+        (found,) = self.ask("GET", f"/v1/ledgers/toy{query}", "audit").json()["ledgers"]
+        return found
+
+
+@pytest.fixture
+def office(
+    database_url: str, tmp_path: Path, client_of: Any, document: Callable[..., dict[str, Any]]
+) -> Iterator[Office]:
+    KeyStore(tmp_path / "keys").new("test")
+    settings = Settings(
+        database_url=database_url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        loopback=True,
+        rate_limit=1_000_000,
+    )
+    engine = open_engine(database_url)
+    store, now = TokenStore(engine), datetime.now(UTC)
+    tokens = {
+        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
+    }
+    tokens["other"] = store.new("other", [Scope.SUBMIT], 1, by="test", at=now)[1].text
+    with client_of(settings) as client:
+        yield Office(client, tokens, document)
+    assert not replay(engine)
+    engine.dispose()
+
+
+def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
+    made = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    assert made.status_code == 201
+    assert made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "1e-4"} or (
+        made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "0.0001"}
+    )
+    certificate = office.certify()
+    fits = office.ledger(f"?certificate={certificate}")["forecast"]
+    assert fits["runs"] > 3
+    assert fits["message"] == f"{fits['runs']} more runs of this size fit."
+    reserved = office.reserve(certificate)
+    assert reserved.status_code == 201
+    where = reserved.headers["location"]
+    assert office.ask("POST", f"{where}/commit", "work").json()["state"] == "committed"
+    body = {"steps_run": 4, "record": RECORD}
+    settled = office.ask("POST", f"{where}/settle", "work", body).json()
+    assert settled["state"] == "settled"
+    assert settled["steps"] == {"certified": 10, "run": 4}
+    assert float(settled["charged"]["epsilon"]) < float(settled["reserved"]["epsilon"])
+    assert office.ask("GET", where, "audit").json() == settled
+    ledger = office.ledger(f"?certificate={certificate}")
+    spent = ledger["spent"]
+    assert spent["filter"]["decides"]
+    assert not spent["composed"]["decides"]
+    assert not spent["sum"]["decides"]
+    assert spent["composed"]["engine"] == "gaussian"
+    assert 0 < spent["composed"]["epsilon"]["upper"] <= float(spent["filter"]["epsilon"])
+    assert ledger["forecast"]["runs"] <= fits["runs"]
+    assert ledger["entries"] == [settled]
+    (known,) = office.ask("GET", "/v1/ledgers", "submit").json()["ledgers"]
+    assert known["dataset"] == "toy"
+
+
+def test_an_overspending_run_is_refused_and_nothing_is_written(office: Office) -> None:
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", {**BUDGET, "epsilon": 0.1})
+    certificate = office.certify()
+    refused = office.reserve(certificate)
+    assert refused.status_code == 409
+    assert refused.json()["code"] == "over_budget"
+    assert refused.json()["reasons"][0]["remedy"]
+    assert office.ledger(f"?certificate={certificate}")["forecast"]["runs"] == 0
+    assert office.ledger()["entries_total"] == 0
+
+
+def test_a_certificate_says_where_the_ledger_stood_at_its_issue(office: Office) -> None:
+    def position(found: dict[str, Any]) -> Any:
+        envelope = read_envelope(found["certificate"]["bundle"]["envelope"])
+        return json.loads(envelope.payload)["predicate"]["ledger"]
+
+    def certify(**changes: Any) -> Any:
+        return office.ask("POST", "/v1/certificates", "submit", office.document(**changes)).json()
+
+    assert position(certify()) is None
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    before = position(certify(steps=9))
+    assert before["fits"]
+    assert before["spent"] == {"epsilon": "0"}
+    assert before["at"] == "issue"
+    certificate = certify(steps=9)["certificate"]["id"]
+    office.reserve(certificate)
+    after = position(certify(steps=8))
+    assert after["seq"] == 2
+    assert float(after["spent"]["epsilon"]) == float(before["with_this_run"]["epsilon"])
+    assert position(certify(steps=9)) == before
+    large = [{"name": "all", "clip_norm": 1, "noise_multiplier": 3}]
+    beyond = position(certify(releases=large))
+    assert not beyond["fits"]
+
+
+def test_requests_repeat_by_their_key(office: Office) -> None:
+    first = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET, idempotency_key="b")
+    again = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET, idempotency_key="b")
+    assert (first.status_code, again.status_code) == (201, 200)
+    certificate = office.certify()
+    one = office.reserve(certificate, idempotency_key="k")
+    two = office.reserve(certificate, idempotency_key="k")
+    assert (one.status_code, two.status_code) == (201, 200)
+    assert one.json() == two.json()
+    other = office.reserve(office.certify(steps=9), idempotency_key="k")
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+
+
+def test_who_may_only_submit_releases_their_own(office: Office) -> None:
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    where = office.reserve(office.certify()).headers["location"]
+    refused = office.ask("POST", f"{where}/release", "other")
+    assert (refused.status_code, refused.json()["code"]) == (403, "not_yours")
+    released = office.ask("POST", f"{where}/release", "submit", {"reason": "not needed"})
+    assert released.json()["state"] == "released"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "pointer"),
+    [
+        ("ledgers/toy/budget", {**BUDGET, "epsilon": 0}, "/epsilon"),
+        ("ledgers/toy/budget", {**BUDGET, "delta": 1}, "/delta"),
+        ("ledgers/toy/budget", {**BUDGET, "delta": "1e-5"}, "/delta"),
+        ("ledgers/toy/budget", {**BUDGET, "unit": "record"}, "/unit"),
+        ("ledgers/toy/budget", {**BUDGET, "epsilonn": 1}, "/epsilonn"),
+        ("ledgers/toy/budget", {"epsilon": 1, "delta": 1e-5}, "/adjacency"),
+        ("ledgers/toy/reservations", {"certificate": "x"}, "/certificate"),
+        ("ledgers/toy/reservations", [], ""),
+        (f"reservations/{'0' * 8}-{'-'.join(['0' * 4] * 3)}-{'0' * 12}/settle",
+         {"steps_run": -1}, "/steps_run"),
+    ],
+)  # fmt: skip
+def test_a_bad_body_is_told_where(office: Office, path: str, body: Any, pointer: str) -> None:
+    who = {"budget": "admin", "reservations": "submit", "settle": "work"}[path.split("/")[-1]]
+    refused = office.ask("POST", f"/v1/{path}", who, body)
+    assert refused.status_code == 400
+    assert refused.json()["reasons"][0]["pointer"] == pointer
+
+
+def test_what_is_not_there_is_said_so(office: Office) -> None:
+    nowhere = "00000000-0000-0000-0000-000000000000"
+    answers = [
+        (office.ask("GET", "/v1/ledgers/none", "audit"), 404, "not_found"),
+        (office.ask("GET", f"/v1/reservations/{nowhere}", "audit"), 404, "not_found"),
+        (office.ask("POST", f"/v1/reservations/{nowhere}/commit", "work"), 404, "not_found"),
+        (office.ask("POST", f"/v1/reservations/{nowhere}/settle", "work"), 404, "not_found"),
+        (office.reserve(RECORD), 409, "certificate_not_usable"),
+        (office.reserve(office.certify()), 409, "no_budget"),
+    ]
+    for answer, status, code in answers:
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+
+
+def test_a_plan_whose_noise_was_solved_for_is_charged_for_that_noise(office: Office) -> None:
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    solved = office.certify(
+        releases=[{"name": "all", "clip_norm": 1}], target={"epsilon": 1, "delta": 1e-5}
+    )
+    found = office.reserve(solved)
+    assert found.status_code == 201
+    assert 0.99 < float(found.json()["reserved"]["epsilon"]) <= 1
+    assert found.json()["reserved"]["mu"] is not None
+
+
+def test_answers_are_what_the_document_says(office: Office) -> None:
+    schemas = office.client.get("/openapi.json").json()["components"]["schemas"]
+
+    def holds(name: str, found: Any) -> None:
+        root = {"$ref": f"#/components/schemas/{name}", "components": {"schemas": schemas}}
+        Draft202012Validator(root).validate(found)
+
+    holds("LedgerSummary", office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET).json())
+    certificate = office.certify()
+    holds("Reservation", office.reserve(certificate).json())
+    asked = f"/v1/ledgers/toy?certificate={certificate}"
+    holds("Ledgers", office.ask("GET", asked, "work").json())
+    holds("LedgerSummaries", office.ask("GET", "/v1/ledgers", "approve").json())
+
+
+def test_the_embedded_service_reserves_for_its_development_key(
+    sqlite_url: str, tmp_path: Path, client_of: Any, document: Callable[..., dict[str, Any]]
+) -> None:
+    """There is no other key, and nobody else reaches the service."""
+    settings = Settings(
+        database_url=sqlite_url, key_directory=tmp_path / "nokeys", workers=1, loopback=True
+    )
+    engine = open_engine(sqlite_url)
+    token = TokenStore(engine).new(
+        "all", [Scope.ADMIN, Scope.SUBMIT, Scope.AUDIT], 1, by="test", at=datetime.now(UTC)
+    )[1]
+    engine.dispose()
+    for loopback, status in ((True, 201), (False, 409)):
+        with client_of(replace(settings, loopback=loopback)) as client:
+            office = Office(
+                client, dict.fromkeys(("admin", "submit", "audit"), token.text), document
+            )
+            office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+            assert office.reserve(office.certify()).status_code == status
