@@ -65,7 +65,10 @@ class Identities:
         """Who shows nothing; raises ``NotKnown`` unless it is the person at this machine."""
         if self.open_to_this_machine() and came_directly(address, headers, http_version):
             return Caller(ANONYMOUS, counted(address))
-        raise NotKnown("unauthenticated", "this needs a token; send Authorization: Bearer TOKEN.")
+        raise NotKnown(
+            "unauthenticated",
+            "this needs a token: send Authorization: Bearer TOKEN. affidavit tokens new makes one.",
+        )
 
     def open_to_this_machine(self) -> bool:
         """Whether a program on this machine needs no token yet."""
