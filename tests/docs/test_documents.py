@@ -94,7 +94,7 @@ def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
     programs = {"affidavit": f"{python} -m affidavit.gate", "python": python}
     for line in block.strip().splitlines():
         command = re.sub(r"\.venv/bin/(\w+)", lambda found: programs[found[1]], line)
-        for written in ("bundle.json", "curve.svg"):
+        for written in ("bundle.json", "curve.svg", "digits-run"):
             command = command.replace(written, str(tmp_path / written))
         finished = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
