@@ -4,7 +4,8 @@ Each pair of variates takes three words: 62 bits for the radius, so that its tai
 9.3 standard deviations (with 31 it would stop at 6.6, which 10¹⁰ variates would show),
 and 32 for the angle. Arithmetic and result are float32. Variates come in groups whose
 layout does not depend on how many are made at a time, so that one stream gives the same
-variates everywhere, up to the last digits of a device's logarithm and cosine.
+variates everywhere, up to the last digits of a device's logarithm and cosine. On a CUDA device that has
+Triton one kernel makes them (``affidavit.trainer.noise.fused``).
 
 >>> matrix = standard_normal(bytes(32), step=0, tensor=0, shape=(2, 3))
 >>> bool((matrix.flatten() == standard_normal(bytes(32), step=0, tensor=0, shape=(6,))).all())
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -43,6 +46,11 @@ def standard_normal(
     count = math.prod(shape)
     groups = -(-count // (2 * PAIRS))
     out = torch.empty(groups, 2, PAIRS, dtype=torch.float32, device=device)
+    if out.is_cuda and has_triton():
+        from affidavit.trainer.noise import fused
+
+        fused.fill(out, key, step=step, tensor=tensor)
+        return out.view(-1)[:count].view(tuple(shape))
     at_once = GROUPS.get(torch.device(device).type, MOST_GROUPS)
     for first in range(0, groups, at_once):
         part = out[first : first + at_once]
@@ -56,6 +64,12 @@ def standard_normal(
         )
         _fill(part, raw.view(-1, 3, PAIRS))
     return out.view(-1)[:count].view(tuple(shape))
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the kernel can be compiled at all."""
+    return find_spec("triton") is not None
 
 
 def _fill(out: Tensor, raw: Tensor) -> None:

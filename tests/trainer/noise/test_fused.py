@@ -1,0 +1,47 @@
+"""The kernel makes the variates of the tensor operations; run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+COMPARED = """
+import torch
+from affidavit.trainer.noise.fused import fill
+from affidavit.trainer.noise.normal import standard_normal
+
+key = bytes(range(32))
+for groups, step, tensor in ((1, 0, 0), (17, 5, 3), (40, 2**40, 2**31 + 7)):
+    out = torch.full((groups, 2, 128), torch.nan)
+    fill(out, key, step=step, tensor=tensor)
+    expected = standard_normal(key, step=step, tensor=tensor, shape=out.shape)
+    torch.testing.assert_close(out, expected, rtol=2e-5, atol=2e-6)
+    rest = torch.full((groups - groups // 2, 2, 128), torch.nan)
+    fill(rest, key, step=step, tensor=tensor, first_group=groups // 2)
+    assert torch.equal(rest, out[groups // 2:])
+fill(torch.empty(0, 2, 128), key, step=0, tensor=0)
+for wrong in (dict(key=bytes(31), step=0, tensor=0), dict(key=key, step=2**64, tensor=0)):
+    try:
+        fill(torch.empty(1, 2, 128), **wrong)
+    except ValueError:
+        continue
+    raise SystemExit("no stream, and not refused")
+print("the same")
+"""
+
+
+def test_the_kernel_makes_the_same_variates() -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    finished = subprocess.run(
+        [sys.executable, "-c", COMPARED],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.stdout.strip() == "the same", finished.stderr
