@@ -1,0 +1,138 @@
+"""``affidavit ledger`` against a server that answers as the service does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+from typing import Any, ClassVar
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.gate.cli import app
+from affidavit.gate.exits import Exit
+
+RESERVATION = {
+    "id": "7d5c0000-0000-0000-0000-000000000000",
+    "state": "reserved",
+    "name": "quick",
+    "steps": {"certified": 10, "run": None},
+    "charged": {"epsilon": "0.5613", "delta": "0.00001", "mu": "0.16"},
+}
+LEDGER = {
+    "dataset": "toy",
+    "unit": "example",
+    "adjacency": "add_remove",
+    "budget": {"version": 1, "epsilon": "2", "delta": "0.0001"},
+    "exhausted": False,
+    "spent": {
+        "filter": {"epsilon": "0.62"},
+        "composed": {"epsilon": {"lower": 0.5, "upper": 0.51}},
+        "sum": {"epsilon": "0.57", "delta": "0.00001"},
+    },
+    "remaining": {"epsilon": "1.38"},
+    "entries": [RESERVATION],
+    "forecast": {"runs": 3, "message": "3 more runs of this size fit."},
+}
+OVER = {"code": "over_budget", "detail": "with this run toy would pass its budget."}
+
+
+class Service(BaseHTTPRequestHandler):
+    """Answers what ``ANSWER`` says and keeps what it was asked."""
+
+    ANSWER: ClassVar[tuple[int, Any]] = (200, {})
+    ASKED: ClassVar[list[dict[str, Any]]] = []
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.ASKED.append(
+            {
+                "method": self.command,
+                "path": self.path,
+                "token": self.headers.get("authorization"),
+                "key": self.headers.get("idempotency-key"),
+                "body": json.loads(body) if body else None,
+            }
+        )
+        status, document = self.ANSWER
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(document).encode())
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        """Be quiet."""
+
+
+@contextmanager
+def answering(status: int, document: Any) -> Iterator[str]:
+    Service.ANSWER, Service.ASKED[:] = (status, document), []
+    server = HTTPServer(("127.0.0.1", 0), Service)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def run(*arguments: str, **environment: str) -> Any:
+    return CliRunner().invoke(app, ["ledger", *arguments], env=environment)
+
+
+def test_what_was_spent_is_shown_by_each_composition_and_which_decides() -> None:
+    with answering(200, {"dataset": "toy", "ledgers": [LEDGER]}) as server:
+        found = run("show", "toy", "--forecast", "sha256:1", "--server", server)
+        asked = Service.ASKED[0]
+    assert found.exit_code == 0
+    assert asked["path"] == "/v1/ledgers/toy?certificate=sha256%3A1"
+    for text in ("ε = 2", "decides", "0.62", "0.51", "0.57", "1.38", "3 more runs", "reserved"):
+        assert text in found.output
+
+
+def test_a_reservation_sends_its_token_and_its_key() -> None:
+    with answering(201, RESERVATION) as server:
+        found = run(
+            "reserve", "toy", "sha256:1", "--key", "k", "--server", server, AFFIDAVIT_TOKEN="t"
+        )
+        asked = Service.ASKED[0]
+    assert found.exit_code == 0
+    assert asked == {
+        "method": "POST",
+        "path": "/v1/ledgers/toy/reservations",
+        "token": "Bearer t",
+        "key": "k",
+        "body": {"certificate": "sha256:1"},
+    }
+    assert "0.5613" in found.output
+
+
+def test_json_is_what_the_service_said() -> None:
+    with answering(200, RESERVATION) as server:
+        found = run("release", "../x", "--reason", "why", "--json", "--server", server)
+        asked = Service.ASKED[0]
+    assert json.loads(found.stdout) == RESERVATION
+    assert asked["path"] == "/v1/reservations/..%2Fx/release"
+    assert asked["body"] == {"reason": "why"}
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(409, Exit.BLOCKED), (403, Exit.BLOCKED), (422, Exit.USAGE), (503, Exit.UNDECIDED)],
+)
+def test_a_refusal_has_its_exit_code(status: int, code: Exit) -> None:
+    with answering(status, OVER) as server:
+        found = run("reserve", "toy", "sha256:1", "--server", server)
+    assert found.exit_code == code
+    assert "over_budget" in found.output
+
+
+def test_a_service_that_is_not_there_decides_nothing() -> None:
+    assert run("show", "toy", "--server", "http://127.0.0.1:9").exit_code == Exit.UNDECIDED
+    assert run("show", "toy", "--server", "nonsense").exit_code == Exit.UNDECIDED

@@ -1,0 +1,94 @@
+"""A service that is killed between any two statements loses nothing and doubles nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+import pytest
+from sqlalchemy import event, func, select
+
+from affidavit.service.database import open_engine
+from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.tables import ledger_events, reservations
+from affidavit.service.log.tables import log_entries
+from tests.service.ledger.conftest import TOY, Bench, call, claim_of
+
+RECORD = "sha256:" + "0" * 64
+STEPS = ("budget", "reserve", "commit", "settle", "release")
+Work = Callable[[Ledger], Any]
+
+
+def in_child(url: str, killed_before: int, work: Work) -> bool:
+    """``work`` in a forked process, killed before its n-th statement; whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            engine, seen = open_engine(url), count(1)
+
+            def kill(*_: Any) -> None:
+                if next(seen) == killed_before:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            event.listen(engine, "before_cursor_execute", kill)
+            event.listen(engine, "commit", kill)
+            work(Ledger(engine))
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def contents(bench: Bench) -> Any:
+    """How many rows there are of each kind, and what the ledger adds up to."""
+    tables = (reservations, ledger_events, log_entries)
+    with bench.engine.connect() as connection:
+        rows = [
+            connection.execute(select(func.count()).select_from(each)).scalar_one()
+            for each in tables
+        ]
+    kept = bench.ledger.find(TOY)
+    assert not replay(bench.engine)
+    bench.engine.dispose()  # a connection must not be shared with the child
+    return rows, None if kept is None else kept.state
+
+
+def prepared(bench: Bench, step: str) -> Work:
+    """What leads up to ``step``, and the step itself with an idempotency key."""
+    if step == "budget":
+        return lambda ledger: ledger.set_budget(TOY, "8", "0.0001", "", call("k"))
+    bench.budget()
+    claim = claim_of(bench.certified())
+    if step == "reserve":
+        return lambda ledger: ledger.reserve(claim, call("k"))
+    made = bench.ledger.reserve(claim, call())[0].id
+    if step == "commit":
+        return lambda ledger: ledger.commit(made, call("k"))
+    if step == "release":
+        return lambda ledger: ledger.release(made, "", call("k"))
+    bench.ledger.commit(made, call())
+    return lambda ledger: ledger.settle(made, 4, RECORD, None, call("k"))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_any_statement_nothing_is_half_done_and_a_retry_does_it_once(
+    bench: Bench, database_url: str, step: str
+) -> None:
+    work = prepared(bench, step)
+    before = contents(bench)
+    for statement in range(1, 40):
+        if not in_child(database_url, statement, work):
+            break
+        assert contents(bench) == before, statement
+    assert 4 < statement < 40
+    after = contents(bench)
+    assert after[0][1:] == [before[0][1] + 1, before[0][2] + 1]
+    assert after[0][0] == before[0][0] + (step == "reserve")
+    work(bench.ledger)
+    assert contents(bench) == after
