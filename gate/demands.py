@@ -59,6 +59,15 @@ ConsistencyOption = Annotated[
     ),
 ]
 
+StatusOption = Annotated[
+    Path | None,
+    typer.Option("--status", help="A signed status list, as `affidavit status --out` writes it."),
+]
+RequireStatusOption = Annotated[
+    bool,
+    typer.Option("--require-status", help="Reject a bundle whose revocation is not checked."),
+]
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
 
@@ -86,6 +95,14 @@ def floors_of(given: Sequence[str] | None) -> tuple[Policy, ...]:
         if each.startswith("sha256:"):
             stop(f"--policy {each}: a digest is sha256: and 64 lower-case hexadecimal digits.")
     return tuple(read_policy(Path(each)) for each in files)
+
+
+def status_of(path: Path | None) -> bytes | None:
+    """The bytes of a status list's file."""
+    try:
+        return None if path is None else path.read_bytes()
+    except OSError as error:
+        stop(f"{path} cannot be read: {error.strerror}.")
 
 
 def consistency_of(path: Path | None) -> Consistency | None:

@@ -17,14 +17,18 @@ from affidavit.gate.demands import (
     LogOriginOption,
     PolicyOption,
     RequireLogOption,
+    RequireStatusOption,
+    StatusOption,
     StoreOption,
     accepted_policies,
     consistency_of,
     floors_of,
     lowest_versions,
+    status_of,
 )
 from affidavit.gate.options import JsonOption
 from affidavit.gate.seen import BadStore, SeenCheckpoints
+from affidavit.gate.seen_status import SeenStatusLists
 from affidavit.gate.verifying import verify_bundle
 from affidavit.plan.reasons import MalformedPlan
 
@@ -61,12 +65,14 @@ def verify(
     log_origin: LogOriginOption = None,
     checkpoint_store: StoreOption = None,
     consistency: ConsistencyOption = None,
+    status: StatusOption = None,
+    require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
     trust = Trust(keys or [], keyset or [], root)
-    seen = SeenCheckpoints(checkpoint_store)
+    seen, lists = SeenCheckpoints(checkpoint_store), SeenStatusLists()
     try:
         demands = Demands(
             accountants=lowest_versions(accountants),
@@ -76,9 +82,12 @@ def verify(
             log_origin=log_origin,
             seen=seen.notes(),
             consistency=consistency_of(consistency),
+            status=status_of(status),
+            require_status=require_status,
+            status_seen={} if status is None else lists.known(),
         )
         code = verify_bundle(
-            out, bundle, file, trust, demands, seen, recompute=recompute, as_json=as_json
+            out, bundle, file, trust, demands, seen, lists, recompute=recompute, as_json=as_json
         )
     except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))

@@ -16,6 +16,7 @@ from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
 from affidavit.gate.seen import SeenCheckpoints
+from affidavit.gate.seen_status import SeenStatusLists
 from affidavit.plan.parse import plan_from
 
 RECOMPUTED_WITHIN = 1e-3
@@ -29,6 +30,7 @@ def verify_bundle(
     trust: Trust,
     demands: Demands,
     seen: SeenCheckpoints,
+    lists: SeenStatusLists,
     *,
     recompute: bool,
     as_json: bool,
@@ -37,7 +39,9 @@ def verify_bundle(
     raw = read_bytes(name)
     try:
         wanted = None if plan is None else plan.plan
-        verified = verify(raw, trust.public_keys(), plan=wanted, demands=demands)
+        trusted = trust.public_keys()
+        lists.remember(demands, trusted)
+        verified = verify(raw, trusted, plan=wanted, demands=demands)
     except VerificationError as error:
         _print_failure(console, name, error, as_json=as_json)
         return Exit.BLOCKED
