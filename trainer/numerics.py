@@ -7,7 +7,12 @@ contribution as it is computed in float32, whatever the inputs (cancelling, huge
 * A sum of n products in float32, in any order, differs from the exact one by at most
   γ_n = n u / (1 - n u) times the sum of the absolute products, u = 2⁻²⁴ (Higham,
   *Accuracy and Stability of Numerical Algorithms*, 2nd ed., eq. 3.5).
-* bfloat16 and float16 inputs are widened first, which is exact; float64 stays as it is.
+* bfloat16 and float16 inputs are widened first, which is exact; float64 stays as it is. On an
+  accelerator two bfloat16 operands are multiplied as they are into float32: each product of
+  two significands of 8 bits is exact, so that only additions err. Matrix units truncate where
+  a processor rounds, and cut what they align (Fasi et al., PeerJ Comput. Sci. 7 (2021) e330);
+  ``MATRIX_UNIT`` times u an addition is taken for them, a model that ``bench/gpu`` checks on the
+  device. Scaling in bfloat16 moves an entry by ``HALF_ULP`` of itself, which is added too.
 * Squares below the least normal number are lost; ``LOST`` a term is added for them.
 * A record with a gradient that is not finite, or longer than ``LARGEST``, gets weight zero
   and its factors are replaced by zeros (0 · nan is nan, so that a weight is not enough).
@@ -39,6 +44,13 @@ LEAST_WEIGHT = 2.0**-100
 
 LOST = 2.0**-62
 """√(2⁻¹²⁶) rounded up a little: what one entry may have whose float32 square is lost."""
+
+
+MATRIX_UNIT = 4
+"""How many times u an addition in a matrix unit may err, of the absolute values it adds."""
+
+HALF_ULP = 2.0**-8
+"""By how much of itself rounding to bfloat16 moves a number."""
 
 
 def widened(values: Tensor) -> Tensor:

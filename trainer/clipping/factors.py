@@ -31,7 +31,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from affidavit.trainer.numerics import LARGEST, LOST, norm_of_rows, rounding, widened
+from affidavit.trainer.numerics import (
+    HALF_ULP,
+    LARGEST,
+    LOST,
+    MATRIX_UNIT,
+    norm_of_rows,
+    rounding,
+    widened,
+)
 
 CHUNK_ENTRIES = {"cpu": 1 << 20}
 """Entries of per-record gradients held at once: 4 MiB, about what fits a processor's cache."""
@@ -39,8 +47,15 @@ CHUNK_ENTRIES = {"cpu": 1 << 20}
 MOST_ENTRIES = 1 << 24
 """The same where there is no entry for the device (64 MiB in float32)."""
 
-MOVING = 12
+MOVING = {"cpu": 12}
 """Multiplications for which a processor could move one entry through its cache, measured."""
+
+MOVING_ELSEWHERE = 1000
+"""The same for an accelerator, from its data sheet (H200: 4e14 bfloat16 multiplications and
+4.8e12 bytes a second, an entry written once and read twice); not measured."""
+
+NARROW = frozenset({"cuda"})
+"""Devices on which bfloat16 operands are multiplied as they are, into float32."""
 
 UNSEEN = 2.0**-51
 """√(2⁻¹²⁶ / γ) for the least γ of a product here, 8 u = 2⁻²¹, rounded up."""
@@ -103,6 +118,25 @@ def accumulated_in(values: Tensor) -> torch.dtype:
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
+def are_narrow(*values: Tensor) -> bool:
+    """Whether ``values`` are multiplied in bfloat16."""
+    return all(each.dtype == torch.bfloat16 and each.device.type in NARROW for each in values)
+
+
+def batched(a: Tensor, b: Tensor) -> Tensor:
+    """a_i b_i for every record, in float32 or float64; narrow operands are not copied."""
+    if a.is_cuda and are_narrow(a, b):
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(widened(a), widened(b))
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """a b as ``batched``, for one pair."""
+    if a.is_cuda and are_narrow(a, b):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return widened(a) @ widened(b)
+
+
 def lengths_of(values: Tensor) -> Tensor:
     """l2 norm of each row of the last dimension, up to rounding, in float32 or float64.
 
@@ -158,10 +192,22 @@ class LinearFactors:
         return self._zeroed[1]
 
     @property
+    def narrow(self) -> bool:
+        """Whether these are multiplied in bfloat16, with coarser sums and a coarser scaling."""
+        return are_narrow(*self.given)
+
+    def _rounding(self, terms: int) -> float:
+        return rounding(terms * (MATRIX_UNIT if self.narrow else 1), self.reach.dtype)
+
+    @property
+    def _moving(self) -> int:
+        return MOVING.get(self.given[0].device.type, MOVING_ELSEWHERE)
+
+    @property
     def prefers_gram(self) -> bool:
         """Whether two T × T matrices are cheaper than one out × in matrix a record."""
         steps, wide, high = self._sizes
-        return steps * steps * (wide + high) < (steps + MOVING) * wide * high
+        return steps * steps * (wide + high) < (steps + self._moving) * wide * high
 
     @property
     def prefers_reuse(self) -> bool:
@@ -171,7 +217,7 @@ class LinearFactors:
         and read G_i costs its entries.
         """
         steps, wide, high = self._sizes
-        return steps * steps * (wide + high) > MOVING * wide * high
+        return steps * steps * (wide + high) > self._moving * wide * high
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -183,10 +229,10 @@ class LinearFactors:
 
     def gram_norms(self) -> Tensor:
         """Norms from the T × T Gram matrices of A and B."""
-        a, b = widened(self.inputs), widened(self.outputs)
-        squares = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum(-1).sum(-1)
+        a, b = self.inputs, self.outputs
+        squares = batched(a, a.mT).mul_(batched(b, b.mT)).sum(-1).sum(-1)
         terms = a.shape[2] + b.shape[2] + 2 * a.shape[1] + 8
-        error = rounding(terms, a.dtype) * self.reach.square()
+        error = self._rounding(terms) * self.reach.square()
         return torch.sqrt(squares.clamp(min=0) + error) + LOST * a.shape[1]
 
     def direct_norms(self) -> Tensor:
@@ -195,15 +241,21 @@ class LinearFactors:
         return torch.cat(found) + self.slack()
 
     def slack(self) -> Tensor:
-        return rounding(self.inputs.shape[1] + 8, self.reach.dtype) * self.reach
+        scaling = HALF_ULP if self.narrow else 0.0
+        return (self._rounding(self.inputs.shape[1] + 8) * (1 + scaling) + scaling) * self.reach
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        a, b = widened(self.inputs), widened(self.outputs)
+        a, b = self.inputs, self.outputs
         if a.shape[2] < b.shape[2]:
-            a = per_record(weights, a)
+            a = self._scaled(weights, a)
         else:
-            b = per_record(weights, b)
-        return b.flatten(0, 1).mT @ a.flatten(0, 1)
+            b = self._scaled(weights, b)
+        return multiplied(b.flatten(0, 1).mT, a.flatten(0, 1))
+
+    def _scaled(self, weights: Tensor, values: Tensor) -> Tensor:
+        """Rounded once, and not at all where nothing is narrow or the weight is 1."""
+        scaled = per_record(weights, widened(values))
+        return scaled.to(values.dtype) if self.narrow else scaled
 
     def clipped_sum(self, clip: Clip) -> Tensor:
         return self.reused_sum(clip) if self.prefers_reuse else clipped_by_norm(self, clip)
@@ -223,6 +275,11 @@ class LinearFactors:
 
 def products_of(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
     """B_iᵀ A_i, (chunk, out, in), each chunk of records in the place of the one before."""
+    if are_narrow(inputs, outputs):
+        size = max(1, MOST_ENTRIES // (inputs.shape[2] * outputs.shape[2]))
+        for a, b in zip(inputs.split(size), outputs.split(size), strict=True):
+            yield batched(b.mT, a)
+        return
     a, b = widened(inputs), widened(outputs)
     most = CHUNK_ENTRIES.get(a.device.type, MOST_ENTRIES)
     size = max(1, min(len(a), most // (a.shape[2] * b.shape[2])))

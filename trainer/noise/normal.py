@@ -4,8 +4,8 @@ Each pair of variates takes three words: 62 bits for the radius, so that its tai
 9.3 standard deviations (with 31 it would stop at 6.6, which 10¹⁰ variates would show),
 and 32 for the angle. Arithmetic and result are float32. Variates come in groups whose
 layout does not depend on how many are made at a time, so that one stream gives the same
-variates everywhere, up to the last digits of a device's logarithm and cosine. On a CUDA device that has
-Triton one kernel makes them (``affidavit.trainer.noise.fused``).
+variates everywhere, up to the last digits of a device's logarithm and cosine. On a CUDA
+device that has Triton one kernel makes them (``affidavit.trainer.noise.fused``).
 
 >>> matrix = standard_normal(bytes(32), step=0, tensor=0, shape=(2, 3))
 >>> bool((matrix.flatten() == standard_normal(bytes(32), step=0, tensor=0, shape=(6,))).all())

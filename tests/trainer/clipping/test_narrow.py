@@ -1,0 +1,123 @@
+"""Operands in bfloat16, as an accelerator multiplies them: nothing passes the clip norm.
+
+Run on a processor, with products that are exact and sums by a matrix unit at its worst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from affidavit.trainer.clipping import factors
+from affidavit.trainer.clipping.factors import LinearFactors
+from affidavit.trainer.numerics import clip_weights
+
+STEPS, WIDE, HIGH = 6, 10, 8
+
+
+def truncating(a: Tensor, b: Tensor) -> Tensor:
+    """a b with exact products, added one at a time and cut, not rounded, to 24 bits."""
+    left, right = a.double().numpy(), b.double().numpy()
+    total = np.zeros((*left.shape[:-1], right.shape[-1]))
+    for k in range(left.shape[-1]):
+        total = cut(total + left[..., :, k, None] * right[..., k, None, :])
+    return torch.from_numpy(total).float()
+
+
+def cut(values: np.ndarray) -> np.ndarray:
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(np.trunc(mantissa * 2**24), exponent - 24)
+
+
+@pytest.fixture(autouse=True)
+def _narrow_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factors, "NARROW", frozenset({"cpu"}))
+    monkeypatch.setattr(factors, "batched", truncating)
+    monkeypatch.setattr(factors, "multiplied", truncating)
+
+
+def given(kind: str) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients of forty records in bfloat16."""
+    drawn = torch.Generator().manual_seed(5)
+    a = torch.randn(40, STEPS, WIDE, generator=drawn)
+    b = torch.randn(40, STEPS, HIGH, generator=drawn)
+    match kind:
+        case "cancelling":
+            a[:, 1::2], b[:, 1::2] = -a[:, ::2], b[:, ::2]
+        case "nearly cancelling":
+            a[:, 1::2], b[:, 1::2] = -a[:, ::2] * (1 + 2.0**-6), b[:, ::2]
+        case "huge":
+            a, b = a * 2.0**45, b * 2.0**45
+        case "tiny":
+            a, b = a * 2.0**-60, b * 2.0**-60
+        case "uneven":
+            a = a * torch.logspace(-12, 12, 40, base=2).view(-1, 1, 1)
+    return a.bfloat16(), b.bfloat16()
+
+
+KINDS = ("plain", "cancelling", "nearly cancelling", "huge", "tiny", "uneven")
+
+
+def contributions(way: Callable[[LinearFactors], Tensor], kind: str) -> Tensor:
+    """The norm of what each record adds, taken in float64."""
+    a, b = given(kind)
+    each = [way(LinearFactors.of(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
+    return torch.stack(each).double().flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("norms", ["gram_norms", "direct_norms"])
+@pytest.mark.parametrize("clip_norm", [0.1, 1.0])
+def test_no_contribution_passes_the_clip_norm(kind: str, norms: str, clip_norm: float) -> None:
+    def way(found: LinearFactors) -> Tensor:
+        bound = getattr(found, norms)() + found.slack()
+        return found.weighted_sum(clip_weights(bound, clip_norm))
+
+    assert bool((contributions(way, kind) <= clip_norm).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reused_products_are_clipped_by_their_own_norm(kind: str) -> None:
+    clip = partial(clip_weights, clip_norm=0.5)
+    found = contributions(lambda each: each.reused_sum(clip), kind)
+    assert bool((found <= 0.5).all())
+    if kind == "plain":
+        assert bool((found > 0.499).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_norms_are_upper_bounds_of_the_exact_ones(kind: str) -> None:
+    a, b = given(kind)
+    exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
+    found = LinearFactors.of(a, b)
+    for norms in (found.gram_norms(), found.direct_norms()):
+        lost = ~torch.isfinite(norms)  # such a record gets the weight 0
+        assert bool(((norms.double() >= exact) | lost).all())
+        assert kind == "huge" or not lost.any()
+
+
+def test_without_the_correction_cancelling_records_pass_it() -> None:
+    """The test above can fail: Gram matrices alone see nothing of what nearly cancels."""
+    a, b = given("nearly cancelling")
+    exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
+    squares = (truncating(a, a.mT) * truncating(b, b.mT)).sum(-1).sum(-1).double()
+    assert bool((squares.clamp(min=0).sqrt() < exact).any())
+
+
+def test_records_that_are_plain_lose_little() -> None:
+    """Six tokens' worth of scaling in eight bits costs a few per cent of the clip norm."""
+
+    def way(found: LinearFactors) -> Tensor:
+        return found.weighted_sum(clip_weights(found.gram_norms() + found.slack(), 1.0))
+
+    assert float(contributions(way, "plain").min()) > 0.97
+
+
+def test_a_processor_widens() -> None:
+    """Where bfloat16 is not narrow nothing is scaled in eight bits."""
+    assert not LinearFactors.of(*(each.float() for each in given("plain"))).narrow
