@@ -126,13 +126,13 @@ def _policy(row: Any) -> Entry:
         "version": row.version,
         "digest": row.digest,
         "key_id": row.key_id,
-        "policy": _payload(row.envelope),
+        "policy": _payload(row.envelope)["predicate"],
     }
     return _entry("policy", row.digest, row.created_by, row.created_at, body)
 
 
 def _waiver(row: Any) -> Entry:
-    body = {"key_id": row.key_id, "waiver": _payload(row.envelope)}
+    body = {"key_id": row.key_id, "waiver": _payload(row.envelope)["predicate"]}
     return _entry("waiver", row.waiver_id, row.created_by, row.created_at, body)
 
 

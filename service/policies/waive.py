@@ -51,7 +51,7 @@ def grant(
         _require_another(connection, waiver)
         kept = keep_waiver(connection, waiver, key, now)
         body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
-        append(connection, "waiver", waiver.id, body, actor=actor, at=at)
+        append(connection, "waiver", waiver.id, body, actor=actor, at=now)
         return kept
 
 
