@@ -1,4 +1,4 @@
-"""``affidavit audit verify|export-checkpoint``: the log held to the tables, and kept elsewhere.
+"""``affidavit audit``: the log held to the tables, and to what was kept elsewhere.
 
 They read the database and change nothing in it. Exit codes: 0 nothing is wrong, 1
 something is, 2 a mistake of use, 3 the database cannot be reached.
@@ -9,28 +9,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import Connection, select
 
 from affidavit.certificate.keys import KeyFailure, PublicKey
-from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint
+from affidavit.certificate.log.checkpoint import Checkpoint, note_key, open_checkpoint
 from affidavit.certificate.log.note import BadNote
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, one_state, waiting
 from affidavit.service.log.exports import FileExport
 from affidavit.service.log.findings import Finding
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
+from affidavit.service.log.timestamps import BadStamp, stamp, stamped_at
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 from affidavit.service.tables import signing_keys
 
+T = TypeVar("T")
 WRONG = 1
 SHOWN = 100
 """Findings that are printed for people; ``--json`` has all of them."""
@@ -53,9 +55,16 @@ def add_parser(commands: Any) -> None:
         default=[],
         help="a checkpoint that was kept elsewhere; may be repeated",
     )
+    verify.add_argument(
+        "--stamp-roots",
+        type=Path,
+        help="certificates (PEM) of those whose stamps of kept checkpoints, FILE.tsr, are to hold",
+    )
     verify.add_argument("--json", action="store_true")
     export = verbs.add_parser("export-checkpoint", help="write the newest checkpoint to a file")
     export.add_argument("file", type=Path, help="a file on another disk or machine")
+    export.add_argument("--stamp", help="URL of an RFC 3161 authority; its reply goes to FILE.tsr")
+    verbs.add_parser("verifier-key", help="the log's verifier key, for witnesses and auditors")
 
 
 def run(given: argparse.Namespace, settings: Settings) -> int:
@@ -65,8 +74,13 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
         require_head(engine)
         with one_state(engine) as connection:
             if given.verb == "export-checkpoint":
-                return _export(connection, given.file)
+                return _export(connection, given.file, given.stamp)
+            if given.verb == "verifier-key":
+                return _verifier_key(connection)
             kept = [_read(path, connection, settings) for path in given.checkpoint]
+            if given.stamp_roots is not None:
+                for path in given.checkpoint:
+                    _require_stamp(path, given.stamp_roots)
             return _verify(connection, kept, as_json=given.json)
     finally:
         engine.dispose()
@@ -123,7 +137,7 @@ def _print(findings: Sequence[Finding], size: int, still: int, kept: int) -> Non
         _say(f"It continues the {kept} checkpoints that were kept elsewhere.")
 
 
-def _export(connection: Connection, path: Path) -> int:
+def _export(connection: Connection, path: Path, authority: str | None) -> int:
     try:
         kept = last_checkpoint(connection)
         if kept is None:
@@ -135,9 +149,41 @@ def _export(connection: Connection, path: Path) -> int:
     except LogDamaged as damage:
         _say(f"{damage}; {path} was left as it is.")
         return WRONG
+    # The stamp first: a checkpoint that lies there without one would look as if it had one.
+    reply = None if authority is None else _needing_client(stamp, kept.note.encode(), authority)
     export.send(kept)
+    if reply is not None:
+        _stamp_of(path).write_bytes(reply)
     _say(f"{kept.checkpoint.size} entries of {kept.checkpoint.origin}, written to {path}.")
     return 0
+
+
+def _verifier_key(connection: Connection) -> int:
+    kept = last_checkpoint(connection)
+    if kept is None:
+        raise AuditRefused("the log has no checkpoint yet, and so no name.")
+    _say(str(note_key(kept.checkpoint.origin, kept.key)))
+    return 0
+
+
+def _require_stamp(path: Path, roots: Path) -> None:
+    try:
+        reply = _stamp_of(path).read_bytes()
+        at = _needing_client(stamped_at, path.read_bytes(), reply, roots)
+    except BadStamp as error:
+        raise AuditRefused(f"{path}: {error}.") from None
+    print(f"{path} was stamped at {at:%Y-%m-%dT%H:%M:%SZ}.", file=sys.stderr)  # noqa: T201
+
+
+def _stamp_of(path: Path) -> Path:
+    return path.with_name(path.name + ".tsr")
+
+
+def _needing_client(work: Callable[..., T], *given: Any) -> T:
+    try:
+        return work(*given)
+    except ModuleNotFoundError:
+        raise AuditRefused("stamps need a client: pip install 'affidavit[timestamps]'") from None
 
 
 def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:

@@ -32,6 +32,7 @@ from affidavit.service.log.proofs import LogReader, NothingLogged
 from affidavit.service.log.stored_tree import Kept, LogDamaged
 
 SECONDS = 10.0
+TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
 
 
@@ -107,7 +108,7 @@ class UrlExport:
 
     def send(self, kept: Kept) -> None:
         """Post it."""
-        answer = _post(self._url, kept.note)
+        answer = post(self._url, kept.note.encode(), TEXT)
         if not answer.is_success:
             raise ExportFailed(f"{self.name} answered {answer.status_code}")
 
@@ -131,11 +132,11 @@ class WitnessExport:
 
     def send(self, kept: Kept) -> None:
         """Post it with the proof, once more if the witness has another checkpoint."""
-        answer = _post(self._url, self._body(kept))
+        answer = post(self._url, self._body(kept).encode(), TEXT)
         media = answer.headers.get("content-type", "").partition(";")[0]
         if answer.status_code == httpx.codes.CONFLICT and media == SIZE_TYPE:
             self._size = _size(answer.text)
-            answer = _post(self._url, self._body(kept))
+            answer = post(self._url, self._body(kept).encode(), TEXT)
         if answer.status_code != httpx.codes.OK:
             raise ExportFailed(f"the witness {self.name} answered {answer.status_code}")
         self._size = kept.checkpoint.size
@@ -174,16 +175,12 @@ def kept_in(exports: Iterable[Export]) -> list[Checkpoint]:
     return [each for each in found if each is not None]
 
 
-def _post(url: str, content: str) -> httpx.Response:
+def post(url: str, content: bytes, media: str) -> httpx.Response:
+    """The answer to a POST; raises ``ExportFailed`` when there is none."""
     try:
-        return httpx.post(
-            url,
-            content=content.encode(),
-            headers={"Content-Type": "text/plain; charset=utf-8"},
-            timeout=SECONDS,
-        )
-    except httpx.HTTPError as error:
-        host = httpx.URL(url).host
+        return httpx.post(url, content=content, headers={"Content-Type": media}, timeout=SECONDS)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
         raise ExportFailed(f"{host} cannot be reached: {type(error).__name__}") from None
 
 

@@ -1,0 +1,417 @@
+"""Checkpoints outside the database: files, URLs, witnesses, and an authority's stamp."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.certificate.log.checkpoint import note_key, sign_checkpoint
+from affidavit.certificate.log.inclusion import Consistency
+from affidavit.certificate.log.note import BadNote, NoteKey, parse_note, written
+from affidavit.certificate.log.witness import cosigned, read_addition
+from affidavit.service.__main__ import main
+from affidavit.service.database import open_engine
+from affidavit.service.log.exporter import Exporter
+from affidavit.service.log.exports import (
+    ExportFailed,
+    FileExport,
+    UrlExport,
+    WitnessExport,
+    exports_of,
+    kept_in,
+)
+from affidavit.service.log.stored_tree import Kept, LogDamaged
+from affidavit.service.settings import Settings, SettingsError
+from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
+
+NAME = "witness.example.com"
+Answer = tuple[int, str, bytes]
+
+
+@pytest.fixture
+def listening() -> Iterator[Callable[[Callable[[bytes, Any], Answer]], str]]:
+    """Start a server that answers each POST by a function; its URL."""
+    servers = []
+
+    def listen(answer: Callable[[bytes, Any], Answer]) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:  # the library's name
+                body = self.rfile.read(int(self.headers["content-length"]))
+                status, media, content = answer(body, self.headers)
+                self.send_response(status)
+                self.send_header("content-type", media)
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing."""
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/secret"
+
+    yield listen
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+# ---- files and URLs -----------------------------------------------------------------------
+
+
+def test_a_file_holds_the_newest_checkpoint(log: Log, tmp_path: Path) -> None:
+    export = FileExport(tmp_path / "checkpoint")
+    assert export.last() is None
+    for count in (2, 3):
+        kept = log.grow(count)
+        export.send(kept)
+        assert (tmp_path / "checkpoint").read_text() == kept.note
+        assert export.last() == kept.checkpoint
+    assert [each.name for each in tmp_path.iterdir() if "checkpoint" in each.name] == ["checkpoint"]
+
+
+def test_a_file_that_cannot_be_used_is_said(log: Log, tmp_path: Path) -> None:
+    kept = log.grow(1)
+    with pytest.raises(ExportFailed, match="cannot be written"):
+        FileExport(tmp_path / "none" / "checkpoint").send(kept)
+    (tmp_path / "other").write_text("a letter")
+    with pytest.raises(LogDamaged, match="cannot be read"):
+        kept_in([FileExport(tmp_path / "other")])
+
+
+def test_a_url_gets_each_checkpoint_and_its_secret_is_not_repeated(
+    log: Log, listening: Any
+) -> None:
+    got = []
+
+    def answer(body: bytes, headers: Any) -> Answer:
+        got.append((body.decode(), headers["content-type"]))
+        return (503 if len(got) == 1 else 204), "text/plain", b""
+
+    export = UrlExport(listening(answer))
+    kept = log.grow(1)
+    with pytest.raises(ExportFailed, match=r"^127\.0\.0\.1 answered 503$"):
+        export.send(kept)
+    export.send(kept)
+    assert got == [(kept.note, "text/plain; charset=utf-8")] * 2
+    with pytest.raises(ExportFailed, match="cannot be reached") as caught:
+        UrlExport("http://127.0.0.1:1/secret").send(kept)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_exporter_tries_again_and_sends_nothing_twice(log: Log, tmp_path: Path) -> None:
+    kept: list[Kept | None] = [None]
+    place = tmp_path / "later" / "checkpoint"
+    exporter = Exporter([FileExport(tmp_path / "first"), FileExport(place)], lambda: kept[0])
+    assert exporter.round() is True
+    kept[0] = log.grow(2)
+    assert exporter.round() is False
+    place.parent.mkdir()
+    (tmp_path / "first").unlink()
+    assert exporter.round() is True
+    assert place.read_text() == kept[0].note
+    assert not (tmp_path / "first").exists()
+    kept[0] = log.grow(1)
+    exporter.start()
+    exporter.stop()
+    assert place.read_text() == (tmp_path / "first").read_text() == kept[0].note
+
+
+def test_what_the_setting_names(log: Log) -> None:
+    found = exports_of("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
+    assert [type(each) for each in found] == [FileExport, UrlExport, WitnessExport]
+    assert [each.name for each in found] == ["/a/b", "x.example", "w.example"]
+    assert exports_of("", log.reader) == ()
+
+
+# ---- witnesses ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def witness(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Any]:
+    """A client of another service, which witnesses our log."""
+    KeyStore(tmp_path / "keys").new("witness")
+    settings = Settings(
+        database_url=database_url,
+        key_directory=tmp_path / "keys",
+        workers=1,
+        witness_name=NAME,
+        witnessed_logs=(note_key(ORIGIN, KEY.public),),
+    )
+    with client_of(settings) as found:
+        yield found
+
+
+def addition(note: str, proof: Consistency | None = None, old: int = 0) -> bytes:
+    lines = "" if proof is None else "".join(f"{written(each)}\n" for each in proof.hashes)
+    return f"old {old if proof is None else proof.first}\n{lines}\n{note}".encode()
+
+
+def ask(witness: Any, body: bytes) -> Any:
+    return witness.post("/v1/log/witness", content=body)
+
+
+@pytest.fixture
+def log(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Log]:
+    """The log stands in a database of its own, beside its witness's."""
+    shutil.copy(migrated_sqlite, tmp_path / "log.db")
+    url = f"sqlite:///{tmp_path / 'log.db'}"
+    engine = open_engine(url)
+    yield Log(url, engine)
+    engine.dispose()
+
+
+def test_a_log_that_grows_is_cosigned(log: Log, witness: Any) -> None:
+    first, second = log.grow(3), log.grow(5)
+    key = KeyStore(witness.app.state.services.signers._directory).public_keys()[0]
+    answer = ask(witness, addition(first.note))
+    assert (answer.status_code, answer.headers["content-type"]) == (
+        200,
+        "text/plain; charset=utf-8",
+    )
+    at = cosigned(first.note + answer.text, NAME, key)
+    assert at is not None
+    assert abs((datetime.now(UTC) - at).total_seconds()) < 60
+    for _ in range(2):  # the second time it is known already
+        proof = (
+            log.reader.consistency(3, 8) if _ == 0 else Consistency(first=8, second=8, hashes=())
+        )
+        assert ask(witness, addition(second.note, proof)).status_code == 200
+    services = witness.app.state.services
+    with services.engine.connect() as connection:
+        rows = connection.exec_driver_sql("SELECT tree_size FROM log_witnessed ORDER BY id")
+        assert list(rows.scalars()) == [3, 8]
+
+
+def test_a_cosignature_is_of_one_note_one_name_and_one_key(log: Log, witness: Any) -> None:
+    note = log.grow(3).note
+    line = ask(witness, addition(note)).text
+    key = KeyStore(witness.app.state.services.signers._directory).public_keys()[0]
+    assert cosigned(note + line, NAME, key) is not None
+    assert cosigned(note + line, "another.example.com", key) is None
+    assert cosigned(note + line, NAME, KEY.public) is None
+    assert cosigned(note, NAME, key) is None
+    with pytest.raises(BadNote, match="does not fit"):
+        cosigned(log.grow(1).note + line, NAME, key)
+    # Nor does a reader take it for the log's own signature.
+    assert len(parse_note(note + line).signatures) == 2
+
+
+def test_what_a_witness_refuses(log: Log, witness: Any) -> None:
+    first, second = log.grow(3), log.grow(5)
+    proof = log.reader.consistency(3, 8)
+    assert ask(witness, addition(first.note)).status_code == 200
+
+    # Another size than the one it has: it says which.
+    for body in (addition(second.note), addition(second.note, log.reader.consistency(2, 8))):
+        answer = ask(witness, body)
+        assert (answer.status_code, answer.text) == (409, "3\n")
+        assert answer.headers["content-type"].partition(";")[0] == "text/x.tlog.size"
+
+    # A proof that does not hold, or none.
+    wrong = Consistency(first=3, second=8, hashes=proof.hashes[:-1])
+    for body in (addition(second.note, wrong), addition(second.note, old=3)):
+        answer = ask(witness, body)
+        assert (answer.status_code, answer.json()["code"]) == (422, "not_consistent")
+
+    # A fork of the same size, signed by the log's true key.
+    fork = sign_checkpoint(KEY, origin=ORIGIN, size=3, root_hash=bytes(32), at=NOON)
+    assert ask(witness, addition(fork, old=3)).status_code == 409
+
+    # A log that it does not keep, and a stranger's key.
+    other = sign_checkpoint(KEY, origin="example.com/x", size=3, root_hash=bytes(32), at=NOON)
+    assert ask(witness, addition(other, old=3)).status_code == 404
+    unsigned = second.note.replace(f"— {ORIGIN}", "— example.com/y")
+    assert ask(witness, addition(unsigned, proof)).status_code == 403
+    changed = second.note.replace("time 2", "time 3")
+    assert ask(witness, addition(changed, proof)).status_code == 403
+    assert ask(witness, addition(second.note, proof)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff",
+        b"old 0",
+        b"old 0\n\n",
+        b"old 0\n\nx\n",
+        b"old -1\n\n",
+        b"old 00\n\n",
+        b"new 0\n\n",
+        b"old 0\nAAAA\n\n",
+        b"old 0\n" + b"A\n" * 100 + b"\n",
+    ],
+)
+def test_what_is_no_request_is_a_400(log: Log, witness: Any, body: bytes) -> None:
+    note = log.grow(1).note.encode() if body.endswith(b"\n\n") and body[:5] != b"old 0" else b""
+    answer = ask(witness, body + note)
+    assert (answer.status_code, answer.json()["code"]) == (400, "malformed_checkpoint")
+
+
+def test_an_old_size_beyond_the_checkpoint_is_malformed(log: Log) -> None:
+    with pytest.raises(BadNote, match="larger"):
+        read_addition(addition(log.grow(2).note, old=3))
+
+
+def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
+    log: Log, witness: Any, listening: Any
+) -> None:
+    """Over the wire: the export asks for nothing first, and is told how far the witness is."""
+
+    def forward(body: bytes, _headers: Any) -> Answer:
+        answer = ask(witness, body)
+        return answer.status_code, answer.headers["content-type"], answer.content
+
+    url = listening(forward)
+    first = WitnessExport(url, log.reader)
+    for count in (2, 4, 1):
+        older = log.grow(count)
+        first.send(older)
+    again = WitnessExport(url, log.reader)
+    again.send(log.grow(3))
+    # A log that was rolled back since cannot hide it from its own operator.
+    with pytest.raises(ExportFailed, match="saw 10 entries, more than there are"):
+        first.send(older)
+
+
+def test_verifier_keys_come_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "logs"
+    key = note_key(ORIGIN, KEY.public)
+    path.write_text(f"# our own\n{key}\n\n")
+    home = {"AFFIDAVIT_HOME": str(tmp_path)}
+    found = Settings.from_environment(home | {"AFFIDAVIT_WITNESSED_LOGS": str(path)})
+    assert found.witnessed_logs == (key,)
+    path.write_text("not a key\n")
+    for wrong in (
+        {"AFFIDAVIT_WITNESSED_LOGS": str(path)},
+        {"AFFIDAVIT_WITNESSED_LOGS": str(tmp_path / "none")},
+        {"AFFIDAVIT_WITNESS_NAME": "a b"},
+        {"AFFIDAVIT_LOG_ORIGIN": "a+b"},
+    ):
+        with pytest.raises(SettingsError, match=next(iter(wrong))):
+            Settings.from_environment(home | wrong)
+
+
+# ---- the command line, with an authority of our own -------------------------------------------
+
+CONFIGURATION = """
+[tsa]
+default_tsa = one
+[one]
+serial = {home}/serial
+signer_digest = sha256
+default_policy = 1.2.3.4.1
+digests = sha256, sha512
+accuracy = secs:1
+ess_cert_id_alg = sha256
+[authority]
+distinguished_name = name
+x509_extensions = usage
+prompt = no
+[name]
+CN = A test's time-stamping authority
+[usage]
+extendedKeyUsage = critical, timeStamping
+basicConstraints = critical, CA:false
+"""
+
+
+@pytest.fixture
+def authority(tmp_path: Path, listening: Any) -> tuple[str, Path]:
+    """An ``openssl ts`` behind a URL, and its root certificate."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl")
+    home = tmp_path / "authority"
+    home.mkdir()
+    (home / "configuration").write_text(CONFIGURATION.format(home=home))
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=home, check=True, capture_output=True)
+
+    root = "-x509 -newkey rsa:2048 -nodes -keyout root.key -out root.pem -days 9 -subj /CN=Root"
+    openssl("req", *root.split())
+    request = "-newkey rsa:2048 -nodes -keyout one.key -out one.csr -config configuration"
+    openssl("req", *request.split(), "-section", "authority")
+    issue = "-req -in one.csr -CA root.pem -CAkey root.key -CAcreateserial -out one.pem -days 9"
+    openssl("x509", *issue.split(), "-extfile", "configuration", "-extensions", "usage")
+
+    def answer(body: bytes, _headers: Any) -> Answer:
+        (home / "query").write_bytes(body)
+        reply = "-reply -config configuration -section one -queryfile query -out reply"
+        openssl("ts", *reply.split(), "-signer", "one.pem", "-inkey", "one.key")
+        return 200, "application/timestamp-reply", (home / "reply").read_bytes()
+
+    return listening(answer), home / "root.pem"
+
+
+def test_a_checkpoint_is_stamped_and_the_stamp_verified(
+    log: Log,
+    authority: tuple[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", log.url)
+    url, root = authority
+    kept = log.grow(4)
+    path = tmp_path / "checkpoint"
+    assert main(["audit", "export-checkpoint", str(path), "--stamp", url]) == 0
+    assert path.read_text() == kept.note
+    verify = ["audit", "verify", f"--checkpoint={path}", f"--stamp-roots={root}"]
+    assert main(verify) == 0
+    assert "was stamped at" in capsys.readouterr().err
+    # As openssl reads it.
+    check = ["openssl", "ts", "-verify", "-in", f"{path}.tsr", "-data", path, "-CAfile", root]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    # Of another checkpoint, by another authority, or none at all.
+    other = tmp_path / "other"
+    other.write_text(log.grow(1).note)
+    shutil.copy(f"{path}.tsr", f"{other}.tsr")
+    assert main(["audit", "verify", f"--checkpoint={other}", f"--stamp-roots={root}"]) == 2
+    assert "does not hold" in capsys.readouterr().err
+    Path(f"{path}.tsr").write_bytes(b"not a stamp")
+    assert main(verify) == 2
+    Path(f"{path}.tsr").unlink()
+    assert main(verify) == 2
+
+
+@pytest.mark.parametrize("reply", [b"", b"no", b"<html>"])
+def test_an_authority_that_fails_leaves_everything_as_it_was(
+    log: Log,
+    listening: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    reply: bytes,
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", log.url)
+    log.grow(1)
+    url = listening(lambda _body, _headers: (200 if reply else 500, "text/html", reply))
+    assert main(["audit", "export-checkpoint", str(tmp_path / "new"), "--stamp", url]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_verifier_key_is_the_logs(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
+    monkeypatch.setenv("DATABASE_URL", log.url)
+    assert main(["audit", "verifier-key"]) == 2
+    log.grow(1)
+    assert main(["audit", "verifier-key"]) == 0
+    assert NoteKey.parse(capsys.readouterr().out.strip()) == note_key(ORIGIN, KEY.public)
