@@ -69,7 +69,7 @@ class Machine:
         keys: RunKeys,
     ) -> None:
         self._bound, self._settings, self._peers = bound, settings, peers
-        self.module = model.module.to(peers.device)
+        self.module = model.module.to(peers.device).train()
         self.layout = layout_of(bound.execution, model)
         plan, steps = _with_learning_rate(bound.plan), bound.execution.steps
         self._rates = _learning_rates(bound.plan, settings, steps)

@@ -99,7 +99,12 @@ def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
         finished = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command],
             cwd=ROOT,
-            env={"AFFIDAVIT_HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            env={
+                "AFFIDAVIT_HOME": str(tmp_path),
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(tmp_path),
+                "OMP_NUM_THREADS": "1",  # small models wait for their threads
+            },
             capture_output=True,
             text=True,
             check=False,
