@@ -6,12 +6,10 @@ each root key is kept, checked, and published to the service.
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 from rich.markup import escape
 
@@ -37,9 +35,7 @@ from affidavit.certificate.keyset_trust import accept, read_anchor
 from affidavit.gate.console import err, out, stop, write
 from affidavit.gate.exits import Exit
 from affidavit.gate.roots import read_roots
-
-SERVER = "http://127.0.0.1:8321"
-SECONDS = 30.0
+from affidavit.gate.service_client import SERVER, ServerOption, ask
 
 keyset = typer.Typer(help="The keyset that root keys sign.", no_args_is_help=True)
 
@@ -127,33 +123,15 @@ def keyset_check(
 
 
 @keyset.command("publish")
-def keyset_publish(
-    file: FileArgument,
-    server: Annotated[
-        str, typer.Option("--server", help="The service; the token is AFFIDAVIT_TOKEN's.")
-    ] = SERVER,
-) -> None:
+def keyset_publish(file: FileArgument, server: ServerOption = SERVER) -> None:
     """Hand the signed keyset to the service, which checks it and serves it."""
-    token = os.environ.get("AFFIDAVIT_TOKEN")
-    headers = {"content-type": "application/json"}
-    if token:
-        headers["authorization"] = f"Bearer {token}"
     try:
-        answer = httpx.post(
-            f"{server.rstrip('/')}/v1/keysets",
-            content=_read(file),
-            headers=headers,
-            timeout=SECONDS,
-        )
-        said = answer.json()
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        err.print(f"[red]error[/] {escape(server)}: {escape(str(error))}", highlight=False)
-        raise typer.Exit(Exit.UNDECIDED) from None
-    if answer.is_success:
-        out.print(f"version {said['version']} is published ({said['digest']})", highlight=False)
-        return
-    err.print(f"[red]✗[/] {said.get('code')}: {escape(str(said.get('detail')))}", highlight=False)
-    raise typer.Exit(Exit.BLOCKED)
+        found = read_keyset(_read(file))
+    except KeysetError as failure:
+        stop(str(failure))
+    ask(server, "POST", "/v1/keysets", found.envelope.as_document())
+    version = found.keyset.version
+    out.print(f"version {version} is published ({found.digest})", highlight=False)
 
 
 def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None) -> Roots:

@@ -121,9 +121,15 @@ def test_what_is_wrong_is_said_in_a_line(
     assert not Path(out).exists()
 
 
-def test_a_service_that_is_not_there_is_undecided(run: Any, save: Any) -> None:
-    found = run("keyset", "publish", save("{}"), "--server", "http://127.0.0.1:1")
-    assert found.exit_code == 3
+def test_what_cannot_be_published_is_told_apart(
+    run: Any, tmp_path: Path, sticks: list[Path], save: Any
+) -> None:
+    first = tmp_path / "one.json"
+    run("keys", "new")
+    run("keyset", "new", *roots(sticks), "--out", str(first))
+    nowhere = ("--server", "http://127.0.0.1:1")
+    assert run("keyset", "publish", str(first), *nowhere).exit_code == 3
+    assert run("keyset", "publish", save("{}"), *nowhere).exit_code == 2
 
 
 # ---- rotation ----------------------------------------------------------------------

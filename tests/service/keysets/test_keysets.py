@@ -9,9 +9,11 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DatabaseError
+from typer.testing import CliRunner
 
 from affidavit.certificate.keys import KeyStore, SigningKey
 from affidavit.certificate.keyset import (
@@ -22,6 +24,7 @@ from affidavit.certificate.keyset import (
     draft,
     read_keyset,
 )
+from affidavit.gate.cli import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
@@ -208,3 +211,19 @@ def test_revocations_are_asked_for_at_most_once_a_second(store: KeysetStore) -> 
     published(store, version(revoked=lost))
     revoked._asked = (revoked._asked or 0.0) - FRESH_SECONDS
     assert revoked() == {SIGNER.key_id}
+
+
+def test_the_command_line_publishes_to_a_running_service(
+    server: Any, token_for: Any, settings: Settings, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keyset.json"
+    file.write_bytes(version().as_bytes())
+    admin = token_for(settings, "admin")["authorization"].removeprefix("Bearer ")
+    server.start()
+    publish = ["keyset", "publish", str(file), "--server", server.url]
+    monkeypatch.delenv("AFFIDAVIT_TOKEN", raising=False)
+    assert CliRunner().invoke(app, publish).exit_code == 1
+    monkeypatch.setenv("AFFIDAVIT_TOKEN", admin)
+    done = CliRunner().invoke(app, publish)
+    assert done.exit_code == 0, done.output
+    assert httpx.get(f"{server.url}/v1/keyset").content == file.read_bytes()

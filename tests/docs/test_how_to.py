@@ -1,0 +1,70 @@
+"""The pages for operators: their commands run, and nothing they list is left out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.certificate.signers import choice
+from affidavit.gate.cli import app
+from affidavit.service import settings
+from affidavit.service.operation import figures
+from affidavit.service.operation.meters import Meters
+from affidavit.service.operation.tracing import VARIABLES
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "how-to"
+UNREACHABLE = 3
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (PAGES / page).read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line.strip()]
+
+
+def test_the_commands_about_keys_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
+    plan = str(ROOT / "examples" / "e2e-lora-dp-adam.yaml")
+    run = CliRunner()
+    lines = commands("rotate-keys.md")
+    assert len(lines) > 12
+    for line in lines:
+        words = shlex.split(line.replace("PLAN", plan), comments=True)
+        given = [path for word in words[1:] for path in _expanded(word, tmp_path)]
+        found = run.invoke(app, given)
+        wanted = UNREACHABLE if "publish" in given else 0
+        assert found.exit_code == wanted, (line, found.output)
+
+
+def _expanded(word: str, directory: Path) -> list[str]:
+    """As a shell expands a star."""
+    return [str(path) for path in directory.glob(word)] if "*" in word else [word]
+
+
+def test_every_setting_is_on_the_page_of_settings() -> None:
+    page = (PAGES / "operate.md").read_text()
+    documented = f"{settings.__doc__}{choice.__doc__}"
+    names = set(re.findall(r"``(AFFIDAVIT_[A-Z0-9_]+|DATABASE_URL)``", documented))
+    assert len(names) > 12
+    assert not [name for name in names | {VARIABLES[0]} if f"`{name}`" not in page]
+
+
+def test_every_metric_is_on_its_page_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (PAGES / "operate.md").read_text()
+    told = set(re.findall(r"`(affidavit_[a-z_]+)(?:\{[a-z,]+\})?`", page))
+    watched: set[str] = set()
+    monkeypatch.setattr(Meters, "watch", lambda _self, name, *_rest: watched.add(name))
+    monkeypatch.setattr(Meters, "watch_stored", lambda _self, names, _read: watched.update(names))
+    meters = Meters()
+    figures.watch(meters, None)  # type: ignore[arg-type]  # nothing is read here
+    shown = meters.exposition().decode()
+    counted = set(re.findall(r"^# HELP (affidavit_[a-z_]+) ", shown, re.MULTILINE))
+    assert len(watched) > 8
+    assert told == counted | watched
