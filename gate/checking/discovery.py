@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from affidavit.gate.checking import toml
+from affidavit.gate.checking.project import SETTINGS, settings
 from affidavit.plan.reasons import MalformedPlan, Reason
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
 """Folders that hold other people's files; hidden ones are passed over too."""
-SETTINGS = Path("pyproject.toml")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,7 @@ def _below(folder: str) -> Iterator[str]:
 
 def _named_in_settings() -> list[str]:
     remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
-    if not SETTINGS.is_file():
-        raise _nothing("nothing", "was named", remedy)
-    document = toml.load(SETTINGS.read_bytes())
-    given = toml.settings(document)
+    given = settings()
     named = given.get("plans", [])
     if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
         raise _nothing("plans of [tool.affidavit]", "is not a list of names", remedy)

@@ -35,7 +35,8 @@ def judge(source: Source, *, second_opinion: bool = False, policy: Policy | None
     try:
         plan = source.plan()
     except MalformedPlan as error:
-        return unreadable(source.file, error.reasons, source.name)
+        unread = unreadable(source.file, error.reasons, source.name)
+        return replace(unread, findings=(*_assumed(source), *unread.findings))
     rules = policy or BUILT_IN
     asked_twice = second_opinion or rules.second_opinion == "required"
     found = certify(plan, second_opinion=asked_twice)
@@ -69,11 +70,13 @@ def _findings_of_policy(
         )
 
 
+def _assumed(source: Source) -> Iterator[Finding]:
+    for each in source.assumed:
+        yield Finding(file=source.file, rule="assumed", level="note", message=each)
+
+
 def _findings(source: Source, plan: Plan, found: Assessment) -> Iterator[Finding]:
-    yield from (
-        Finding(file=source.file, rule="assumed", level="note", message=each)
-        for each in source.assumed
-    )
+    yield from _assumed(source)
     yield from (
         Finding(file=source.file, rule=each.code, level="warning", message=each.message)
         for each in found.warnings

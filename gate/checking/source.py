@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from affidavit.gate.checking import toml
+from affidavit.gate.checking.importers import imported
+from affidavit.gate.checking.importers.partial import Partial
+from affidavit.gate.checking.project import given_for
 from affidavit.gate.checking.sections import Section, alone, mentions_a_plan, sections
 from affidavit.gate.reading import read_bytes
 from affidavit.mechanisms.attachments import attach
@@ -25,6 +28,7 @@ class Source:
 
     ``pointer`` leads to the plan inside the file, "" if it is the whole; ``text`` is as long
     as the file and holds nothing but the plan, or is empty where edits are not possible.
+    ``imported`` is the kind of another library's document that it was made from.
     """
 
     file: str
@@ -34,6 +38,7 @@ class Source:
     text: str = ""
     syntax: Syntax = "yaml"
     assumed: tuple[str, ...] = field(default=())
+    imported: str | None = None
 
     @property
     def name(self) -> str:
@@ -46,8 +51,18 @@ class Source:
             found = plan_from(self.data)
             attach(found, Path() if self.file == "-" else Path(self.file).parent)
         except MalformedPlan as error:
-            raise MalformedPlan(*self.locate(error.reasons)) from None
+            reasons = self.locate(error.reasons)
+            if self.imported is not None:
+                reasons = tuple(self._asked(each) for each in reasons)
+            raise MalformedPlan(*reasons) from None
         return found
+
+    def _asked(self, reason: Reason) -> Reason:
+        """What another library's document leaves open, with where to say it."""
+        if reason.code not in ("missing_field", "incomplete"):
+            return reason
+        remedy = f'{reason.remedy} Say it in [tool.affidavit.given."{self.file}"].'
+        return replace(reason, message=f"{self.imported}: {reason.message}", remedy=remedy)
 
     @property
     def names_a_file(self) -> bool:
@@ -80,6 +95,13 @@ def _sources(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
     if name.endswith(".toml"):
         yield from _in_toml(name, raw, asked_for=asked_for)
         return
+    if (foreign := imported(name, raw)) is not None:
+        yield _completed(name, foreign)
+        return
+    if name.endswith(".py"):
+        if asked_for:
+            raise _no_plan("this script makes nothing private by Opacus.")
+        return
     syntax = syntax_of(name, raw)
     text = raw.decode("utf-8", errors="replace")
     if not asked_for and not mentions_a_plan(text):
@@ -111,11 +133,25 @@ def _in_toml(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
     elif asked_for:
-        raise MalformedPlan(
-            Reason(
-                code="no_plan",
-                pointer="",
-                message="there is no table [tool.affidavit.plan].",
-                remedy="Name a file that holds a plan.",
-            )
-        )
+        raise _no_plan("there is no table [tool.affidavit.plan].")
+
+
+def _completed(name: str, foreign: Partial) -> Source:
+    """What another library wrote, with what is given beside it."""
+    places = {(): (1, 1)} | {
+        tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in foreign.lines
+    }
+    return Source(
+        file=name,
+        pointer="",
+        data=foreign.completed(given_for(name), name),
+        places=Document(None, places),
+        assumed=foreign.assumed,
+        imported=foreign.kind,
+    )
+
+
+def _no_plan(message: str) -> MalformedPlan:
+    return MalformedPlan(
+        Reason(code="no_plan", pointer="", message=message, remedy="Name a file that holds a plan.")
+    )

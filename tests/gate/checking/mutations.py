@@ -63,7 +63,8 @@ def mutate(plan: Document, source: random.Random) -> None:
     release = source.choice(plan["releases"])
     match source.randrange(8):
         case 0:
-            release["noise_multiplier"] *= source.choice([0.5, 0.9, 0.999, 1.001, 1.1])
+            noise = "noise_std" if "noise_std" in release else "noise_multiplier"
+            release[noise] *= source.choice([0.5, 0.9, 0.999, 1.001, 1.1])
         case 1:
             release["count"] += source.choice([1, 5])
         case 2:
@@ -76,7 +77,7 @@ def mutate(plan: Document, source: random.Random) -> None:
         case 5:
             release["clip_norm"] *= 3
             if source.random() < 0.5:
-                release["noise_std"] = release.pop("noise_multiplier", 1.0) * 1.0
+                release["noise_std"] = release.pop("noise_multiplier", release.get("noise_std"))
         case 6:
             plan["target"]["delta"] = source.choice([1e-4 * 0.9, 1e-7])
         case _:
