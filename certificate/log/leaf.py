@@ -9,7 +9,8 @@ A leaf is RFC 8785 canonical JSON of what happened, to what, through whom and wh
 A certificate's entry is made of nothing but its signed envelope, so that whoever holds
 the bundle, and no database, comes to the same bytes. ``envelope`` is the sha256 of the
 canonical JSON of the whole envelope, signature included; every other field is taken from
-the statement. A verdict other than ``certified`` makes the entry a ``refusal``.
+the statement, ``supersedes`` only where there was an issue before. A verdict other than
+``certified`` makes the entry a ``refusal``.
 """
 
 from __future__ import annotations
@@ -72,5 +73,6 @@ def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> Entry
             "plan_digest": digest_of(predicate["plan"]),
             "policy": predicate["policy"],
             "verdict": predicate["verdict"],
+            **({"supersedes": predicate["supersedes"]} if predicate.get("supersedes") else {}),
         },
     )

@@ -19,6 +19,7 @@ from affidavit.service import store as storing
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle import issuing
 from affidavit.service.lifecycle.standing import Status
+from affidavit.service.log.tables import log_entries
 from affidavit.service.store import CertificateStore, Filters
 from affidavit.service.tables import certificates, requests
 from tests.service.lifecycle.conftest import Company
@@ -70,7 +71,11 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     assert company.current(result) == result
     statuses = [(each["issue"], each["status"]) for each in company.issues(result)]
     assert statuses == [(2, "active"), (1, "superseded")]
-    # The log tells of both, each by its envelope.
+    with company.engine.connect() as connection:
+        query = select(log_entries.c.content).where(log_entries.c.kind == "certificate")
+        logged = [json.loads(each)["body"] for each in connection.execute(query).scalars()]
+    digest = first.json()["certificate"]["envelope_digest"]
+    assert [each.get("supersedes") for each in logged] == [None, digest]
     with pytest.raises(VerificationError, match="expired"):
         verify(company.bundle(old), company.trusted, now=datetime.now(UTC) + YEAR)
     verify(company.bundle(result), company.trusted, now=datetime.now(UTC) + YEAR)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from sqlalchemy import select, text
 from sqlalchemy.exc import DatabaseError
 
@@ -155,6 +156,28 @@ def test_what_is_no_revocation_is_refused_by_field(company: Company) -> None:
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed_decision")
         assert [reason["pointer"] for reason in answer.json()["reasons"]] == [pointer]
     assert company.ask("bea", "POST", where, good).status_code == 404
+
+
+def test_answers_have_the_documented_shape(company: Company, pending: dict[str, Any]) -> None:
+    openapi = company.client.get("/openapi.json").json()
+    where = "/v1/certificates/{certificate_id}"
+
+    def fits(method: str, path: str, answer: Any) -> None:
+        responses = openapi["paths"][path][method]["responses"]
+        schema = responses[str(answer.status_code)]["content"]["application/json"]["schema"]
+        document = {**schema, "components": openapi["components"]}
+        Draft202012Validator(document).validate(answer.json())
+
+    issues = where.replace("{certificate_id}", pending["certificate"]["id"]) + "/issues"
+    fits("post", f"{where}/approvals", company.decide("bea", pending))
+    approved = company.decide("cem", pending)
+    fits("post", f"{where}/approvals", approved)
+    fits("post", f"{where}/revocation", company.revoke("bea", pending))
+    fits("post", f"{where}/revocation", company.revoke("bea", pending))
+    fits("post", f"{where}/issues", company.ask("bea", "POST", issues))
+    fits("get", f"{where}/issues", company.ask("bea", "GET", issues))
+    fits("get", f"{where}/issues/{{issue}}", company.ask("bea", "GET", f"{issues}/1"))
+    fits("get", "/v1/status", company.client.get("/v1/status"))
 
 
 # ---- the status list ---------------------------------------------------------------------
