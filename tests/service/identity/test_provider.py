@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
 from affidavit.service.identity import provider_keys
@@ -104,6 +105,9 @@ def test_a_claim_is_named_by_its_path(text: str, path: tuple[str, ...]) -> None:
     assert found.claim == path
 
 
+PRIVATE: dict[str, Any] = jwt.get_algorithm_by_name("RS256").to_jwk(RSA, as_dict=True)
+
+
 def test_only_public_keys_for_signatures_are_keys() -> None:
     symmetric = {"kty": "oct", "k": "c2VjcmV0", "kid": "oct", "alg": "HS256"}
     unusable: list[Any] = [
@@ -111,7 +115,7 @@ def test_only_public_keys_for_signatures_are_keys() -> None:
         jwk(RSA, "encrypts", "RS256", use="enc"),
         jwk(RSA, "wraps", "RS256", key_ops=["wrapKey"]),
         jwk(RSA, "odd", "RS256", key_ops="verify"),
-        jwk(RSA, "private", "RS256", d="AQAB"),
+        {**PRIVATE, "kid": "private", "key_ops": ["verify"]},
         jwk(SHORT_RSA, "short", "RS256"),
         {**jwk(RSA, "none", "RS256"), "alg": "none"},
         {**jwk(RSA, "hmac", "RS256"), "alg": "HS256"},
