@@ -89,11 +89,19 @@ def main(
         bool, typer.Option("--compile", help="Compile the model with torch.compile.")
     ] = False,
     checkpoint_every: Annotated[
-        int, typer.Option(min=1, help="Steps between checkpoints; a crash loses those since.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Steps between checkpoints, of which a crash loses those since; by default as "
+            "often as takes a twentieth of the time.",
+        ),
+    ] = None,
     digest_every: Annotated[
-        int, typer.Option(min=1, help="Steps between digests of the parameters in the record.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1, help="Steps between digests of the parameters in the record; likewise."
+        ),
+    ] = None,
     schedule: Annotated[
         str, typer.Option(help="Of the learning rate: constant, linear or cosine.")
     ] = "constant",

@@ -43,6 +43,7 @@ from affidavit.trainer.machine import Machine
 from affidavit.trainer.progress import Quiet, Shown
 from affidavit.trainer.ratchet import Entropy
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.sparing import Sparing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +95,14 @@ def train(
         run.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Due:
+    """What follows a step: a checkpoint, a digest of the parameters."""
+
+    keep: bool
+    digest: bool
+
+
 class _Run:
     """One attempt at a run, on one rank; only rank 0 has a keeper."""
 
@@ -112,6 +121,8 @@ class _Run:
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
         self._entropy = entropy
+        self._checkpoints = Sparing(settings.checkpoint_every)
+        self._digests = Sparing(settings.digest_every)
         self._performance = settings.as_entry(ranks=peers.size)
         self._journal: Journal | None = None
         self._kept: Keeper | None = None
@@ -187,7 +198,8 @@ class _Run:
         shown = Quiet() if self._quiet else Shown(steps, self._bound.said)
         with shown, _asked_to_stop() as asked:
             for step in range(first, steps):
-                if not self._charged(machine, step, secrets, asked):
+                due = self._charged(machine, step, secrets, asked)
+                if due is None:
                     raise Interrupted(
                         "interrupted",
                         f"stopped before step {step + 1} of {steps}, as it was asked to; go on "
@@ -200,38 +212,45 @@ class _Run:
                     self._peers.led(lambda: self._keeper.end("diverged", machine))
                     raise
                 secrets = replace(secrets, ratchet=secrets.ratchet.next())
-                self._taken(machine, step, records, secrets)
+                self._taken(machine, step, records, secrets, due)
                 shown.step(step + 1, loss.mean)
         return self._peers.led(lambda: self._ended(machine))
 
     def _charged(
         self, machine: Machine, step: int, secrets: RunSecrets, asked: Callable[[], bool]
-    ) -> bool:
-        """Charge ``step``, unless somebody asked to stop; then keep what there is."""
+    ) -> _Due | None:
+        """Charge ``step``, unless somebody asked to stop; then keep what there is.
 
-        def charge() -> bool:
+        Returns what is due once the step is over, the same on every rank.
+        """
+        done, last = step + 1, step + 1 == self._bound.execution.steps
+
+        def charge() -> _Due | None:
             if asked():
                 self._keeper.checkpoint(machine, step, secrets)
-                return False
+                return None
             public = machine.public(step)
             self._keeper.charge(step, self._bound.plan_digest, public, secrets.ratchet)
-            return True
+            keep = not last and self._checkpoints.due(done)
+            return _Due(keep=keep, digest=keep or last or self._digests.due(done))
 
         return self._peers.led(charge)
 
-    def _taken(self, machine: Machine, step: int, records: int, secrets: RunSecrets) -> None:
+    def _taken(
+        self, machine: Machine, step: int, records: int, secrets: RunSecrets, due: _Due
+    ) -> None:
         """``step`` is over: say what it came to, and keep it if it is time."""
-        done, settings = step + 1, self._settings
-        last = done == self._bound.execution.steps
-        keep = done % settings.checkpoint_every == 0 and not last
-        digest = machine.digest() if keep or last or done % settings.digest_every == 0 else None
-        if digest is not None:
+        digest = None
+        if due.digest:
+            with self._digests.timed():
+                digest = machine.digest()
             self._peers.require_same(digest)
 
         def say() -> None:
             self._keeper.release(step, records, digest)
-            if keep:
-                self._keeper.checkpoint(machine, done, secrets)
+            if due.keep:
+                with self._checkpoints.timed():
+                    self._keeper.checkpoint(machine, step + 1, secrets)
 
         self._peers.led(say)
 

@@ -26,6 +26,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 class Settings:
     """``microbatch`` records at a time; checkpoints and digests every so many steps.
 
+    Where these are None they are made as often as takes a twentieth of the time.
     ``precision`` is that of the model's own arithmetic by autocast; clip norms, sums and noise
     are in float32 in any case. ``warmup`` steps raise the learning rate linearly.
     """
@@ -34,16 +35,17 @@ class Settings:
     microbatch: int = 64
     precision: Precision = "float32"
     compile: bool = False
-    checkpoint_every: int = 10
-    digest_every: int = 1
+    checkpoint_every: int | None = None
+    digest_every: int | None = None
     schedule: Schedule = "constant"
     warmup: int = 0
     show_private: bool = False
 
     def __post_init__(self) -> None:
         for name in ("microbatch", "checkpoint_every", "digest_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is at least 1, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
         if self.warmup < 0:
             raise ValueError(f"warmup is a number of steps, not {self.warmup}")
 

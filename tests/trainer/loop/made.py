@@ -131,7 +131,8 @@ def ran(plan: Plan | None = None, *, out: Path, **arguments: Any) -> Ran:
     plan = plan or plan_with()
     model = arguments.pop("model", None) or Small()
     data = arguments.pop("data", None) or Made()
-    settings = {
+    settings: dict[str, Any] = {"checkpoint_every": 10, "digest_every": 1}
+    settings |= {
         name: arguments.pop(name)
         for name in list(arguments)
         if name in Settings.__dataclass_fields__

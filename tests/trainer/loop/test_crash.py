@@ -200,6 +200,21 @@ def test_a_clean_stop_loses_nothing(run: Run, tmp_path: Path) -> None:
     assert made.outcome.released == STEPS
 
 
+def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
+    run: Run, tmp_path: Path
+) -> None:
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    settings = {"bundle": bundle, "checkpoint_every": None, "digest_every": None}
+    crashed(run, out, 9, plan, **settings)
+    assert sum(entry["type"] == "checkpoint" for entry in entries_of(out)) >= 2
+    made = run(plan, out=out, resume=True, **settings)
+    releases = [entry for entry in made.entries if entry["type"] == "release"]
+    assert releases[-1]["parameters"] == made.entries[-1]["parameters"]
+    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert found.findings == ()
+
+
 def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
