@@ -4,95 +4,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from affidavit.certificate.certify import certify
-from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
 from affidavit.certificate.log.checkpoint import (
     Checkpoint,
     note_key,
     read_checkpoint,
-    sign_checkpoint,
 )
-from affidavit.certificate.log.inclusion import Consistency, Inclusion
-from affidavit.certificate.log.leaf import certificate_entry
+from affidavit.certificate.log.inclusion import Consistency
 from affidavit.certificate.log.note import sign_note, written
 from affidavit.certificate.log.tree import (
     Frontier,
     Place,
-    Range,
-    assemble,
-    consistency_path,
-    inclusion_path,
     leaf_hash,
 )
 from affidavit.certificate.verify import STEPS, Demands, VerificationError, Verified, verify
 from affidavit.plan.parse import plan_from
-
-ORIGIN = "example.com/log"
-NOW = datetime.now(UTC).replace(microsecond=0)
-KEY = SigningKey.generate("test")
-
-
-@dataclass
-class Log:
-    """A log in memory with a certificate at ``index``."""
-
-    nodes: dict[Place, bytes]
-    index: int
-    certificate: Certificate
-
-    def root(self, size: int) -> bytes:
-        (found,) = assemble([Range(0, size)], self.nodes)
-        return found
-
-    def checkpoint(
-        self,
-        size: int,
-        *,
-        key: SigningKey = KEY,
-        origin: str = ORIGIN,
-        root: bytes | None = None,
-        at: datetime = NOW,
-    ) -> str:
-        hashed = self.root(size) if root is None else root
-        return sign_checkpoint(key, origin=origin, size=size, root_hash=hashed, at=at)
-
-    def part(self, size: int, **checkpoint: Any) -> dict[str, Any]:
-        return Inclusion(
-            leaf_index=self.index,
-            tree_size=size,
-            proof=tuple(assemble(inclusion_path(self.index, size), self.nodes)),
-            checkpoint=self.checkpoint(size, **checkpoint),
-        ).as_document()
-
-    def bundle(self, size: int, **checkpoint: Any) -> dict[str, Any]:
-        return {**json.loads(self.certificate.bundle), "log": self.part(size, **checkpoint)}
-
-    def consistency(self, first: int, second: int) -> Consistency:
-        hashes = tuple(assemble(consistency_path(first, second), self.nodes))
-        return Consistency(first=first, second=second, hashes=hashes)
-
-
-def log_of(certificate: Certificate, index: int, size: int, salt: bytes = b"") -> Log:
-    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
-    own = certificate_entry(envelope, certificate.statement).leaf_hash
-    tree, nodes = Frontier(), {}
-    for each in range(size):
-        nodes.update(tree.append(own if each == index else leaf_hash(salt + b"%d" % each)))
-    return Log(nodes, index, certificate)
+from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
 
 
 @pytest.fixture(scope="module")
 def certificate(document: Callable[..., dict[str, Any]]) -> Certificate:
-    found = certify(plan_from(document()), second_opinion=False)
-    return issue(found, KEY, requester="tests", issued_at=NOW)
+    return certified(document(), KEY)
 
 
 @pytest.fixture
