@@ -8,13 +8,17 @@ found is judged by those, and the certificate names them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import Connection
 
+from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.issue import certificate_id
 from affidavit.certificate.policy.document import Policy
+from affidavit.certificate.policy.facts import Budget
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.plan.model import Plan
 from affidavit.service.policies.rulebook import Rulebook
@@ -38,6 +42,26 @@ class Question:
     def id(self) -> str:
         """The id of its certificate."""
         return certificate_id(self.plan, self.policy, self.waivers)
+
+
+def budget_of(found: Assessment, ledger: Mapping[str, Any] | None) -> Budget:
+    """Whether the run fits its data set's budget; ``ledger`` is where that stands, if anywhere.
+
+    What is not certified costs nothing, so that it is not told of a budget too.
+    """
+    if found.verdict != "certified":
+        return "fits"
+    if ledger is None:
+        return "none"
+    return "fits" if ledger["fits"] else "exceeded"
+
+
+def waits_for_budget(verdict: str, result: str) -> bool:
+    """Whether a result, as it is kept, is a refusal that another budget may end.
+
+    A budget is no part of the question, so such a plan is judged anew when it is sent again.
+    """
+    return verdict == "refused" and '"code": "policy_budget"' in result
 
 
 def question(store: PolicyStore, plan: Plan, requester: str) -> Question:

@@ -13,6 +13,7 @@ that awaits instead of blocking a thread: it can wait for minutes, and threads a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -30,8 +31,10 @@ from affidavit.service.lifecycle.standing import DECIDED
 from affidavit.service.policies.judging import (
     Question,
     RulesChanged,
+    budget_of,
     question,
     require_unchanged,
+    waits_for_budget,
 )
 from affidavit.service.policies.store import PolicyStore, note_use
 from affidavit.service.pool import AccountingPool
@@ -114,7 +117,8 @@ class SubmitPlan:
         if answer.certificate.id != asked.id:
             return None
         # The other caller's request is recorded; ours is not yet.
-        return await self._known(asked.id, request) or replace(answer, created=False)
+        kept = await run_in_threadpool(self._repeat, asked.id, request, expired)
+        return replace(answer, certificate=kept or answer.certificate, created=False)
 
     async def _answer(self, asked: Question, request: Request) -> Answer:
         known = await self._known(asked.id, request)
@@ -129,17 +133,21 @@ class SubmitPlan:
         return await run_in_threadpool(self._keep, asked, assessment, request, outdated, ledger)
 
     async def _known(self, wanted: str, request: Request) -> Answer | None:
-        found = await run_in_threadpool(self._repeat, wanted, request)
+        found = await run_in_threadpool(self._repeat, wanted, request, self._outdated)
         return None if found is None else Answer(found, created=False)
 
-    def _repeat(self, wanted: str, request: Request) -> StoredCertificate | None:
+    def _repeat(
+        self, wanted: str, request: Request, outdated: Outdated
+    ) -> StoredCertificate | None:
         untrusted = self._signers.current().public.development
-        return self._store.repeat(wanted, request, untrusted_too=untrusted, outdated=self._outdated)
+        return self._store.repeat(wanted, request, untrusted_too=untrusted, outdated=outdated)
 
     def _outdated(self, certificate: StoredCertificate) -> bool:
         """Whether a plan that is sent again gets a new issue; never against a decision."""
         if certificate.status in DECIDED:
             return False
+        if _waits(certificate):
+            return True
         return expired(certificate) or certificate.key_id in self._signers.revoked()
 
     def _keep(
@@ -166,9 +174,13 @@ class SubmitPlan:
         ledger: Mapping[str, Any] | None,
     ) -> Answer:
         """Keep what was found, judged by the rules of ``asked``; raises ``RulesChanged``."""
-        found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers)
+        budget = budget_of(assessment, ledger)
+        found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers, budget)
         key = self._signers.current()
         former = self._store.last(asked.id, untrusted=key.public.development)
+        if former is not None and _waits(former) and _says(former, found):
+            kept = self._repeat(asked.id, request, expired)
+            return Answer(kept or former, created=False)
         certificate = sign(
             asked.plan,
             found,
@@ -188,3 +200,13 @@ class SubmitPlan:
             certificate, key.public.as_record(), request, outdated=outdated, within=still_so
         )
         return Answer(kept, created)
+
+
+def _waits(certificate: StoredCertificate) -> bool:
+    return waits_for_budget(certificate.verdict, certificate.result)
+
+
+def _says(certificate: StoredCertificate, found: Assessment) -> bool:
+    """Whether a kept refusal gives the very reasons of ``found``, and still counts."""
+    told = json.loads(certificate.result)["reasons"]
+    return not expired(certificate) and told == [reason.as_dict() for reason in found.reasons]
