@@ -23,13 +23,23 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select, tuple_
+from sqlalchemy import (
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    bindparam,
+    func,
+    insert,
+    select,
+    tuple_,
+)
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.database import writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificate
-from affidavit.service.tables import audit, certificates, requests, signing_keys
+from affidavit.service.tables import UtcDateTime, audit, certificates, requests, signing_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -228,16 +238,13 @@ def current(
     connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
     """The current issue as it stands now, of that trust; trusted before untrusted for None."""
-    query = _issues(certificate_id)
-    if untrusted is not None:
-        query = query.where(certificates.c.untrusted.is_(untrusted))
-    row = connection.execute(query.limit(1)).mappings().first()
+    row = connection.execute(_CURRENT[untrusted], _now(certificate_id)).mappings().first()
     return None if row is None else _stored(row)
 
 
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
     """All issues of that id, the untrusted ones after the trusted, latest first."""
-    return [_stored(row) for row in connection.execute(_issues(certificate_id)).mappings()]
+    return [_stored(row) for row in connection.execute(_ISSUES, _now(certificate_id)).mappings()]
 
 
 def keep(
@@ -262,13 +269,23 @@ def _stored(row: RowMapping) -> StoredCertificate:
     return StoredCertificate(**{**row, "status": Status(row["status"])})
 
 
-def _issues(certificate_id: str) -> Select[Any]:
-    """All issues, with where they stand now; the current one first."""
-    return (
-        select(certificates, status_at(datetime.now(UTC)).label("status"))
-        .where(certificates.c.id == certificate_id)
-        .order_by(certificates.c.untrusted, certificates.c.issue.desc())
-    )
+def _now(certificate_id: str) -> dict[str, Any]:
+    return {"wanted": certificate_id, "now": datetime.now(UTC)}
+
+
+# Built once: putting a statement together takes as long as running it.
+_ISSUES = (
+    select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
+    .where(certificates.c.id == bindparam("wanted"))
+    .order_by(certificates.c.untrusted, certificates.c.issue.desc())
+)
+"""All issues, with where they stand now; the current one first."""
+
+_CURRENT: dict[bool | None, Select[Any]] = {
+    None: _ISSUES.limit(1),
+    True: _ISSUES.where(certificates.c.untrusted.is_(True)).limit(1),
+    False: _ISSUES.where(certificates.c.untrusted.is_(False)).limit(1),
+}
 
 
 def _keep_key(

@@ -74,7 +74,7 @@ REJECTED: ColumnElement[bool] = exists(
 )
 
 
-def status_at(now: datetime) -> ColumnElement[str]:
+def status_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[str]:
     """The status of a row of ``certificates`` at ``now``, for a query to select or compare."""
     return case(
         (REVOKED, Status.REVOKED.value),
