@@ -110,7 +110,7 @@ def test_every_operation_documents_problems_and_nothing_of_another_framework(
             assert "500" in operation["responses"], path
             for status, response in operation["responses"].items():
                 answer = "image/svg+xml" if path.endswith(".svg") else JSON
-                if path in ("/v1/log/checkpoint", "/v1/log/witness"):
+                if path in ("/v1/log/checkpoint", "/v1/log/witness", "/metrics"):
                     answer = "text/plain"
                 media = [answer] if int(status) < 400 else ["application/problem+json"]
                 if (path, status) == ("/v1/log/witness", "409"):
