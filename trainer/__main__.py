@@ -47,6 +47,7 @@ OF_FAILURE = {
     "not_written": Exit.UNFINISHED,
     "ranks_differ": Exit.UNFINISHED,
     "rank_lost": Exit.UNFINISHED,
+    "out_of_memory": Exit.UNFINISHED,
     "run_in_use": Exit.UNFINISHED,
     "broken_record": Exit.BLOCKED,
     "no_checkpoint": Exit.BLOCKED,

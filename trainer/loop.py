@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from affidavit.certificate.keys import PublicKey
@@ -208,6 +209,12 @@ class _Run:
                 loss = _Loss(self._settings.show_private)
                 try:
                     records = machine.step(step, secrets.ratchet, loss.see)
+                except torch.OutOfMemoryError:
+                    raise RunFailure(
+                        "out_of_memory",
+                        f"a microbatch of {self._settings.microbatch} records does not fit; go on "
+                        "with --resume and a smaller --microbatch. The step stays charged.",
+                    ) from None
                 except Diverged:
                     self._peers.led(lambda: self._keeper.end("diverged", machine))
                     raise

@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from affidavit.certificate.certify import certify
+from affidavit.certificate.issue import issue
 from affidavit.certificate.keys import SigningKey, development_key
+from affidavit.certificate.policy.document import BUILT_IN
+from affidavit.certificate.policy.judgement import Judgement
+from affidavit.certificate.verification import Demands
 from affidavit.plan.canonical import digest
 from affidavit.trainer.adapters import Group
 from affidavit.trainer.binding import OBLIGATIONS, bind
@@ -50,6 +55,20 @@ def test_a_changed_bundle_is_refused(run: Run, tmp_path: Path) -> None:
 def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) -> None:
     bundle = bundle_of(plan_with(), key=key)
     assert refused(run, tmp_path / "run", bundle=bundle) in {"unknown_key", "untrusted_key"}
+
+
+def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path) -> None:
+    plan, now = plan_with(), datetime.now(UTC).replace(microsecond=0)
+    under = Judgement(policy=BUILT_IN.model_copy(update={"approvals": 1}))
+    found = certify(plan, second_opinion=False)
+    bundle = issue(found, KEY, requester="tests", issued_at=now, under=under).bundle
+    code = refused(run, tmp_path / "run", bundle=bundle)
+    assert "approv" in code
+
+
+def test_a_status_list_that_is_demanded_cannot_be_left_out(run: Run, tmp_path: Path) -> None:
+    code = refused(run, tmp_path / "run", demands=Demands(require_status=True))
+    assert "status" in code
 
 
 def test_an_expired_certificate_is_refused(run: Run, tmp_path: Path) -> None:

@@ -200,6 +200,23 @@ def test_a_clean_stop_loses_nothing(run: Run, tmp_path: Path) -> None:
     assert made.outcome.released == STEPS
 
 
+def test_out_of_memory_says_what_to_do_and_a_smaller_microbatch_goes_on(
+    run: Run, tmp_path: Path
+) -> None:
+    class Large(Small):
+        def losses(self, batch: Any) -> Tensor:
+            if len(batch[0]) > 8:
+                raise torch.OutOfMemoryError
+            return super().losses(batch)
+
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    with pytest.raises(RunFailure, match="--microbatch"):
+        run(plan, out=out, bundle=bundle, model=Large())
+    made = run(plan, out=out, bundle=bundle, model=Large(), microbatch=8, resume=True)
+    assert (made.outcome.charged, made.outcome.released) == (STEPS, STEPS - 1)
+
+
 def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
     run: Run, tmp_path: Path
 ) -> None:
