@@ -2,8 +2,8 @@
 
 >>> from affidavit.service.settings import Settings
 >>> app = create_app(Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}))
->>> sorted(app.openapi()["paths"])[:2]
-['/livez', '/readyz']
+>>> sorted(app.openapi()["paths"])[:3]
+['/livez', '/metrics', '/readyz']
 """
 
 from __future__ import annotations
