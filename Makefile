@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer crosscheck soak clean
+.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck soak clean
 
 install: $(STAMP)
 
@@ -72,6 +72,10 @@ bench-strategies: install
 # Opacus runs beside it where OPACUS_PYTHON is the interpreter of an environment that has it.
 bench-trainer: install-trainer
 	$(BIN)/python bench/trainer.py
+
+# Checks and times everything on a CUDA device in under ten minutes.
+bench-gpu: install-trainer
+	$(BIN)/python bench/gpu/run.py
 
 # An oracle in an environment of its own, where its packages can be had; never a dependency.
 crosscheck: install

@@ -1,0 +1,116 @@
+"""Correctness on the device, against float64 on the processor; each check raises or is silent.
+
+matrix unit   products of bfloat16 operands into float32 err by no more than the bound that
+              ``affidavit.trainer.numerics`` takes for them
+clipping      what a record adds never passes the clip norm, plain or cancelling, in bfloat16
+sums          the clipped sums of a small GPT-2 in float32 are those of float64
+noise         variates on the device are those of the processor, up to the last digits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from affidavit.trainer.clipping.factors import LinearFactors, batched
+from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
+from affidavit.trainer.models.gpt2 import GPT2
+from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.language import LanguageModel
+from affidavit.trainer.models.layout import hidden_and_rest
+from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.numerics import MATRIX_UNIT, clip_weights, rounding
+
+CLIP_NORM = 0.1
+SHAPES = ((4, 64, 768, 768), (4, 64, 768, 3072), (2, 128, 3072, 768), (1, 1024, 768, 2304))
+SMALL = ((4, 8, 12, 10),)
+
+
+def all_checks(device: str, *, small: bool) -> dict[str, str]:
+    """What was checked, and by how much it held; raises ``AssertionError``."""
+    checks: dict[str, Callable[[str, bool], str]] = {
+        "matrix unit": matrix_unit,
+        "clipping": clipping,
+        "sums": sums,
+        "noise": noise,
+    }
+    return {name: check(device, small) for name, check in checks.items()}
+
+
+def factors_of(shape: tuple[int, int, int, int], kind: str, device: str) -> tuple[Tensor, Tensor]:
+    """Inputs and output gradients in bfloat16, which cancel in pairs or do not."""
+    n, steps, wide, high = shape
+    drawn = torch.Generator().manual_seed(1)
+    a = torch.randn(n, steps, wide, generator=drawn)
+    b = torch.randn(n, steps, high, generator=drawn)
+    if kind == "cancelling":
+        a[:, 1::2], b[:, 1::2] = -a[:, ::2] * (1 + 2.0**-7), b[:, ::2]
+    return a.bfloat16().to(device), b.bfloat16().to(device)
+
+
+def matrix_unit(device: str, small: bool) -> str:
+    """The largest error of a Gram matrix over its bound."""
+    worst = 0.0
+    for shape in SMALL if small else SHAPES:
+        for kind in ("plain", "cancelling"):
+            a, _ = factors_of(shape, kind, device)
+            exact = a.double() @ a.double().mT
+            sizes = a.double().abs() @ a.double().abs().mT
+            bound = rounding(MATRIX_UNIT * shape[2], torch.float32) * sizes
+            worst = max(worst, float(((batched(a, a.mT).double() - exact).abs() / bound).max()))
+    assert worst <= 1, f"a matrix unit errs by {worst:.2f} times its bound"
+    return f"errors are at most {worst:.3f} of their bound"
+
+
+def clipping(device: str, small: bool) -> str:
+    """The largest contribution over the clip norm, and the least of plain ones."""
+    most, least = 0.0, 1.0
+    for shape in SMALL if small else SHAPES:
+        for kind in ("plain", "cancelling"):
+            a, b = factors_of(shape, kind, device)
+            for record in range(len(a)):
+                one = LinearFactors.of(a[record : record + 1], b[record : record + 1])
+                added = one.clipped_sum(lambda norms: clip_weights(norms, CLIP_NORM))
+                share = float(added.double().norm()) / CLIP_NORM
+                most = max(most, share)
+                least = min(least, share) if kind == "plain" else least
+    assert most <= 1, f"a record adds {most:.6f} times its clip norm"
+    return f"contributions are {least:.3f} to {most:.6f} of the clip norm"
+
+
+def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Of one lot of made-up text on a small GPT-2."""
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 40, "n_positions": 16}
+    module = GPT2(GPT2Config.parsed(shape), seed=3).to(device, dtype)
+    matrices = [n for n, p in module.named_parameters() if ".h." in n and p.ndim == 2]
+    model = LanguageModel(module, hidden_and_rest(module, {"hidden": matrices}), 40)
+    groups = [group for of in model.blocks().values() for group in of]
+    specs = [
+        BlockSpec(name=str(place), clip_norm=CLIP_NORM, names=group.names)
+        for place, group in enumerate(groups)
+    ]
+    private = PrivateModel(module, specs)
+    batch = tuple(each.to(device) for each in model.made_up(9))
+    private.accumulate(lambda: model.losses(batch), records=9)
+    return {n: p.grad.double().cpu() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def sums(device: str, small: bool) -> str:
+    """The largest relative error of a tensor's clipped sum in float32."""
+    del small
+    exact, found = clipped_sums("cpu", torch.float64), clipped_sums(device, torch.float32)
+    worst = max(float((found[n] - each).norm() / each.norm()) for n, each in exact.items())
+    assert worst <= 2e-3, f"clipped sums differ by {worst:.1e}"
+    return f"clipped sums differ by at most {worst:.1e} of themselves"
+
+
+def noise(device: str, small: bool) -> str:
+    """The largest difference of a variate."""
+    shape, key = (1000,) if small else (3_000_000,), bytes(range(32))
+    there = standard_normal(key, step=5, tensor=7, shape=shape, device=device).cpu()
+    here = standard_normal(key, step=5, tensor=7, shape=shape)
+    worst = float((there - here).abs().max())
+    assert worst <= 1e-4, f"variates differ by {worst:.1e}"
+    return f"variates differ by at most {worst:.1e}"

@@ -1,0 +1,311 @@
+"""Everything about a GPU in one run of under ten minutes: check, then time, then say.
+
+GPT-2 small (124 million parameters, from a seed) under bfloat16 autocast at T = 64, 128 and
+1024: the trainer's own DP-Muon step beside a plain Muon step with the same microbatches,
+optimiser and types, their memory, the share of the noise and of Newton-Schulz in the private
+step, and Opacus' ghost clipping where it can be imported. Times are medians of whole
+steps with the device waited for; ratios are of one run.
+
+    python bench/gpu/run.py              on a machine with CUDA
+    python bench/gpu/run.py --twin       the same on a processor with sizes that take seconds
+
+The goals, for an H200: a private step at most 1.15 times the plain one (1.20 at T = 1024),
+memory at most 1.10, noise at most 2 % and Newton-Schulz at most 7 % of it, at least 1.6 times
+faster than ghost clipping.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from checks import all_checks
+from torch import Tensor, nn
+
+from affidavit.certificate.execution import Execution
+from affidavit.plan.parse import plan_from
+from affidavit.trainer.binding import Bound
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.machine import Machine, RunKeys
+from affidavit.trainer.models.gpt2 import GPT2, hidden_matrices
+from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.language import LanguageModel
+from affidavit.trainer.models.layout import hidden_and_rest
+from affidavit.trainer.optimizers.muon import by_shape
+from affidavit.trainer.optimizers.newton_schulz import orthogonalised
+from affidavit.trainer.optimizers.registry import optimizer_of
+from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.settings import Settings
+
+MOST_SECONDS = 540.0
+"""After this nothing more is begun."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Sizes of one measurement; ``tokens`` is T."""
+
+    tokens: int
+    lot: int
+    microbatch: int
+    repeats: int
+    shape: dict[str, int]
+
+
+SMALL = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "n_positions": 1024}
+TINY = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 50, "n_positions": 16}
+CASES = (
+    Case(tokens=64, lot=1024, microbatch=128, repeats=7, shape=SMALL),
+    Case(tokens=128, lot=1024, microbatch=64, repeats=7, shape=SMALL),
+    Case(tokens=1024, lot=256, microbatch=8, repeats=5, shape=SMALL),
+)
+TWIN = (
+    Case(tokens=8, lot=8, microbatch=4, repeats=2, shape=TINY),
+    Case(tokens=16, lot=4, microbatch=2, repeats=2, shape=TINY),
+)
+
+
+class Texts:
+    """One lot of random text, every token of which counts."""
+
+    digest = "sha256:" + "0" * 64
+
+    def __init__(self, case: Case) -> None:
+        drawn, shape = torch.Generator().manual_seed(1), (case.lot, case.tokens + 1)
+        self.tokens = torch.randint(case.shape["vocab_size"], shape, generator=drawn)
+        self.counted = torch.ones_like(self.tokens, dtype=torch.bool)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and whether they count."""
+        return self.tokens[indices], self.counted[indices]
+
+
+def model_of(case: Case, device: str) -> LanguageModel:
+    """GPT-2 with a head of its own, and the paper's blocks."""
+    config = GPT2Config.parsed({**case.shape, "tie_word_embeddings": False})
+    module = GPT2(config, seed=1).to(device)
+    layout = hidden_and_rest(module, {"hidden": hidden_matrices(module)})
+    return LanguageModel(module, layout, config.vocab_size)
+
+
+def plan_of(case: Case) -> Any:
+    """DP-Muon on the whole lot at every step."""
+    noise = {"clip_norm": 0.1, "noise_multiplier": 1.0}
+    return plan_from(
+        {
+            "version": 1,
+            "dataset": {"size": case.lot},
+            "adjacency": "add_remove",
+            "sampling": {"scheme": "full_batch"},
+            "steps": 1_000_000,
+            "releases": [
+                {"name": "hidden", "count": 4 * case.shape["n_layer"], **noise},
+                {"name": "auxiliary", **noise},
+            ],
+            "optimizer": {"name": "dp_muon", "learning_rate": 1e-4},
+            "target": {"delta": 1e-4},
+        }
+    )
+
+
+def private(case: Case, device: str) -> tuple[Callable[[], None], Machine]:
+    """The trainer's own step."""
+    plan, model, data = plan_of(case), model_of(case, device), Texts(case)
+    settings = Settings(device=device, microbatch=case.microbatch, precision="bfloat16")
+    bound = Bound(
+        certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
+        strategies=(None,), guarantee={},
+    )  # fmt: skip
+    keys = RunKeys(lots=bytes(32), probes=bytes(32))
+    machine = Machine(bound, model, data, settings=settings, peers=Peers.alone(device), keys=keys)
+    steps, ratchet = iter(range(1_000_000)), Ratchet(bytes(32))
+    return lambda: machine.step(next(steps), ratchet, lambda _: None) and None, machine
+
+
+def plain(case: Case, device: str) -> Callable[[], None]:
+    """A Muon step without privacy: the mean gradient, with the same microbatches and update."""
+    model, data = model_of(case, device), Texts(case)
+    of = dict(model.module.named_parameters())
+    hidden = {name: of.pop(name) for name in hidden_matrices(model.module)}
+    optimizer = optimizer_of(
+        plan_of(case), {"hidden": hidden, "auxiliary": of},
+        newton_schulz_dtype=torch.bfloat16 if device == "cuda" else None,
+    )  # fmt: skip
+
+    def step() -> None:
+        for places in torch.arange(case.lot).split(case.microbatch):
+            batch = tuple(each.to(device) for each in data.collate(places))
+            with torch.autocast(device, dtype=torch.bfloat16):
+                losses = model.losses(batch)
+            (losses.sum() / case.lot).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def ghost(case: Case, device: str) -> Callable[[], None]:
+    """Opacus' ghost clipping of one norm over all tensors, noise and plain SGD after it."""
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    model, data = model_of(case, device), Texts(case)
+    module = _with_positions_of_records(model.module)
+    held = GradSampleModuleFastGradientClipping(module, max_grad_norm=0.1, use_ghost_clipping=True)
+    optimizer = DPOptimizerFastGradientClipping(
+        torch.optim.SGD(held.parameters(), lr=1e-4), noise_multiplier=1.0, max_grad_norm=0.1,
+        expected_batch_size=case.lot, loss_reduction="mean",
+    )  # fmt: skip
+    criterion = DPLossFastGradientClipping(
+        held, optimizer, nn.CrossEntropyLoss(reduction="mean"), loss_reduction="mean"
+    )
+
+    def step() -> None:
+        chunks = torch.arange(case.lot).split(case.microbatch)
+        for place, places in enumerate(chunks):
+            tokens, _ = (each.to(device) for each in data.collate(places))
+            optimizer.signal_skip_step(do_skip=place < len(chunks) - 1)
+            with torch.autocast(device, dtype=torch.bfloat16):
+                logits = held(tokens[:, :-1].contiguous())
+            shape = (len(places), case.tokens, logits.shape[-1])
+            wanted = tokens[:, 1:].flatten()
+            criterion(logits.flatten(0, 1).float(), wanted, shape=shape).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return step
+
+
+def _with_positions_of_records(module: nn.Module) -> nn.Module:
+    """Opacus wants a row of positions for each record."""
+    table = module.transformer.wpe
+    module.transformer.wpe = _Repeated(table)
+    return module
+
+
+class _Repeated(nn.Module):
+    records = 1
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, places: Tensor) -> Tensor:
+        return self.table(places.repeat(_Repeated.records, 1))
+
+
+def seconds(step: Callable[[], Any], device: str, repeats: int) -> float:
+    """The median of ``repeats`` calls, after one that warms up."""
+    found = []
+    for _ in range(repeats + 1):
+        _wait(device)
+        begin = time.perf_counter()
+        step()
+        _wait(device)
+        found.append(time.perf_counter() - begin)
+    return statistics.median(found[1:])
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def peak(device: str, into: dict[str, Any], name: str) -> Iterator[None]:
+    """The most memory of the device that was held inside, in MiB; nothing on a processor."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    yield
+    if device == "cuda":
+        into[name] = torch.cuda.max_memory_allocated() / 2**20
+
+
+def measured(case: Case, device: str) -> dict[str, Any]:
+    """Seconds, shares and memory of one case."""
+    found: dict[str, Any] = {"tokens": case.tokens, "lot": case.lot}
+    with peak(device, found, "plain_mib"):
+        found["plain"] = seconds(plain(case, device), device, case.repeats)
+    with peak(device, found, "private_mib"):
+        step, machine = private(case, device)
+        found["private"] = seconds(step, device, case.repeats)
+    found["noise"], found["newton_schulz"] = parts(machine, case, device)
+    machine.close()
+    del step, machine
+    if importlib.util.find_spec("opacus") is not None:
+        try:
+            _Repeated.records = case.microbatch
+            with peak(device, found, "ghost_mib"):
+                found["ghost"] = seconds(ghost(case, device), device, case.repeats)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            found["ghost_failed"] = str(error).splitlines()[0]
+    found["over_plain"] = found["private"] / found["plain"]
+    found["noise_share"] = found["noise"] / found["private"]
+    found["newton_schulz_share"] = found["newton_schulz"] / found["private"]
+    if "ghost" in found:
+        found["ghost_over_private"] = found["ghost"] / found["private"]
+    if device == "cuda":
+        found["memory_over_plain"] = found["private_mib"] / found["plain_mib"]
+    return found
+
+
+def parts(machine: Machine, case: Case, device: str) -> tuple[float, float]:
+    """Seconds of the noise of a lot, and of Newton-Schulz, each by itself."""
+    tensors = {n: p for of in machine.layout.tensors.values() for n, p in of.items()}
+    sums = {name: torch.zeros_like(each) for name, each in tensors.items()}
+    (source,) = machine._noise
+    noise = seconds(lambda: source.add_to(sums), device, case.repeats)
+    matrices = [sums[name] for name in machine.layout.tensors["hidden"]]
+    dtype = torch.bfloat16 if device == "cuda" else None
+    newton_schulz = seconds(
+        lambda: by_shape(matrices, lambda batch: orthogonalised(batch, dtype=dtype)),
+        device,
+        case.repeats,
+    )
+    return noise, newton_schulz
+
+
+def main(arguments: list[str]) -> int:
+    """Check, measure, print a line for each case and a document at the end."""
+    twin = "--twin" in arguments
+    device = "cpu" if twin else "cuda"
+    if not twin and not torch.cuda.is_available():
+        sys.stderr.write("there is no CUDA device here; --twin runs the same on a processor\n")
+        return 2
+    began = time.perf_counter()
+    found: dict[str, Any] = {
+        "device": "cpu" if twin else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": importlib.util.find_spec("triton") is not None,
+        "checks": all_checks(device, small=twin),
+        "cases": [],
+    }
+    for case in TWIN if twin else CASES:
+        if time.perf_counter() - began > MOST_SECONDS:
+            found["left_out"] = [*found.get("left_out", []), case.tokens]
+            continue
+        found["cases"].append(measured(case, device))
+        line = {k: round(v, 4) for k, v in found["cases"][-1].items() if isinstance(v, float)}
+        sys.stderr.write(f"T = {case.tokens}: {line}\n")
+    found["seconds"] = time.perf_counter() - began
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

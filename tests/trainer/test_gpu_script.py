@@ -1,0 +1,44 @@
+"""The script for a GPU runs from end to end in its small form, on a processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "gpu" / "run.py"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_twin_checks_and_measures_everything() -> None:
+    finished = run("--twin")
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout)
+    assert set(found["checks"]) == {"matrix unit", "clipping", "sums", "noise"}
+    assert found["checks"]["noise"].endswith("0.0e+00")
+    assert [case["tokens"] for case in found["cases"]] == [8, 16]
+    for case in found["cases"]:
+        assert case["over_plain"] == pytest.approx(case["private"] / case["plain"])
+        assert 0 < case["noise_share"] < 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, and the script would run")
+def test_without_a_gpu_it_says_so() -> None:
+    finished = run()
+    assert finished.returncode == 2
+    assert "--twin" in finished.stderr
+    assert "Traceback" not in finished.stderr
