@@ -413,9 +413,11 @@ def _guard(table: str, rules: Mapping[str, str]) -> None:
         "USING ERRCODE = 'integrity_constraint_violation'; END IF;"
         for message, condition in rules.items()
     )
+    # A temporary table of the same name is otherwise found before ours, and says anything.
+    schema = op.get_bind().execute(sa.text("SELECT quote_ident(current_schema())")).scalar_one()
     op.execute(
-        f"CREATE FUNCTION affidavit_guard_{table}() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN {checks} RETURN NEW; END $$"
+        f"CREATE FUNCTION affidavit_guard_{table}() RETURNS trigger LANGUAGE plpgsql "
+        f"SET search_path = {schema}, pg_temp AS $$ BEGIN {checks} RETURN NEW; END $$"
     )
     op.execute(
         f"CREATE TRIGGER {table}_guard BEFORE INSERT ON {table} FOR EACH ROW "

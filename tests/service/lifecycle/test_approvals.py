@@ -220,6 +220,24 @@ def test_the_database_refuses_what_the_service_would(
         insert_approval(company, pending, comment="again")
 
 
+def test_a_temporary_table_does_not_hide_who_asked(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    """Another ``requests`` in a session of one's own must not be what the guard looks at."""
+    row = (
+        f"INSERT INTO approvals (certificate_id, untrusted, issue, envelope_digest, decision, "
+        f"approver, at, comment) SELECT id, untrusted, issue, envelope_digest, 'approve', "
+        f"'token:ada', created_at, '' FROM certificates WHERE id = '{pending['certificate']['id']}'"
+    )
+    with company.engine.connect() as connection:
+        connection.execute(text("CREATE TEMPORARY TABLE requests AS SELECT 1 AS id WHERE 1 = 0"))
+        connection.execute(text("ALTER TABLE requests ADD COLUMN certificate_id TEXT"))
+        connection.execute(text("ALTER TABLE requests ADD COLUMN requester TEXT"))
+        with pytest.raises(IntegrityError, match="four eyes"):
+            connection.execute(text(row))
+        connection.rollback()
+
+
 def test_the_database_refuses_approvals_after_the_end(
     company: Company, pending: dict[str, Any]
 ) -> None:
