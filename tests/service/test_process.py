@@ -55,6 +55,9 @@ def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
             assert post(client, document).status_code == 200
     for identity in answered:
         assert httpx.get(f"{server.url}/v1/certificates/{identity}").status_code == 200
+    # Every certificate has its entry, and the log is whole, after each of the kills.
+    audited = server.run("audit", "verify", "--json")
+    assert (audited.returncode, json.loads(audited.stdout)["findings"]) == (0, [])
 
 
 def _post_until_killed(
