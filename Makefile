@@ -45,9 +45,13 @@ serve: install
 	$(BIN)/affidavit migrate
 	$(BIN)/affidavit serve
 
+# With what the tests need, and without, for those who only run it.
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
+
 lock: install
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --group dev --extra postgresql pyproject.toml --output-file requirements.lock
+	$(BIN)/$(COMPILE) --group dev --extra postgresql pyproject.toml --output-file requirements.lock
+	$(BIN)/$(COMPILE) pyproject.toml --output-file requirements-run.lock
 
 docs: install
 	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md

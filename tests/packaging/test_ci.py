@@ -1,0 +1,137 @@
+"""What people put into their pipelines: each file is valid, and its steps are run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+REPOSITORY = Path(__file__).parents[2]
+GOOD = REPOSITORY / "examples/cifar10-wrn16-4-dp-sgd.yaml"
+WEAK = REPOSITORY / "examples/e2e-dp-muon-published.yaml"
+BIN = Path(sys.executable).parent
+
+
+def _load(name: str) -> Any:
+    return YAML(typ="safe").load((REPOSITORY / name).read_text())
+
+
+def _valid(schema: str, *files: str) -> None:
+    command = [BIN / "check-jsonschema", "--builtin-schema", schema, *files]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with a plan that is right and one that is not, and the name of neither."""
+    folder = tmp_path / "a project"
+    (folder / "plans").mkdir(parents=True)
+    shutil.copy(GOOD, folder / "plans/good.yaml")
+    shutil.copy(WEAK, folder / "plans/weak.yaml")
+    return folder
+
+
+def _shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As a runner runs it: the first command that fails ends it."""
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env={**os.environ, "AFFIDAVIT_CACHE": str(folder / "cache"), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def action(tmp_path: Path, project: Path) -> Any:
+    """Runs the action's step that checks, with this environment as the installed one."""
+    (tmp_path / "runner/affidavit/bin").mkdir(parents=True)
+    (tmp_path / "runner/affidavit/bin/affidavit").symlink_to(BIN / "affidavit")
+    (step,) = [each for each in _load("action.yml")["runs"]["steps"] if each["name"] == "Check"]
+
+    def run(**inputs: str) -> subprocess.CompletedProcess[str]:
+        given = {"plans": "", "base": "", "arguments": "", "sarif": "out.sarif", **inputs}
+        environment = {name.upper(): value for name, value in given.items()}
+        return _shell(step["run"], project, RUNNER_TEMP=str(tmp_path / "runner"), **environment)
+
+    return run
+
+
+def test_the_action_annotates_and_reports(action: Any, project: Path) -> None:
+    found = action(plans="plans/\n")
+    assert found.returncode == 1
+    assert "::error file=plans/weak.yaml," in found.stdout
+    assert json.loads((project / "out.sarif").read_text())["runs"][0]["results"]
+    assert action(plans="plans/good.yaml").returncode == 0
+    assert action(plans="plans/good.yaml\n\nplans/weak.yaml").returncode == 1
+    assert action().returncode == 2
+
+
+@pytest.mark.parametrize("hostile", ["$(touch owned)", "; touch owned", "`touch owned`", "--fix"])
+def test_inputs_of_the_action_are_never_code(action: Any, project: Path, hostile: str) -> None:
+    before = (project / "plans/weak.yaml").read_bytes()
+    for field in ("plans", "base"):
+        assert action(**{"plans": "plans/weak.yaml", field: hostile}).returncode != 0
+    assert not (project / "owned").exists()
+    assert (project / "plans/weak.yaml").read_bytes() == before
+
+
+def test_the_action_is_one() -> None:
+    _valid("vendor.github-actions", "action.yml")
+    for step in _load("action.yml")["runs"]["steps"]:
+        assert "${{" not in step["run"]
+    (install, _) = _load("action.yml")["runs"]["steps"]
+    (lock,) = re.findall(r"\$HERE/(\S+)\"", install["run"])
+    assert "--hash=sha256:" in (REPOSITORY / lock).read_text()
+
+
+def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None:
+    _valid("vendor.gitlab-ci", "ci/gitlab.yml")
+    job = _load("ci/gitlab.yml")["affidavit"]
+    script = "\n".join(line for line in job["script"] if not line.startswith("pip install"))
+    path = f"{BIN}:{os.environ['PATH']}"
+    found = _shell(script, project, AFFIDAVIT_PLANS="plans/", PATH=path)
+    assert found.returncode == 1
+    for name in job["artifacts"]["reports"].values():
+        assert (project / name).stat().st_size > 0
+
+
+def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
+    subprocess.run(
+        [BIN / "pre-commit", "validate-manifest", REPOSITORY / ".pre-commit-hooks.yaml"],
+        check=True,
+        capture_output=True,
+    )
+    (hook,) = _load(".pre-commit-hooks.yaml")
+    config = {
+        "repos": [
+            # What is there is the same, in an environment that need not be built here.
+            {"repo": "local", "hooks": [hook | {"language": "system"}]}
+        ]
+    }
+    with (project / ".pre-commit-config.yaml").open("w") as stream:
+        YAML().dump(config, stream)
+    (project / "other.yaml").write_text("a: 1\n")
+    path = f"{BIN}:{os.environ['PATH']}"
+    _shell("git init -q . && git add .", project)
+    found = _shell("pre-commit run --all-files", project, PATH=path)
+    assert found.returncode == 1
+    assert "plans/weak.yaml:10:1: under_noised" in found.stdout
+    assert "other.yaml" not in found.stdout
+    _shell("git rm -qf plans/weak.yaml", project)
+    assert _shell("pre-commit run --all-files", project, PATH=path).returncode == 0
+
+
+def test_the_image_has_the_gate_on_its_path() -> None:
+    lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
+    assert any("PATH=/opt/affidavit/bin:$PATH" in line for line in lines)
+    assert not any(line.startswith("ENTRYPOINT") for line in lines)
