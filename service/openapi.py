@@ -222,6 +222,8 @@ _SCHEMAS: dict[str, Schema] = {
             "warnings": _list_of(_ANY),
             "planning": {**_list_of(_ANY), "description": "For information; no guarantee."},
             "obligations": _list_of(_ANY),
+            "policy": {**_ANY, "description": "Name, version and digest of what judged it."},
+            "waived": {**_list_of(_ANY), "description": "Reasons, each with its waiver."},
             "certificate": _object(
                 {
                     "id": _ID,
@@ -233,6 +235,8 @@ _SCHEMAS: dict[str, Schema] = {
             ),
         },
         "strategy",
+        "policy",
+        "waived",
     ),
     "DiagnosisRequest": _object(
         {
