@@ -1,0 +1,27 @@
+"""What was decided agrees with the log; a decision that was slipped in does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from affidavit.service.log.audit import audit, one_state
+from tests.service.lifecycle.conftest import Company
+from tests.service.lifecycle.test_approvals import insert_approval
+
+
+def findings(company: Company) -> list[str]:
+    with one_state(company.engine) as connection:
+        return [str(each) for each in audit(connection, (), lambda *_: None)]
+
+
+def test_every_decision_is_in_the_log_and_a_forged_one_is_found(
+    company: Company, plan: Any, pending: dict[str, Any]
+) -> None:
+    company.decide("bea", pending, comment="ü")
+    company.revoke("dan", company.decide("cem", pending).json(), reason="é")
+    other = company.submit(plan(steps=11)).json()
+    company.decide("bea", other, decision="reject", comment="no")
+    assert findings(company) == []
+    third = company.submit(plan(steps=12)).json()
+    insert_approval(company, third, approver="token:nobody")
+    assert len(findings(company)) == 1
