@@ -66,13 +66,13 @@ def read_jsonl(path: Path) -> Iterator[Text]:
         for number, line in enumerate(file, 1):
             where = f"{path}, line {number}"
             try:
-                document = json.loads(line.decode("utf-8"))
+                document = json.loads(line.decode("utf-8-sig"))
                 form = form or _form_of(document)
                 yield from form(document)
-            except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-                raise WrongData(f"{where}: is no JSON ({error}).") from None
             except WrongField as error:
                 raise WrongData(f"{where}: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise WrongData(f"{where}: is no JSON ({error}).") from None
 
 
 def texts_of(document: Any) -> list[Text]:
@@ -140,4 +140,6 @@ def _string(document: Any, name: str) -> str:
     found = document.get(name) if isinstance(document, dict) else None
     if not isinstance(found, str):
         raise WrongField(f"{name}: is no text.")
+    if any("\ud800" <= letter <= "\udfff" for letter in found):
+        raise WrongField(f"{name}: has half of a surrogate pair, which no text has.")
     return found

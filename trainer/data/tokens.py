@@ -50,7 +50,7 @@ class Bytes:
 
     def encode(self, text: str) -> list[int]:
         """The bytes of the text in UTF-8."""
-        return list(text.encode("utf-8", "surrogatepass"))
+        return list(text.encode("utf-8"))
 
 
 class Words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,26 @@ def test_weights_that_do_not_fit_are_refused_by_name(fault: str, tmp_path: Path)
             name = "lm_head.weight"
     with pytest.raises(WrongWeights, match=name):
         pretrained(folder_of(tmp_path, TINY, weights))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_files_that_broke_off_or_were_changed_are_refused(file: str, tmp_path: Path) -> None:
+    weights = published(GPT2Config.parsed(TINY))
+    folder_of(tmp_path, TINY, weights)
+    if file.endswith("bin"):
+        (tmp_path / FILE).unlink()
+        torch.save(weights, tmp_path / file)
+    whole = (tmp_path / file).read_bytes()
+    for broken in [whole[:size] for size in (0, 1, 7, 9, 60, 300, len(whole) // 2, len(whole) - 9)]:
+        (tmp_path / file).write_bytes(broken)
+        with pytest.raises(WrongWeights):
+            pretrained(tmp_path)
+    for place in range(0, 200, 7):
+        (tmp_path / file).write_bytes(
+            whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]
+        )
+        with contextlib.suppress(WrongWeights):
+            pretrained(tmp_path)
 
 
 class Evil:
