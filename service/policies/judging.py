@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection
@@ -29,7 +30,7 @@ class RulesChanged(Exception):
     """The rules are others than those that a certificate was judged by."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Question:
     """A plan under the policy and the waivers that are in force for whoever asks."""
 
@@ -38,7 +39,7 @@ class Question:
     policy: Policy
     waivers: tuple[Waiver, ...]
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The id of its certificate."""
         return certificate_id(self.plan, self.policy, self.waivers)
