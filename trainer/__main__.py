@@ -226,7 +226,8 @@ def _end(code: Exit, kind: str, message: str) -> NoReturn:
     raise typer.Exit(code)
 
 
+app = typer.Typer(name="affidavit train", add_completion=False, pretty_exceptions_enable=False)
+app.command()(main)
+
 if __name__ == "__main__":
-    app = typer.Typer(name="affidavit train", add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
     app(prog_name="affidavit train")

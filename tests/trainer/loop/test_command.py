@@ -15,6 +15,7 @@ from affidavit.certificate.keys import KeyStore
 from affidavit.gate import train as gate_train
 from affidavit.gate.cli import app
 from affidavit.plan.canonical import as_document
+from affidavit.trainer.__main__ import app as trainer
 from tests.trainer.loop.made import entries_of, plan_with
 
 OWN = """
@@ -41,13 +42,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The trainer's own program, in a process of its own that finds ``tests``."""
+def arguments_of(*options: str) -> list[str]:
+    """The arguments of a run, with ``options`` instead of some of them."""
     given = {"--plan": "plan.json", "--certificate": "bundle.json", "--out": "run",
              "--data": "python:own:data", "--model": "python:own:model"}  # fmt: skip
     given |= dict(zip(options[::2], options[1::2], strict=True))
-    arguments = [text for pair in given.items() for text in pair]
-    command = [sys.executable, "-m", "affidavit.trainer", "--device", "cpu", *arguments]
+    return ["--device", "cpu", *(text for pair in given.items() for text in pair)]
+
+
+def trained(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """The trainer's own program, in a process of its own that finds ``tests``."""
+    command = [sys.executable, "-m", "affidavit.trainer", *arguments_of(*options)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -77,13 +82,20 @@ def test_a_certified_plan_is_trained_and_its_record_conforms(folder: Path) -> No
         (("--data", "nowhere"), 2, "there is no such data"),
     ],
 )
-def test_what_is_wrong_is_said_without_a_traceback(
-    folder: Path, options: tuple[str, ...], code: int, said: str
+def test_what_is_wrong_is_said_and_nothing_is_begun(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    code: int,
+    said: str,
 ) -> None:
-    done = trained(folder, *options)
-    assert done.returncode == code
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    done = CliRunner().invoke(trainer, arguments_of(*options))
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    assert done.exit_code == code
+    assert said in done.stderr.replace("\n", " ")
+    assert isinstance(done.exception, SystemExit)
     assert not (folder / "run").exists()
 
 
