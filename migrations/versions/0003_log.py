@@ -115,9 +115,10 @@ def _enter_certificates() -> None:
     certificates = sa.table(
         "certificates", sa.column("id"), sa.column("untrusted"), sa.column("bundle")
     )
-    order = sa.column("created_at"), sa.column("id"), sa.column("untrusted")
     keys = connection.execute(
-        sa.select(certificates.c.id, certificates.c.untrusted).order_by(*order)
+        sa.select(certificates.c.id, certificates.c.untrusted).order_by(
+            sa.text("created_at, id, untrusted")
+        )
     ).all()
     for start in range(0, len(keys), BATCH):
         for certificate, untrusted in keys[start : start + BATCH]:

@@ -60,6 +60,9 @@ class Exporter:
             except ExportFailed as failure:
                 log.error("a checkpoint was not exported to %s: %s", export.name, failure)
                 all_well = False
+            except Exception:
+                log.exception("the exporter met a fault of its own; it tries again")
+                all_well = False
         return all_well
 
     def _run(self) -> None:

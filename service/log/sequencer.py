@@ -153,6 +153,10 @@ class Sequencer:
         except (KeyFailure, BadNote) as failure:
             log.error("the log cannot be signed: %s", failure)
             return False
+        except Exception:
+            # A thread that ended would be missed by nobody until a proof is.
+            log.exception("the sequencer met a fault of its own; it tries again")
+            return False
         self._trouble = None
         return more and not self._stopped.is_set()
 
