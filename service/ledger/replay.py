@@ -14,17 +14,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.filter.cost import UNIT, Cost
+from affidavit.accountants.filter.divergences import divergences
 from affidavit.accountants.filter.rule import Filter
 from affidavit.certificate.log.leaf import Entry
+from affidavit.plan.event_document import event_from
 from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
 from affidavit.service.ledger.state import State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.tables import log_entries
+
+TOLERANCE = 1e-4
+"""By how much a later release may bound the same events higher without accusing anybody."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +44,7 @@ class Finding:
     ``charged_above_reserved``  a run was settled on more than it reserved
     ``freed_without_record``  a run without a record was not charged in full
     ``cost_differs``          event and reservation do not say the same cost
+    ``understated``           a reservation's cost is below that of the events it is for
     ``state_differs``         the row's state is not what the events lead to
     ``not_logged``            no entry of the log says what the event says
     ``unreadable``            the row cannot be read
@@ -149,6 +156,8 @@ def _reserved(
     found = []
     if Cost.read(body["cost"]) != cost:
         found.append(("cost_differs", "it names another cost than its reservation."))
+    if _understated(reservation["event"], cost):
+        found.append(("understated", "it reserves less than what it says was to be released."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
         found.append(
@@ -159,6 +168,19 @@ def _reserved(
             )
         )
     return found
+
+
+def _understated(event: str, cost: Cost) -> bool:
+    """Whether ``cost`` is below the bounds of ``event`` by more than releases of ours differ."""
+    return any(
+        reserved.value(UNIT) < bound * (1 - TOLERANCE) - TOLERANCE**2
+        for reserved, bound in zip(cost.renyi, _divergences(event), strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _divergences(event: str) -> tuple[float, ...]:
+    return divergences(event_from(json.loads(event)))
 
 
 def _settled(event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost) -> Wrong:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, select, text
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.certificate.keys import development_key
@@ -332,6 +332,36 @@ def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str)
     assert not replay(bench.engine)
 
 
+def test_without_its_lock_the_numbers_of_events_still_let_one_in(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock spares the losers an error; the primary key is what keeps the sum."""
+    if bench.engine.dialect.name != "postgresql":
+        pytest.skip("SQLite has one writer")
+    claim = bench.claim()
+    bench.budget("2.5")
+    monkeypatch.setattr("affidavit.service.ledger.rows.hold", lambda *_: None)
+    monkeypatch.setattr("affidavit.service.ledger.ledger.hold_certificate", lambda *_: None)
+    barrier = Barrier(16)
+
+    def attempt(_: int) -> str:
+        barrier.wait()
+        try:
+            bench.ledger.reserve(claim, call())
+        except refusals.OverBudget:
+            return "refused"
+        except IntegrityError:
+            return "lost the race"
+        return "reserved"
+
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(attempt, range(16)))
+    admitted = answers.count("reserved")
+    assert "lost the race" in answers
+    assert state(bench).spent == claim.cost.times(admitted)
+    assert not replay(bench.engine)
+
+
 def test_one_key_sent_by_many_at_once_reserves_once(bench: Bench) -> None:
     bench.budget()
     claim, barrier = bench.claim(), Barrier(8)
@@ -422,6 +452,13 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
     found = replay(bench.engine)
     assert [each.code for each in found] == ["overspent"]
     assert "toy/example/add_remove" in found[0].message
+
+
+def test_a_replay_finds_a_cost_below_what_is_released(bench: Bench) -> None:
+    bench.budget()
+    cheap = bench.claim(steps=1)
+    bench.ledger.reserve(replace(bench.claim(), cost=cheap.cost), call())
+    assert [each.code for each in replay(bench.engine)] == ["understated"]
 
 
 def test_a_replay_finds_a_state_that_does_not_add_up(bench: Bench) -> None:
