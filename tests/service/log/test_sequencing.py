@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import event, insert, select, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from affidavit.certificate.keys import PublicKey, SigningKey
+from affidavit.certificate.keys import KeyFailure, PublicKey, SigningKey
 from affidavit.certificate.log.checkpoint import read_checkpoint
 from affidavit.certificate.log.tree import Frontier, leaf_hash
 from affidavit.service.database import open_engine, writer
@@ -317,19 +317,32 @@ def test_the_thread_signs_while_entries_come_and_takes_up_what_waits_when_it_end
     assert read_checkpoint(str(log.reader.latest().note)).size == 11
 
 
-def test_a_database_that_goes_away_is_waited_for(
-    log: Log, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OperationalError("SELECT", {}, Exception("gone")), "waits for the database"),
+        (KeyFailure("the key is gone"), "cannot be signed: the key is gone"),
+        (RuntimeError("a fault"), "a fault of its own"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_goes_away_is_waited_for(
+    log: Log,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    said: str,
 ) -> None:
     sequencer = log.sequencer()
 
     def gone(*_: Any, **__: Any) -> Any:
-        raise OperationalError("SELECT", {}, Exception("gone"))
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr("affidavit.service.log.sequencer.has_work", gone)
         log.enter()
         sequencer.start()
-        _wait(lambda: "waits for the database" in caplog.text)
+        _wait(lambda: said in caplog.text)
         assert sequencer.problem is None
     _wait(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
     sequencer.stop()
