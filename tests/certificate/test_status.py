@@ -24,8 +24,18 @@ from affidavit.plan.canonical import canonical_json
 from affidavit.plan.model import Plan
 
 NOW = datetime.now(UTC).replace(microsecond=0)
-SOON = NOW + timedelta(minutes=1)
-"""When the keys of these tests, which are made meanwhile, can sign."""
+
+
+def new_key(*, development: bool = False) -> SigningKey:
+    """A key whose window was open before this file was read, however late its test runs."""
+    made = SigningKey.generate("test", development=development)
+    earlier = replace(made.public, not_before=NOW - timedelta(hours=1))
+    return replace(made, public=earlier)
+
+
+@pytest.fixture(scope="module")
+def key() -> SigningKey:
+    return new_key()
 
 
 @pytest.fixture
@@ -51,7 +61,7 @@ def content(key: SigningKey, **changes: Any) -> dict[str, Any]:
     return {
         "issuer": "a",
         "sequence": 5,
-        "issued_at": written(SOON),
+        "issued_at": written(NOW),
         "next_update": written(NOW + timedelta(hours=1)),
         "keyset_version": None,
         "keys": (key.key_id,),
@@ -73,7 +83,7 @@ def listing(certificate: Certificate, status: str = "revoked") -> dict[str, Any]
 
 def code(certificate: Certificate, key: SigningKey, status: bytes | None, **demands: Any) -> str:
     with pytest.raises(VerificationError) as caught:
-        verify(certificate.bundle, [key.public], demands=Demands(status=status, **demands))
+        verify(certificate.bundle, [key.public], now=NOW, demands=Demands(status=status, **demands))
     assert (caught.value.step, caught.value.step_name) == (13, "status")
     assert caught.value.remedy
     return caught.value.code
@@ -143,7 +153,7 @@ def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(
     usable: Certificate, key: SigningKey
 ) -> None:
     """A fresh list of another service that the verifier trusts too says nothing."""
-    other = SigningKey.generate("other")
+    other = new_key()
     status = seal_status(content(other), other)
     with pytest.raises(VerificationError) as caught:
         verify(usable.bundle, [key.public, other.public], demands=Demands(status=status))
@@ -153,10 +163,10 @@ def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(
 def test_only_a_trusted_key_inside_its_window_signs_a_list(
     usable: Certificate, key: SigningKey
 ) -> None:
-    stranger = SigningKey.generate()
+    stranger = new_key()
     assert code(usable, key, seal_status(content(key), stranger)) == "bad_status"
-    development = SigningKey.generate(development=True)
-    late = SigningKey.generate()
+    development = new_key(development=True)
+    late = new_key()
     late = replace(late, public=replace(late.public, not_before=NOW + timedelta(minutes=30)))
     for signer in (development, late):
         with pytest.raises(VerificationError, match="status list"):
