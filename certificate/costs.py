@@ -166,8 +166,16 @@ def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
     return all(
         (ours["scheme"], ours["steps"], ours.get("lot_size"))
         == (theirs["scheme"], theirs["steps"], theirs.get("lot_size"))
+        and _not_rarer(ours["probability"], theirs["probability"])
         for ours, theirs in zip(sampling, said["sampling"], strict=True)
     )
+
+
+def _not_rarer(ours: float | None, theirs: str | None) -> bool:
+    """Whether a record is drawn at least as often as is said, in the digits that are said."""
+    if ours is None or theirs is None:
+        return ours is None and theirs is None
+    return ours * (1 + 1e-11) >= float(theirs)
 
 
 def _is_sum_over_steps(phase: LoweredPhase) -> bool:
