@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+ROOT = Path(__file__).parents[2]
+CONFTEST = ROOT / "tests" / "conftest.py"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,9 @@ def test_a_room_by_its_bare_name_fails_the_session(
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", workers, "-p", "no:cacheprovider"],
         cwd=tmp_path,
+        # The copied conftest imports from `tests`; what stands in the working directory is
+        # found before the root's rooms.
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=False,
         text=True,
