@@ -25,6 +25,7 @@ from affidavit.plan.reasons import MalformedPlan
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy.document import Policy
+    from affidavit.gate.checking.server import Server
 
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
@@ -56,6 +57,14 @@ def check(
         bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
     ] = False,
     policy: PolicyFileOption = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            help="Ask this service too: policy, waivers, approvals, revocation. The token is "
+            "AFFIDAVIT_TOKEN.",
+        ),
+    ] = None,
     cached: Annotated[
         bool, typer.Option("--cache/--no-cache", help="Reuse what was judged before.")
     ] = True,
@@ -65,9 +74,12 @@ def check(
     cache = Cache(folder()) if cached and not fix else None
     judged: list[Judged] = []
     asked = Asked(second_opinion, None if policy is None else _read_policy(policy))
+    service = None if server is None else _server(server)
     for one, source in _judged(plans or [], cache, asked):
-        mended = _mend(source, one, asked) if fix and source is not None else None
-        judged.append(mended or one)
+        found = (_mend(source, one, asked) if fix and source is not None else None) or one
+        if service is not None and source is not None:
+            found = service.judge(source, found)
+        judged.append(found)
         if format_ == "text":
             _print(judged[-1])
         if diff is not None and source is not None:
@@ -114,6 +126,13 @@ def _judged(
                 yield _judge(source, cache, asked), source
     except MalformedPlan as error:
         yield unreadable("affidavit check", error.reasons), None
+
+
+def _server(address: str) -> Server:
+    # Loaded when it is asked for: a gate that works offline needs no network.
+    from affidavit.gate.checking.server import Server
+
+    return Server(address, folder())
 
 
 def _read_policy(path: Path) -> Policy:
