@@ -24,10 +24,12 @@ Client = Any
 
 
 @pytest.fixture
-def client(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Client]:
+def client(request: pytest.FixtureRequest, tmp_path: Path, client_of: Any) -> Iterator[Client]:
+    """A service on SQLite, or where a test asks for it on ``database_url``."""
+    kind = "database_url" if "database_url" in request.fixturenames else "sqlite_url"
     KeyStore(tmp_path / "keys").new("test")
     settings = Settings(
-        database_url=database_url,
+        database_url=request.getfixturevalue(kind),
         key_directory=tmp_path / "keys",
         workers=1,
         log_origin="example.com/log",
@@ -60,6 +62,7 @@ def hashes(document: Any) -> list[bytes]:
     return [base64.b64decode(each) for each in document["hashes"]]
 
 
+@pytest.mark.usefixtures("database_url")
 def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> None:
     locations = [certified(steps=number) for number in range(1, 6)]
     seen: dict[str, str] = {}
@@ -208,6 +211,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
             verify(bundle.content, keys(client), demands=Demands(require_log=True))
 
 
+@pytest.mark.usefixtures("database_url")
 def test_log_and_tables_say_the_same_after_all_this(client: Client, certified: Any) -> None:
     for changes in ({}, {"steps": 3}, {"target": {"epsilon": 0.01, "delta": 1e-5}}):
         certified(**changes)
