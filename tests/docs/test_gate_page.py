@@ -1,0 +1,41 @@
+"""docs/how-to/gate.md: its commands run, and it lists what the gate takes and writes."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from affidavit.gate.checking.formats import WRITERS
+from affidavit.gate.cli import app
+from affidavit.plan.model import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/how-to/gate.md").read_text()
+
+
+def test_the_commands_about_examples_end_as_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
+    lines = [line for line in PAGE.splitlines() if line.startswith("affidavit check examples")]
+    assert len(lines) == 3
+    for line in lines:
+        command, _, told = line.partition(" || ")
+        found = CliRunner().invoke(app, command.split()[1:])
+        assert found.exit_code == (1 if "blocked" in told else 0), found.output
+
+
+def test_the_settings_shown_are_fields_of_a_plan() -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (given,) = tomllib.loads(text)["tool"]["affidavit"]["given"].values()
+    assert set(given) <= set(Plan.model_fields) | {"sampling", "epochs"}
+
+
+def test_every_format_is_named() -> None:
+    assert not [name for name in WRITERS if f"`{name}`" not in PAGE]
