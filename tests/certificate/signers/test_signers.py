@@ -57,6 +57,15 @@ def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
         pem(KEY.private)[:60],
         "-----BEGIN PRIVATE KEY-----\n" + "A" * 5000,
     ],
+    ids=[
+        "no key",
+        "two keys",
+        "a password",
+        "another curve",
+        "a public key",
+        "cut off",
+        "too long",
+    ],
 )
 def test_another_text_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(KeyFailure) as refused:

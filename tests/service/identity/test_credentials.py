@@ -34,7 +34,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(
-    ("code", "header"), [(code, header) for code, many in REFUSED.items() for header in many]
+    ("code", "header"),
+    [(code, header) for code, many in REFUSED.items() for header in many],
+    ids=[f"{code}-{index}" for code, many in REFUSED.items() for index in range(len(many))],
 )
 def test_anything_else_is_refused_by_a_stable_code(code: str, header: str) -> None:
     with pytest.raises(NotKnown) as caught:
@@ -55,6 +57,7 @@ def test_several_headers_are_refused_even_if_they_say_the_same() -> None:
         "access_token=x", "limit=1&ACCESS_TOKEN=x", "token", "api_key=", "authorization=Bearer%20x",
         f"name={SECRET}", SECRET, f"name={SECRET.replace('_', '%5F')}", "%61ccess_token=x",
     ],
+    ids=lambda query: query.replace(SECRET, "token").replace(SECRET.replace("_", "%5F"), "coded"),
 )  # fmt: skip
 def test_a_token_in_the_url_is_refused_beside_a_good_one_too(query: str) -> None:
     for headers in ([], ["Bearer good"]):
