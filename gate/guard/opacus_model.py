@@ -1,0 +1,60 @@
+"""Which tensors a private run of PyTorch trains, found without being told the model.
+
+Opacus' optimiser knows its own parameters, and not the model that they are of. A model whose
+other trainable parameters stand in a second, plain optimiser (matrices under Muon, biases
+under AdamW) releases those without noise, and nothing in Opacus says so. The guard looks for
+the modules of this process that hold a parameter of the optimiser, and takes all of
+their parameters.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from affidavit.gate.guard.stopping import GuardStop
+
+WRAPPED = "_module."
+"""What Opacus' GradSampleModule puts in front of a parameter's name."""
+
+
+def named_tensors(parameters: Iterable[Any], module: Any | None) -> dict[int, tuple[str, Any]]:
+    """Name and tensor, by identity, of every parameter of the models that hold ``parameters``."""
+    own = list(parameters)
+    wanted = {id(each) for each in own}
+    found: dict[int, tuple[str, Any]] = {}
+    for root in _roots() if module is None else [module]:
+        named = dict(root.named_parameters())
+        if wanted & {id(each) for each in named.values()}:
+            for name, each in named.items():
+                found.setdefault(id(each), (name.removeprefix(WRAPPED), each))
+    for place, each in enumerate(own):
+        found.setdefault(id(each), (f"parameter {place}", each))
+    return found
+
+
+def _roots() -> list[Any]:
+    """The live modules that are part of no other, the widest first."""
+    kind = sys.modules["torch"].nn.Module
+    modules = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    inner = {id(child) for each in modules for child in each.__dict__.get("_modules", {}).values()}
+    roots = [each for each in modules if id(each) not in inner]
+    return sorted(roots, key=lambda each: -sum(1 for _ in each.modules()))
+
+
+def require_all_noised(found: dict[int, tuple[str, Any]], parameters: Iterable[Any]) -> None:
+    """Raise ``GuardStop`` unless every trainable tensor is one of the private optimiser's."""
+    noised = {id(each) for each in parameters}
+    plain = [
+        name for key, (name, each) in found.items() if each.requires_grad and key not in noised
+    ]
+    if plain:
+        some = ", ".join(plain[:4]) + (f" and {len(plain) - 4} more" if len(plain) > 4 else "")
+        raise GuardStop(
+            "tensor_not_noised",
+            f"{some}: trainable, and not under the private optimizer, which alone adds noise.",
+            "Give make_private one optimizer over all trainable parameters, or freeze these "
+            "(requires_grad_(False)); module= says which model it is, if these are of another.",
+        )

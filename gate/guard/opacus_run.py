@@ -1,0 +1,332 @@
+"""``guard.opacus``: a run of Opacus, held to a certificate from its first release to its last.
+
+    model, optimizer, data_loader = privacy_engine.make_private(...)
+    run = guard.opacus(privacy_engine, optimizer, data_loader, "bundle.json")
+
+Before the loop begins, sampler, q, B, clip norm, noise, blocks and the model's trainable tensors
+are compared with the certificate (``opacus_fit``, ``opacus_model``). Then, at every step that is
+not a virtual one, in this order and before any parameter changes: the same numbers again, since
+schedulers change them; the step is charged on the disk; the noise is drawn, and each tensor's
+looked at (``watching``). No optimiser of the process may update a tensor of the model that
+did not get its noise in this very step. After the last certified step the record is ended,
+and one more step is stopped. A virtual step (``BatchMemoryManager``) is no release and not counted.
+
+With ``generator="chacha20"`` the guard draws lots and noise itself, as the certificate obliges;
+the noise of Opacus is looked at in the first two releases and then left undrawn. With
+``"opacus"`` everything stays Opacus' own and the record says which generator that is, so
+that conformance finds ``statistical_generator``.
+
+Tested with Opacus 1.6.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import MethodType
+from typing import Any, Literal
+
+from affidavit.certificate.execution import Required
+from affidavit.certificate.verification import Demands
+from affidavit.gate.guard import opacus_fit as fit
+from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
+from affidavit.gate.guard.blocks import entries_of, require_tensors
+from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
+from affidavit.gate.guard.holding import require_public, std_of
+from affidavit.gate.guard.lots import guarded_lots
+from affidavit.gate.guard.opacus_model import named_tensors, require_all_noised
+from affidavit.gate.guard.opacus_noise import generator_of, put_noise, state_of
+from affidavit.gate.guard.randomness import Stream
+from affidavit.gate.guard.record import RunRecord
+from affidavit.gate.guard.stopping import GuardStop, Stops
+from affidavit.gate.guard.watching import NoiseWatch
+from affidavit.plan.model import Plan
+
+Generator = Literal["chacha20", "opacus"]
+LOOKED_AT = 2
+"""Releases in which Opacus' own noise is drawn and looked at, though it is replaced."""
+
+
+def opacus(
+    privacy_engine: Any,
+    optimizer: Any,
+    data_loader: Any,
+    certificate: Certificate,
+    *,
+    keys: Keys = None,
+    plan: str | Path | Plan | None = None,
+    record: str | Path = "run",
+    blocks: dict[str, list[str]] | None = None,
+    module: Any = None,
+    generator: Generator = "chacha20",
+    demands: Demands | None = None,
+    now: datetime | None = None,
+) -> OpacusRun:
+    """Guard what ``make_private`` returned; raises ``GuardStop`` if it does not fit.
+
+    ``keys`` are the issuer's, your own key directory's if None. ``blocks`` says, by release of
+    the plan, which tensors it has, where there are several releases. ``module`` is the model,
+    if it is not to be looked for.
+    """
+    stops = Stops()
+    with stops.guarded():
+        if generator not in ("chacha20", "opacus"):
+            raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
+        bound = bind(certificate, plan=plan, keys=keys, demands=demands, now=now)
+        fit.require_optimizer(bound, privacy_engine, optimizer)
+        sampler = fit.poisson_sampler(bound, data_loader)
+        notes = fit.aligned(bound, optimizer, sampler)
+        run = OpacusRun(bound, optimizer, stops, notes, module, blocks, secure=generator)
+        run.begin(Path(record), sampler, workers=getattr(data_loader, "num_workers", 0))
+        return run
+
+
+class OpacusRun:
+    """The run that is guarded; ``notes`` say what was set to the certified value.
+
+    It holds for the lifetime of the optimiser; there is nothing to call.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        optimizer: Any,
+        stops: Stops,
+        notes: tuple[str, ...],
+        module: Any,
+        blocks: dict[str, list[str]] | None,
+        *,
+        secure: Generator,
+    ) -> None:
+        self.bound, self.notes = bound, notes
+        self._optimizer, self._stops, self._secure = optimizer, stops, secure == "chacha20"
+        self._watch = NoiseWatch()
+        self._parameters = list(optimizer.params)
+        self._model = named_tensors(self._parameters, module)
+        require_all_noised(self._model, self._parameters)
+        self._names = [self._model[id(each)][0] for each in self._parameters]
+        self._tensors = require_tensors(bound, blocks or self._one_release())
+        if missing := set(self._names) ^ self._tensors.keys():
+            raise GuardStop(
+                "other_blocks",
+                f"{', '.join(sorted(missing))}: not in exactly one of the blocks and the model.",
+                "Name every trainable tensor of the model in blocks=.",
+            )
+        self._require_public(bound.execution.at(0))
+        self._noised: set[int] = set()
+        self._states: set[bytes] = set()
+        self._group: int | None = None
+        self._used = 0
+
+    @property
+    def steps_left(self) -> int:
+        """How many releases the certificate still allows."""
+        return self.bound.execution.steps - self._record.charged
+
+    def begin(self, folder: Path, sampler: Any, *, workers: int) -> None:
+        """Write the header and put the guard around the optimiser."""
+        optimizer, stream = self._optimizer, Stream() if self._secure else None
+        drawn_from = "chacha20" if self._secure else generator_of(optimizer)
+        self._record = RunRecord(folder)
+        shapes = {
+            name: list(each.shape) for name, each in zip(self._names, self._parameters, strict=True)
+        }
+        self._record.begin(
+            self.bound,
+            loop=f"opacus {getattr(sys.modules.get('opacus'), '__version__', 'unknown')}",
+            generator={"sampling": drawn_from, "noise": drawn_from},
+            tensors=entries_of(self.bound, shapes, self._tensors),
+            parameters=self._digest(),
+        )
+        if not self._secure:
+            note = f"lots and noise come from {drawn_from}, which is not cryptographic."
+            self.notes = (*self.notes, note)
+            warnings.warn(note, stacklevel=4)
+        self._lots = guarded_lots(sampler, self.bound.probability, stream)
+        self._in_order = workers == 0
+        self._step, self._add_noise = optimizer.step, optimizer.add_noise
+        optimizer.step, optimizer.add_noise = self._method_for_step(), self._guarded_noise
+        guard = weakref.ref(self)
+
+        def before_update(stepping: Any, *_: Any) -> None:
+            if (alive := guard()) is not None:
+                alive._before_update(stepping)
+
+        hooks = sys.modules["torch"].optim.optimizer
+        self._hook = hooks.register_optimizer_step_pre_hook(before_update)
+        weakref.finalize(self, self._hook.remove)
+
+    def _method_for_step(self) -> MethodType:
+        """A method of the optimiser, because learning-rate schedulers bind its function anew."""
+
+        def step(_optimizer: Any, closure: Callable[[], float] | None = None) -> Any:
+            return self._guarded_step(closure)
+
+        step.__dict__.update(getattr(self._step, "__dict__", {}))
+        return MethodType(step, self._optimizer)
+
+    def _one_release(self) -> dict[str, list[str]]:
+        releases = self.bound.phase.releases
+        if len(releases) > 1:
+            raise GuardStop(
+                "other_blocks",
+                "the plan has several releases, and nothing says which tensors each has.",
+                "Say it: blocks={release: [names of tensors]}.",
+            )
+        return {releases[0].name: self._names}
+
+    def _guarded_step(self, closure: Callable[[], float] | None = None) -> Any:
+        """What stands for ``optimizer.step``: a release, or a virtual step."""
+        with self._stops.guarded():
+            if self._group is None:
+                self._group = self._lots.drawn
+            if self._in_order and self._lots.drawn > self._group:
+                raise GuardStop(
+                    "accumulation",
+                    "gradients of several lots are gathered for one release.",
+                    "Take a step for each lot; BatchMemoryManager splits one that is too large.",
+                )
+            charged = self._record.charged
+        try:
+            result = self._step(closure)
+        except GuardStop:
+            raise
+        except BaseException:
+            if self._record.charged > charged:
+                self._stops.reason = GuardStop(
+                    "step_lost",
+                    f"step {charged + 1} was charged and did not come to its end.",
+                    "Begin a run of its own, with a certificate of its own; this one is charged.",
+                )
+            raise
+        with self._stops.guarded():
+            if not self._optimizer._is_last_step_skipped:
+                self._released(charged)
+        return result
+
+    def _released(self, charged: int) -> None:
+        if self._record.charged != charged + 1:
+            raise GuardStop(
+                "tensor_not_noised",
+                "the optimizer took a step and drew no noise.",
+                "Do not replace add_noise, step or pre_step of the private optimizer.",
+            )
+        self._noised, self._group = set(), None
+        whole = self.steps_left == 0
+        digest = self._digest() if whole else None
+        self._record.release(digest)
+        if whole:
+            self._record.end(digest)
+            self._hook.remove()
+
+    def _guarded_noise(self) -> None:
+        """What stands for ``optimizer.add_noise``: charge the release, noise it, look at it."""
+        optimizer = self._optimizer
+        with self._stops.guarded():
+            self._require_lot()
+            self._require_same_tensors()
+            step = self._record.charged
+            if self.steps_left <= 0:
+                raise GuardStop(
+                    "too_many_steps",
+                    f"the {step} certified steps were taken.",
+                    "Certify a plan with more steps, and begin a run of its own.",
+                )
+            required = self.bound.execution.at(step)
+            clips, stds = self._require_public(required)
+            theirs = not self._secure or step < LOOKED_AT
+            state = self._require_fresh_state() if theirs else None
+            ours = Stream() if self._secure else None
+            commitment = ours.commitment if ours else state or f"undisclosed:{step}"
+            self._record.charge(
+                self.bound, required, clip_norm=clips, noise_std=stds, commitment=commitment
+            )
+            self._used = self._lots.drawn if self._in_order else self._used + 1
+            if theirs:
+                self._add_noise()
+                self._look()
+            if ours is not None:
+                std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
+                put_noise(ours, std, self._names, self._parameters, replacing=theirs)
+            self._noised = {id(each) for each in self._parameters}
+
+    def _require_lot(self) -> None:
+        if self._lots.drawn <= self._used:
+            raise GuardStop(
+                "other_loader",
+                "a step is taken on records that the guarded loader did not draw.",
+                "Train on the data loader that make_private returned and the guard was given.",
+            )
+        if self._optimizer.accumulated_iterations != 1:
+            raise GuardStop(
+                "accumulation",
+                f"{self._optimizer.accumulated_iterations} batches are gathered for one release.",
+                "Take a step and zero_grad for each lot.",
+            )
+
+    def _require_same_tensors(self) -> None:
+        if [id(each) for each in self._optimizer.params] != [id(each) for each in self._parameters]:
+            raise GuardStop(
+                "other_blocks",
+                "the optimizer's parameters are not those that the run began with.",
+                "Freeze and add parameters before the run begins.",
+            )
+        require_all_noised(self._model, self._parameters)
+
+    def _require_public(self, required: Required) -> tuple[dict[str, float], dict[str, float]]:
+        optimizer = self._optimizer
+        clips = fit.clips_of(optimizer, self._tensors, self._names)
+        std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
+        stds = dict.fromkeys(clips, std)
+        divisor = optimizer.expected_batch_size
+        require_public(required, clip_norm=clips, noise_std=stds, divisor=divisor)
+        return clips, stds
+
+    def _require_fresh_state(self) -> str | None:
+        """A digest of the noise generator's state; the same state draws the same noise."""
+        state = state_of(self._optimizer, self._parameters[0])
+        if state is None:
+            return None
+        digest = hashlib.sha256(state).digest()
+        if digest in self._states:
+            raise GuardStop(
+                "noise_repeated",
+                "the noise's generator is where it was before: this release would have the noise "
+                "of an earlier one, and their difference shows the data.",
+                "Seed no generator a second time.",
+            )
+        self._states.add(digest)
+        return "sha256:" + hashlib.sha256(b"affidavit commitment " + digest).hexdigest()
+
+    def _look(self) -> None:
+        std = float(self._optimizer.noise_multiplier) * float(self._optimizer.max_grad_norm)
+        self._watch.see(
+            {
+                name: (noise_in(each.grad, each.summed_grad), std)
+                for name, each in zip(self._names, self._parameters, strict=True)
+            }
+        )
+
+    def _before_update(self, stepping: Any) -> None:
+        """Stop any optimiser that would update a tensor of the model without its noise."""
+        tensors = [each for group in stepping.param_groups for each in group["params"]]
+        ours = [each for each in tensors if id(each) in self._model and each.grad is not None]
+        if not ours:
+            return
+        with self._stops.guarded():
+            for each in ours:
+                if id(each) not in self._noised:
+                    raise GuardStop(
+                        "tensor_not_noised",
+                        f"{type(stepping).__name__} would update {self._model[id(each)][0]} "
+                        "without noise.",
+                        "Let the private optimizer's step be the only one of the model.",
+                    )
+
+    def _digest(self) -> str:
+        return digest_of_arrays(dict(zip(self._names, self._parameters, strict=True)))
