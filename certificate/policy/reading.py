@@ -9,22 +9,16 @@ affidavit.certificate.policy.document.MalformedPolicy: missing_field at /dataset
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 from affidavit.certificate.policy.document import Caps, MalformedPolicy, Policy
 from affidavit.plan.loading import load_json, load_yaml, locate_in_json
 from affidavit.plan.parse import Syntax, located
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
-
-MAX_REASONS = 20
-SHOWN = 80
+from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan.validation import Kind
 
 
 def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
@@ -54,16 +48,7 @@ def policy_from(data: Any) -> Policy:
     try:
         return Policy.model_validate(data)
     except ValidationError as error:
-        names = (*Policy.model_fields, *Caps.model_fields)
-        raise MalformedPolicy(*reasons_of(error, data, "a policy", names)) from None
-
-
-def reasons_of(
-    error: ValidationError, data: Any, what: str, names: Sequence[str]
-) -> tuple[Reason, ...]:
-    """pydantic's errors about ``data`` as reasons; ``names`` are the fields that ``what`` has."""
-    found = islice(error.errors(include_url=False), MAX_REASONS)
-    return tuple(_reason(each, data, what, names) for each in found)
+        raise MalformedPolicy(*_POLICY.reasons(error, data)) from None
 
 
 def _of_a_policy(reason: Reason) -> Reason:
@@ -73,53 +58,8 @@ def _of_a_policy(reason: Reason) -> Reason:
     return reason
 
 
-def _reason(details: ErrorDetails, data: Any, what: str, names: Sequence[str]) -> Reason:
-    path = _path_in(data, details["loc"])
-    field = str(path[-1])[:SHOWN] if path else what
-    kind = details["type"]
-    if kind == "extra_forbidden":
-        return Reason(
-            code="unknown_field",
-            pointer=pointer_to(*path),
-            message=f"{field} is not a field of {what}.",
-            remedy=_did_you_mean(field, names),
-        )
-    if kind == "missing":
-        return Reason(
-            code="missing_field",
-            pointer=pointer_to(*path),
-            message=f"{field} is not given.",
-            remedy=f"Give {field}.",
-        )
-    wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
-    message = details["msg"][0].lower() + details["msg"][1:]
-    shown = "" if isinstance(details["input"], dict | list) else f", not {details['input']!r}"
-    return Reason(
-        code="wrong_type" if wrong_type else "invalid_value",
-        pointer=pointer_to(*path),
-        message=f"{field}: {message}{shown[:SHOWN]}.",
-        remedy="Correct the value; docs/how-to/policies.md lists what each field takes.",
-    )
-
-
-def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """pydantic's location without the variants of a union, which are not in the document."""
-    path: list[str | int] = []
-    node = data
-    for place, token in enumerate(loc):
-        inside = (isinstance(node, dict) and token in node) or (
-            isinstance(node, list) and isinstance(token, int) and token < len(node)
-        )
-        if inside:
-            node = node[token]
-            path.append(token)
-        elif place == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
-            path.append(token)
-    return tuple(path)
-
-
-def _did_you_mean(field: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(field, names, n=1)
-    if near:
-        return f"Did you mean {near[0]}?"
-    return "Remove it; docs/how-to/policies.md lists the fields."
+_POLICY = Kind(
+    "a policy",
+    lambda: (*Policy.model_fields, *Caps.model_fields),
+    "docs/how-to/policies.md",
+)

@@ -9,18 +9,15 @@ affidavit.service.ledger.wanted.MalformedRequest: invalid_value at /steps_run: .
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints
 
 from affidavit.accountants.bracket import decimal_down
 from affidavit.accountants.filter.rule import LARGEST_EPSILON
-from affidavit.certificate.policy.reading import reasons_of
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan.reasons import PlanError
 from affidavit.plan.types import Integer, Part, Real
-
-LARGEST = 64 * 1024
+from affidavit.service.wanted import Wanted, read_wanted
 
 Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
 _PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
@@ -68,11 +65,6 @@ class WantedRelease(Part):
     reason: Comment = ""
 
 
-Wanted = TypeVar(
-    "Wanted", WantedBudget, WantedReservation, WantedCommitment, WantedSettlement, WantedRelease
-)
-
-
 def read_budget(raw: bytes) -> WantedBudget:
     """The budget that ``raw`` (JSON) asks for; raises ``MalformedRequest``."""
     return _read(WantedBudget, raw, "a budget")
@@ -98,13 +90,5 @@ def read_release(raw: bytes) -> WantedRelease:
     return _read(WantedRelease, raw or b"{}", "a release")
 
 
-def _read(kind: type[Wanted], raw: bytes, what: str) -> Wanted:
-    try:
-        data = load_json(raw, LARGEST).data
-    except MalformedPlan as error:
-        raise MalformedRequest(*error.reasons) from None
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        names = tuple(kind.model_fields)
-        raise MalformedRequest(*reasons_of(error, data, what, names)) from None
+def _read(model: type[Wanted], raw: bytes, what: str) -> Wanted:
+    return read_wanted(model, raw, what, "docs/ledger.md", MalformedRequest)

@@ -7,17 +7,14 @@ affidavit.service.lifecycle.wanted.MalformedDecision: invalid_value at /envelope
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, ValidationError, model_validator
+from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.policy.reading import reasons_of
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan.reasons import PlanError
 from affidavit.plan.types import Part
-
-LARGEST = 64 * 1024
+from affidavit.service.wanted import Wanted, read_wanted
 
 REASONS = {
     "plan_error": "the plan does not say what is, or was to be, run",
@@ -81,16 +78,6 @@ def read_revocation(raw: bytes) -> WantedRevocation:
     return _read(WantedRevocation, raw, "a revocation")
 
 
-Wanted = TypeVar("Wanted", WantedDecision, WantedRevocation)
-
-
-def _read(kind: type[Wanted], raw: bytes, what: str) -> Wanted:
-    try:
-        data = load_json(raw, LARGEST).data
-    except MalformedPlan as error:
-        raise MalformedDecision(*error.reasons) from None
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        names = tuple(kind.model_fields)
-        raise MalformedDecision(*reasons_of(error, data, what, names)) from None
+def _read(model: type[Wanted], raw: bytes, what: str) -> Wanted:
+    page = "docs/how-to/approvals-and-revocation.md"
+    return read_wanted(model, raw, what, page, MalformedDecision)

@@ -10,16 +10,13 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.policy.reading import reasons_of
 from affidavit.certificate.policy.waiver import Digest, Instant, Person, Rule, Why, instant
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan.reasons import PlanError
 from affidavit.plan.types import Name, Part
-
-LARGEST = 64 * 1024
+from affidavit.service.wanted import read_wanted
 
 
 class MalformedWaiver(PlanError):
@@ -51,12 +48,5 @@ class WantedWaiver(Part):
 
 def read_waiver(raw: bytes) -> WantedWaiver:
     """The waiver that ``raw`` (JSON) asks for; raises ``MalformedWaiver``."""
-    try:
-        data = load_json(raw, LARGEST).data
-    except MalformedPlan as error:
-        raise MalformedWaiver(*error.reasons) from None
-    try:
-        return WantedWaiver.model_validate(data)
-    except ValidationError as error:
-        names = tuple(WantedWaiver.model_fields)
-        raise MalformedWaiver(*reasons_of(error, data, "a waiver", names)) from None
+    page = "docs/how-to/policies.md"
+    return read_wanted(WantedWaiver, raw, "a waiver", page, MalformedWaiver)

@@ -1,0 +1,96 @@
+"""pydantic's findings about a document as reasons: the field, what is wrong, how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from affidavit.plan.reasons import Reason, pointer_to
+
+MAX_REASONS = 20
+SHOWN = 80
+"""Characters of a name or a value that are repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of document: how it is called, its field names, and the page that lists them."""
+
+    what: str
+    names: Callable[[], Sequence[str]]
+    page: str
+
+    def reasons(self, error: ValidationError, data: Any) -> tuple[Reason, ...]:
+        """The first of pydantic's errors about ``data``, each once."""
+        found = error.errors(include_url=False)
+        own = (details for details in found if not _echoes(details, found))
+        return tuple(self._reason(each, data) for each in islice(own, MAX_REASONS))
+
+    def _reason(self, details: ErrorDetails, data: Any) -> Reason:
+        path = _path_in(data, details["loc"])
+        field = str(path[-1])[:SHOWN] if path else self.what.replace("a ", "the ", 1)
+        kind = details["type"]
+        if kind == "extra_forbidden":
+            return Reason(
+                code="unknown_field",
+                pointer=pointer_to(*path),
+                message=f"{field} is not a field of {self.what}.",
+                remedy=self._did_you_mean(field),
+            )
+        if kind == "missing":
+            return Reason(
+                code="missing_field",
+                pointer=pointer_to(*path),
+                message=f"{field} is not given.",
+                remedy=f"Give {field}.",
+            )
+        wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
+        message = details["msg"][0].lower() + details["msg"][1:]
+        shown = "" if isinstance(details["input"], dict | list) else f", not {details['input']!r}"
+        return Reason(
+            code="wrong_type" if wrong_type else "invalid_value",
+            pointer=pointer_to(*path),
+            message=f"{field}: {message}{shown[:SHOWN]}.",
+            remedy=f"Correct the value; {self.page} lists what each field takes.",
+        )
+
+    def _did_you_mean(self, field: str) -> str:
+        near = difflib.get_close_matches(field, self.names(), n=1)
+        return f"Did you mean {near[0]}?" if near else f"Remove it; {self.page} lists the fields."
+
+
+def _echoes(details: ErrorDetails, found: list[ErrorDetails]) -> bool:
+    """Whether a list is called too short only because an item of it was already refused."""
+    loc = details["loc"]
+    return details["type"] == "too_short" and any(
+        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in found
+    )
+
+
+def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """pydantic's location as a path in the document.
+
+    The location also names the variant of a union, and the phase that a plan of one phase
+    leaves out; neither is in the document, so a token that leads nowhere is dropped, unless
+    it is the last one (a field that is missing).
+    """
+    if loc[:2] == ("phases", 0) and isinstance(data, dict) and "phases" not in data:
+        loc = loc[2:]
+    path: list[str | int] = []
+    node = data
+    for place, token in enumerate(loc):
+        inside = (isinstance(node, dict) and token in node) or (
+            isinstance(node, list) and isinstance(token, int) and token < len(node)
+        )
+        if inside:
+            node = node[token]
+            path.append(token)
+        elif place == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
+            path.append(token)
+    return tuple(path)

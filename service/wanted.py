@@ -1,0 +1,31 @@
+"""What a client asks for in a small JSON body, read as strictly as a plan."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from affidavit.plan.loading import load_json
+from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan.types import Part
+from affidavit.plan.validation import Kind
+
+LARGEST = 64 * 1024
+
+Wanted = TypeVar("Wanted", bound=Part)
+
+
+def read_wanted(
+    model: type[Wanted], raw: bytes, what: str, page: str, refuse: type[PlanError]
+) -> Wanted:
+    """``what`` is asked for by ``raw``; raises ``refuse`` with every reason found."""
+    try:
+        data = load_json(raw, LARGEST).data
+    except MalformedPlan as error:
+        raise refuse(*error.reasons) from None
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        kind = Kind(what, lambda: tuple(model.model_fields), page)
+        raise refuse(*kind.reasons(error, data)) from None
