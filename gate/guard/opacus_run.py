@@ -157,7 +157,7 @@ class OpacusRun:
             if (alive := guard()) is not None:
                 alive._before_update(stepping)
 
-        hooks = sys.modules["torch"].optim.optimizer
+        hooks = sys.modules["torch.optim.optimizer"]
         self._hook = hooks.register_optimizer_step_pre_hook(before_update)
         weakref.finalize(self, self._hook.remove)
 
