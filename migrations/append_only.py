@@ -3,7 +3,8 @@
 SQLite: UPDATE and DELETE are refused by row triggers. ``INSERT OR REPLACE`` deletes
 without firing a delete trigger unless the connection asked for ``recursive_triggers``,
 which a stranger's connection does not; so an insert whose key is already there is
-refused too, before the old row is touched. The hidden ``rowid`` is such a key.
+refused too, before the old row is touched. The hidden ``rowid`` is such a key, and so is
+everything else that the table keeps unique.
 
 PostgreSQL: UPDATE and DELETE are refused by a row trigger, TRUNCATE by a statement
 trigger, and both are ``ENABLE ALWAYS``, because an ordinary trigger does not fire in a
@@ -13,6 +14,7 @@ trigger: that is what a log whose checkpoints are kept elsewhere is for.
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from alembic import op
 
 
@@ -51,7 +53,13 @@ def _protect_sqlite(table: str, keys: tuple[str, ...]) -> None:
             f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: {verb} refused'); END"
         )
     # A row that names no rowid has -1 here, which no row of ours ever gets.
-    same = " AND ".join(f"{key} = NEW.{key}" for key in keys) + " OR rowid = NEW.rowid"
+    unique = [
+        each["column_names"] for each in sa.inspect(op.get_bind()).get_unique_constraints(table)
+    ]
+    same = " OR ".join(
+        " AND ".join(f"{name} = NEW.{name}" for name in columns)
+        for columns in (keys, *unique, ("rowid",))
+    )
     op.execute(
         f"CREATE TRIGGER {table}_refuse_replace BEFORE INSERT ON {table} "
         f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "
