@@ -12,6 +12,7 @@ References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, Theore
 from collections.abc import Mapping
 from typing import Any
 
+from affidavit.mechanisms.mechanism import Mechanism
 from affidavit.mechanisms.obligation import Obligation
 from affidavit.plan.model import Plan
 from affidavit.plan.reasons import Reason
@@ -34,6 +35,17 @@ FIXED_ORDER: Mapping[str, Any] = {
     "sampling": {"scheme": "cyclic", "lot_size": 100},
 }
 """Lots in a fixed order, from which participation follows."""
+
+
+def with_correlated_noise(**own: Any) -> Mechanism:
+    """An optimiser whose noise is a strategy's, with what is its ``own``."""
+    return Mechanism(
+        releases=RELEASE,
+        sensitivity=BY_STRATEGY,
+        proof=STRATEGY_PROOF,
+        obliges=(INJECTED,),
+        **own,
+    )
 
 
 def check_objective(plan: Plan, *, convergence_aware: bool) -> list[Reason]:

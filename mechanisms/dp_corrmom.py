@@ -7,26 +7,15 @@ the record's participations (κ = √((1-λ^(2T))/(1-λ²)) for one), never √(
 not amplified by sampling.
 """
 
-from affidavit.mechanisms.correlated import (
-    BY_STRATEGY,
-    FIXED_ORDER,
-    INJECTED,
-    RELEASE,
-    STRATEGY_PROOF,
-)
-from affidavit.mechanisms.mechanism import Mechanism
+from affidavit.mechanisms.correlated import FIXED_ORDER, with_correlated_noise
 
-MECHANISM = Mechanism(
+MECHANISM = with_correlated_noise(
     name="dp_corrmom",
     title="DP-CorrMom",
-    releases=RELEASE,
-    sensitivity=BY_STRATEGY,
-    proof=STRATEGY_PROOF,
     post_processing=(
         "momentum or Adam moments of the noisy means",
         "learning rates that depend on released values",
     ),
-    obliges=(INJECTED,),
     noise=frozenset({"bidiagonal"}),
     sources=("Wang, An Optimization View of DP LLM Fine-tuning, Theorems 7 to 9",),
     example={**FIXED_ORDER, "noise": {"kind": "bidiagonal", "lambda": 0.9}},

@@ -5,24 +5,13 @@ injected stays C⁻¹ z: an implementation that weights the noise as well adds u
 too little of it.
 """
 
-from affidavit.mechanisms.correlated import (
-    BY_STRATEGY,
-    FIXED_ORDER,
-    INJECTED,
-    RELEASE,
-    STRATEGY_PROOF,
-    check_objective,
-)
-from affidavit.mechanisms.mechanism import CORRELATED, Mechanism
+from affidavit.mechanisms.correlated import FIXED_ORDER, check_objective, with_correlated_noise
+from affidavit.mechanisms.mechanism import CORRELATED
 
-MECHANISM = Mechanism(
+MECHANISM = with_correlated_noise(
     name="dp_matrix_me_lambda",
     title="DP-Matrix, multi-epoch, convergence-aware",
-    releases=RELEASE,
-    sensitivity=BY_STRATEGY,
-    proof=STRATEGY_PROOF,
     post_processing=("the update from the noisy means, with momentum", "the choice of strategy"),
-    obliges=(INJECTED,),
     noise=CORRELATED,
     sources=(
         "arXiv:2211.06530 (dual)",

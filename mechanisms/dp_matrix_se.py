@@ -4,24 +4,13 @@ A strategy is certified by its own sensitivity under the participations that the
 really has, whatever it was optimised for.
 """
 
-from affidavit.mechanisms.correlated import (
-    BY_STRATEGY,
-    FIXED_ORDER,
-    INJECTED,
-    RELEASE,
-    STRATEGY_PROOF,
-    check_objective,
-)
-from affidavit.mechanisms.mechanism import CORRELATED, Mechanism
+from affidavit.mechanisms.correlated import FIXED_ORDER, check_objective, with_correlated_noise
+from affidavit.mechanisms.mechanism import CORRELATED
 
-MECHANISM = Mechanism(
+MECHANISM = with_correlated_noise(
     name="dp_matrix_se",
     title="DP-Matrix, single-epoch",
-    releases=RELEASE,
-    sensitivity=BY_STRATEGY,
-    proof=STRATEGY_PROOF,
     post_processing=("the update from the noisy means, with momentum", "the choice of strategy"),
-    obliges=(INJECTED,),
     noise=CORRELATED,
     sources=("arXiv:2202.08312 (fixed point)",),
     example={**FIXED_ORDER, "steps": 20, "noise": {"kind": "dense"}},
