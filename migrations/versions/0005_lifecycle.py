@@ -354,6 +354,9 @@ RULES: Mapping[str, Mapping[str, str]] = {
             "EXISTS (SELECT 1 FROM requests WHERE certificate_id = NEW.certificate_id "
             "AND requester = NEW.approver)"
         ),
+        "four eyes: who asked for this issue is not known": (
+            f"EXISTS (SELECT 1 FROM requests WHERE {_SAME_ISSUE} AND requester LIKE 'anonymous@%')"
+        ),
         "this envelope awaits no approval": (
             f"NOT EXISTS (SELECT 1 FROM certificates WHERE {_ITS_ENVELOPE} "
             "AND approvals_given < approvals_required)"

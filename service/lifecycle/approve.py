@@ -114,6 +114,13 @@ def _require_possible(
         raise Impossible(
             "own_request", f"{actor.name} asked for this certificate; somebody else must decide."
         )
+    unknown = requests.c.issue == found.issue, requests.c.requester.like("anonymous@%")
+    if connection.execute(select(requests.c.id).where(asked[0], *unknown).limit(1)).first():
+        raise Impossible(
+            "anonymous_request",
+            "nobody knows who asked for this issue, so nobody is known to be somebody else; "
+            "have it issued again by a person with a token.",
+        )
     if any(each.name == actor.name for each in _given(connection, found)):
         raise Impossible("already_decided", f"{actor.name} has approved this issue already.")
 

@@ -9,6 +9,7 @@ class Impossible(Exception):
     =========================  =======================================================
     ``anonymous_approver``     it is not known who decides
     ``own_request``            who asked for a certificate cannot decide about it
+    ``anonymous_request``      it is not known who asked for this issue
     ``already_decided``        the same person has decided already
     ``other_envelope``         the current issue is not the one that was named
     ``not_awaiting_approval``  there is nothing to decide: it says how the issue stands

@@ -220,6 +220,29 @@ def test_the_database_refuses_what_the_service_would(
         insert_approval(company, pending, comment="again")
 
 
+def test_what_nobody_in_particular_asked_for_is_approved_by_nobody(
+    company: Company, pending: dict[str, Any]
+) -> None:
+    """They may be the one who approves; a person who has it issued again is known."""
+    identity = pending["certificate"]["id"]
+    with company.engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO requests (certificate_id, untrusted, issue, requester, received_at, "
+                "content_type, body) SELECT certificate_id, untrusted, issue, "
+                "'anonymous@loopback', received_at, content_type, body FROM requests"
+            )
+        )
+    answer = company.decide("cem", pending)
+    assert (answer.status_code, answer.json()["code"]) == (409, "anonymous_request")
+    with pytest.raises(IntegrityError, match="is not known"):
+        insert_approval(company, pending)
+    assert company.revoke("bea", pending).status_code == 201
+    again = company.ask("bea", "POST", f"/v1/certificates/{identity}/issues", {})
+    assert again.status_code == 201, again.text
+    assert company.decide("cem", again.json()).status_code == 201
+
+
 def test_a_temporary_table_does_not_hide_who_asked(
     company: Company, pending: dict[str, Any]
 ) -> None:
