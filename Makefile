@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck soak clean
+.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
 
 install: $(STAMP)
 
@@ -86,6 +86,12 @@ crosscheck: install
 	@test -x .venv-jax/bin/python || $(PYTHON) -m venv .venv-jax
 	@.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check jax-privacy==2.0.0 || true
 	@$(BIN)/python bench/crosscheck.py
+
+# The guard around the real Opacus, in an environment of its own, which has this project as well.
+test-opacus: install-trainer
+	@test -x .venv-opacus/bin/python || $(PYTHON) -m venv .venv-opacus
+	@.venv-opacus/bin/python -m pip install --quiet --disable-pip-version-check --editable . opacus==1.6.0 torch==2.13.0 'scikit-learn>=1.5'
+	OPACUS_PYTHON=$(CURDIR)/.venv-opacus/bin/python $(BIN)/pytest -q tests/gate/guard/test_opacus.py
 
 # The random plans that the tests draw a few of, in the numbers that their rates are stated for.
 soak: install

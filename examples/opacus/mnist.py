@@ -12,6 +12,7 @@ does not fit the certificate stops the run before its first release.
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -96,8 +97,10 @@ def main() -> None:
     model.eval()
     with torch.no_grad():
         right = model(test.tensors[0]).argmax(1) == test.tensors[1]
-    print(f"accuracy on {len(right)} held-out digits: {right.double().mean():.1%}")
-    print(f"Opacus accounts for ε = {privacy_engine.get_epsilon(1e-5):.3f} at δ = 1e-5")
+    sys.stdout.write(
+        f"accuracy on {len(right)} held-out digits: {right.double().mean():.1%}\n"
+        f"Opacus accounts for ε = {privacy_engine.get_epsilon(1e-5):.3f} at δ = 1e-5\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,62 @@
+"""Certificates for small guarded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.issue import issue
+from affidavit.certificate.keys import SigningKey
+from affidavit.plan.parse import plan_from
+
+collect_ignore = ["opacus_scenarios.py"]
+"""Needs Opacus, which is in an environment of its own."""
+
+RECORDS, LOT, STEPS = 600, 64, 8
+
+Certified = Callable[..., tuple[dict[str, Any], bytes]]
+
+
+@pytest.fixture(scope="session")
+def key() -> SigningKey:
+    """An issuer's key."""
+    return SigningKey.generate("issuer")
+
+
+@pytest.fixture(scope="session")
+def guarded_plan() -> Callable[..., Any]:
+    """A Poisson plan of one flat block, with top-level fields changed."""
+
+    def make(**changes: Any) -> Any:
+        return plan_from(
+            {
+                "version": 1,
+                "dataset": {"size": RECORDS},
+                "adjacency": "add_remove",
+                "sampling": {"scheme": "poisson", "lot_size": LOT},
+                "steps": STEPS,
+                "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1.2}],
+                "clipping": "flat",
+                "target": {"delta": 1e-4},
+                **changes,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def certified(key: SigningKey, guarded_plan: Callable[..., Any]) -> Certified:
+    """Predicate and bundle of such a plan."""
+
+    def make(**changes: Any) -> tuple[dict[str, Any], bytes]:
+        at = datetime.now(UTC).replace(microsecond=0)
+        plan = guarded_plan(**changes)
+        found = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
+        return found.statement["predicate"], found.bundle
+
+    return make

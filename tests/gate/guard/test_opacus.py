@@ -1,0 +1,134 @@
+"""The guard around the real Opacus: right runs pass and conform, wrong ones stop in time.
+
+Needs an environment of its own that has Opacus and this project: ``make test-opacus`` builds
+``.venv-opacus`` and runs these, or ``OPACUS_PYTHON`` names its interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.conformance import conformance
+from affidavit.certificate.keys import SigningKey
+
+ROOT = Path(__file__).resolve().parents[3]
+SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")
+PYTHON = os.environ.get("OPACUS_PYTHON") or str(ROOT / ".venv-opacus/bin/python")
+
+pytestmark = pytest.mark.skipif(
+    not Path(PYTHON).exists(),
+    reason="NOT TESTED with the real Opacus: run make test-opacus, or set OPACUS_PYTHON",
+)
+
+STEPS = 8
+LAYERS = {
+    "clipping": "per_block",
+    "releases": [{"name": "all", "count": 4, "clip_norm": 1, "noise_multiplier": 2.4}],
+}
+
+BEFORE_ANYTHING = {
+    "sigma": "noise_below",
+    "clip": "clip_norm_above",
+    "shuffled": "other_sampler",
+    "weighted": "other_probability",
+    "weighted lots": "other_sampler",
+    "lot": "other_probability",
+    "Muon and AdamW": "tensor_not_noised",
+    "noiseless": "tensor_not_noised",
+    "half the noise": "noise_not_as_said",
+    "accumulated lots": "accumulation",
+    "other loader": "other_loader",
+    "new tensor": "tensor_not_noised",
+    "used before": "already_trained",
+    "adaptive clipping": "unsupported",
+}
+"""Stopped with no release at all."""
+ON_THE_WAY = {
+    "too many steps": ("too_many_steps", 8),
+    "reseeded": ("noise_repeated", 1),
+    "reseeded, noise of Opacus": ("noise_repeated", 1),
+    "bypassed": ("tensor_not_noised", 3),
+    "noise decays": ("noise_below", 1),
+}
+"""Stopped before the release that was wrong, after as many right ones."""
+
+
+@pytest.fixture(scope="module")
+def certificates(certified: Callable[..., Any]) -> dict[str, Any]:
+    """The bundles that the scenarios are run under."""
+    return {"flat": certified(), "layers": certified(**LAYERS)}
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    certificates: dict[str, Any], key: SigningKey, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What came of every scenario, by name."""
+    folder = tmp_path_factory.mktemp("opacus")
+    for name, (_, bundle) in certificates.items():
+        (folder / f"{name}.json").write_bytes(bundle)
+    (folder / "keys.json").write_text(json.dumps(key.public.as_record()))
+    done = subprocess.run(
+        [PYTHON, str(SCENARIOS), str(folder)], capture_output=True, text=True, check=False,
+        timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_every_planted_mistake_ends_in_silence_without_the_guard(outcomes: dict[str, Any]) -> None:
+    assert {name: each["unguarded"] for name, each in outcomes.items()} == dict.fromkeys(
+        outcomes, "finished"
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["", ", noise of Opacus", ", ghost clipping", ", virtual steps",
+             ", ghost and virtual steps", ", worker processes", ", learning rates", ", per layer",
+             ", more noise"],
+)  # fmt: skip
+def test_a_right_run_passes_and_its_record_conforms(
+    outcomes: dict[str, Any], certificates: dict[str, Any], name: str
+) -> None:
+    found = outcomes["right" + name]
+    assert (found["guarded"], found["released"], found["changed"]) == (None, STEPS, True)
+    predicate, _ = certificates["layers" if "layer" in name else "flat"]
+    said = conformance(Path(found["record"]).read_bytes(), predicate)
+    wrong = {finding.code for finding in said.findings}
+    assert wrong == ({"statistical_generator"} if "Opacus" in name else set())
+    assert said.steps_released == STEPS
+
+
+@pytest.mark.parametrize(("name", "code"), BEFORE_ANYTHING.items())
+def test_a_misconfigured_run_stops_before_its_first_release(
+    outcomes: dict[str, Any], name: str, code: str
+) -> None:
+    found = outcomes[name]
+    assert (found["guarded"], found["released"], found["changed"]) == (code, 0, False)
+
+
+@pytest.mark.parametrize(("name", "stop"), ON_THE_WAY.items())
+def test_a_run_that_goes_wrong_stops_before_the_wrong_release(
+    outcomes: dict[str, Any], name: str, stop: tuple[str, int]
+) -> None:
+    assert (outcomes[name]["guarded"], outcomes[name]["released"]) == stop
+
+
+def test_a_bias_without_noise_is_found_within_a_few_releases(outcomes: dict[str, Any]) -> None:
+    found = outcomes["one tensor noiseless"]
+    assert found["guarded"] == "tensor_not_noised"
+    assert found["released"] <= 2
+
+
+def test_what_opacus_rounded_is_set_to_what_was_certified(outcomes: dict[str, Any]) -> None:
+    (probability, divisor) = outcomes["right"]["notes"]
+    assert probability.startswith("sampling probability set to 0.106666667, from 0.1")
+    assert divisor == "divisor set to 64, from 60."
