@@ -11,6 +11,7 @@ COPY certificate/ certificate/
 COPY service/ service/
 COPY gate/ gate/
 COPY trainer/ trainer/
+COPY worker/ worker/
 COPY migrations/ migrations/
 RUN python -m venv /opt/affidavit \
     && /opt/affidavit/bin/pip install --no-cache-dir '.[postgresql]'

@@ -43,6 +43,7 @@ COMMANDS = {
     "status": "lifecycle",
     "audit": "audit",
     "train": "train",
+    "worker": "worker",
     "conformance": "conformance",
 }
 """Every command, with the file of this folder that has it, a function or a group by that name."""

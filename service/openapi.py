@@ -20,6 +20,7 @@ from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.schemas import LOG_SCHEMAS
 from affidavit.service.policies.schemas import POLICY_SCHEMAS
+from affidavit.service.runs.schemas import RUN_SCHEMAS
 
 JSON = "application/json"
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
@@ -94,7 +95,7 @@ def install(app: FastAPI) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
-            schemas.update(LEDGER_SCHEMAS | POLICY_SCHEMAS | LIFECYCLE_SCHEMAS)
+            schemas.update(LEDGER_SCHEMAS | POLICY_SCHEMAS | LIFECYCLE_SCHEMAS | RUN_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 

@@ -8,6 +8,7 @@ from affidavit.service.ledger import tables as ledger
 from affidavit.service.lifecycle import tables as lifecycle
 from affidavit.service.log import tables as log_tables
 from affidavit.service.policies import tables as policies
+from affidavit.service.runs import tables as runs
 from affidavit.service.tables import metadata
 
 MODULES = (
@@ -17,6 +18,7 @@ MODULES = (
     log_tables,
     lifecycle,
     policies,
+    runs,
 )
 """A module with tables is a line here; migrations and tests then see its tables."""
 

@@ -33,6 +33,8 @@ from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.meters import Meters
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
+from affidavit.service.runs.queue import RunQueue
+from affidavit.service.runs.runs import Runs
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 from affidavit.service.store import CertificateStore
@@ -60,6 +62,7 @@ class Services:
     draw_curve: DrawCurve
     ledger: Ledger
     desk: Desk
+    runs: Runs
     identities: Identities
     limits: Limits
     log: LogReader
@@ -106,6 +109,7 @@ class Services:
             draw_curve=DrawCurve(pool),
             ledger=ledger,
             desk=desk,
+            runs=Runs(RunQueue(engine), ledger, desk, store, settings.worker_keys),
             identities=Identities(
                 TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
             ),

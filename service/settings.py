@@ -81,6 +81,11 @@ class Settings:
     witness_name: str = WITNESS
     witnessed_logs: tuple[NoteKey, ...] = ()
 
+    @property
+    def worker_keys(self) -> Path:
+        """Where the public records of workers' keys are, beside the keys of the service."""
+        return self.key_directory.with_name("worker-keys")
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """The settings of ``environment``; raises ``SettingsError`` and ``KeyFailure``.

@@ -85,13 +85,17 @@ class Desk:
         """Settle on ``steps_run`` steps, or on all of them where that is None."""
         reservation = await run_in_threadpool(self._ledger.reservation, reservation_id)
         steps = reservation.certified_steps if steps_run is None else steps_run
-        cost = None
-        if steps < reservation.certified_steps and record is not None:
-            certificate = await run_in_threadpool(self._issue_of, reservation)
-            cost = Cost.read((await self._cost(certificate, steps))["cost"])
+        cost = None if record is None else await self.cost_of_steps(reservation, steps)
         return await run_in_threadpool(
             self._ledger.settle, reservation_id, steps, record, cost, call
         )
+
+    async def cost_of_steps(self, reservation: Reservation, steps: int) -> Cost | None:
+        """What the first ``steps`` steps of a reserved run cost; None for all of them."""
+        if steps >= reservation.certified_steps:
+            return None
+        certificate = await run_in_threadpool(self._issue_of, reservation)
+        return Cost.read((await self._cost(certificate, steps))["cost"])
 
     async def documents(self, dataset: str, certificate_id: str | None) -> list[dict[str, Any]]:
         """The ledgers of ``dataset``, with a forecast for the certificate in its own."""

@@ -174,20 +174,7 @@ class Ledger:
     ) -> tuple[Reservation, bool]:
         """One step of a reservation; ``take`` says whether it was taken now."""
 
-        def work(connection: Connection) -> tuple[Reservation, bool]:
-            scope = rows.scope_of(connection, reservation_id)
-            if scope is None:
-                raise _unknown(reservation_id)
-            rows.hold(connection, scope)
-            known = _repeated_reservation(connection, call)
-            if known is not None:
-                return known, False
-            ledger = rows.find_ledger(connection, scope)
-            assert ledger is not None
-            taken = take(connection, ledger, _found(connection, reservation_id), call)
-            return _found(connection, reservation_id), taken
-
-        return self._write(work)
+        return self._write(lambda connection: _step_in(connection, reservation_id, call, take))
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         """``work`` in one transaction, once more if another was quicker with the same key."""
@@ -197,6 +184,56 @@ class Ledger:
         except IntegrityError:
             with self._writer.begin() as connection:
                 return work(connection)
+
+
+def commit_in(connection: Connection, reservation_id: str, call: Call) -> tuple[Reservation, bool]:
+    """``Ledger.commit`` within a transaction of another use case."""
+    return _step_in(connection, reservation_id, call, _commit)
+
+
+def release_in(
+    connection: Connection, reservation_id: str, reason: str, call: Call
+) -> tuple[Reservation, bool]:
+    """``Ledger.release`` within a transaction of another use case."""
+    return _step_in(
+        connection, reservation_id, call, lambda *given: _release(*given, reason=reason)
+    )
+
+
+def settle_in(
+    connection: Connection,
+    reservation_id: str,
+    steps_run: int,
+    record: str | None,
+    cost: Cost | None,
+    call: Call,
+) -> tuple[Reservation, bool]:
+    """``Ledger.settle`` within a transaction of another use case."""
+    return _step_in(
+        connection,
+        reservation_id,
+        call,
+        lambda *given: _settle(*given, steps_run=steps_run, record=record, cost=cost),
+    )
+
+
+def _step_in(
+    connection: Connection,
+    reservation_id: str,
+    call: Call,
+    take: Callable[[Connection, KeptLedger, Reservation, Call], bool],
+) -> tuple[Reservation, bool]:
+    scope = rows.scope_of(connection, reservation_id)
+    if scope is None:
+        raise _unknown(reservation_id)
+    rows.hold(connection, scope)
+    known = _repeated_reservation(connection, call)
+    if known is not None:
+        return known, False
+    ledger = rows.find_ledger(connection, scope)
+    assert ledger is not None
+    taken = take(connection, ledger, _found(connection, reservation_id), call)
+    return _found(connection, reservation_id), taken
 
 
 def require_usable(

@@ -28,6 +28,8 @@ from affidavit.service.ledger.tables import ledger_events, ledgers
 from affidavit.service.lifecycle.tables import approvals, revocations
 from affidavit.service.log.entries import entry_of
 from affidavit.service.policies.tables import policies, waiver_revocations, waivers
+from affidavit.service.runs.rows import entry_body as run_entry_body
+from affidavit.service.runs.tables import run_events
 from affidavit.service.tables import certificates
 
 Body = Mapping[str, Any]
@@ -165,6 +167,11 @@ def _ledger_event(row: Any) -> Entry:
     return _entry(ENTRY_KINDS[row.kind], subject, row.actor, row.at, body)
 
 
+def _run_event(row: Any) -> Entry:
+    body = run_entry_body(row.kind, row.seq, json.loads(row.body))
+    return _entry("run", row.run_id, row.actor, row.at, body)
+
+
 def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Entry:
     return Entry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
@@ -204,4 +211,5 @@ SOURCES = (
         entry=_ledger_event,
         part=dict,
     ),
+    Source(table=run_events, kinds=("run",), entry=_run_event, part=dict),
 )

@@ -25,6 +25,8 @@ from affidavit.service.routes import (
     readyz,
     reservations,
     revocation,
+    runs,
+    runs_work,
     simulate,
     status,
     submit,
@@ -57,5 +59,7 @@ ROUTERS = (
     readyz.router,
     ledgers.router,
     reservations.router,
+    runs.router,
+    runs_work.router,
     document.router,
 )

@@ -1,0 +1,121 @@
+"""``/v1/runs``: asking for runs, looking at them, and stopping them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
+from fastapi.responses import JSONResponse
+
+from affidavit.service.identity.access import needs
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.ledger.requests import (
+    IdempotencyKey,
+    JsonBody,
+    answered,
+    call_of,
+    in_thread,
+    read,
+)
+from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.problems import Problem
+from affidavit.service.routes.ledgers import Concerned
+from affidavit.service.runs.document import run_document
+from affidavit.service.runs.wanted import UUID, read_cancellation, read_run
+from affidavit.service.services import TheServices
+
+router = APIRouter()
+
+RunId = Annotated[str, PathParameter(pattern=UUID, description="As the run was answered.")]
+QueueName = Annotated[
+    str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Of this queue alone.")
+]
+Limit = Annotated[int, Query(ge=1, le=200, description="At most so many, the latest first.")]
+
+
+def body(schema: str, description: str, *, required: bool = True) -> dict[str, Any]:
+    """Documentation of a JSON body."""
+    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
+    return {"requestBody": {"required": required, "description": description, "content": content}}
+
+
+@router.post(
+    "/v1/runs",
+    status_code=201,
+    summary="Request a run",
+    response_class=JSONResponse,
+    responses={
+        200: answers("The run that an earlier request with this key led to.", "Run"),
+        201: answers("Queued, with its cost reserved.", "Run"),
+        **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=body("WantedRun", "The certificate, and what to train on."),
+)
+async def request(
+    actor: Annotated[Actor, needs(Scope.SUBMIT)],
+    http: Request,
+    services: TheServices,
+    content: JsonBody,
+    idempotency_key: IdempotencyKey = None,
+) -> JSONResponse:
+    """A worker of its queue will claim it. Nothing about privacy can be chosen here."""
+    wanted = read(read_run, content)
+    call = call_of(actor, http, idempotency_key, wanted)
+    asked = services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
+    run, created = await answered(asked)
+    headers = {"Location": f"/v1/runs/{run.id}"}
+    return JSONResponse(run_document(run), 201 if created else 200, headers)
+
+
+@router.get(
+    "/v1/runs",
+    summary="Runs",
+    response_class=JSONResponse,
+    responses={200: answers("The latest first.", "Runs"), **problems(401, 403, 422, 503)},
+)
+def runs(
+    _: Concerned, services: TheServices, queue: QueueName = None, limit: Limit = 50
+) -> JSONResponse:
+    """The latest runs, of one queue or of all."""
+    found = services.runs.queue.latest(queue, limit)
+    return JSONResponse({"runs": [run_document(each) for each in found]})
+
+
+@router.get(
+    "/v1/runs/{run_id}",
+    summary="A run",
+    response_class=JSONResponse,
+    responses={200: answers("As it stands now.", "Run"), **problems(401, 403, 404, 422, 503)},
+)
+async def run(_: Concerned, services: TheServices, run_id: RunId) -> JSONResponse:
+    """What was asked for, who works on it, how far it is, and how it ended."""
+    return JSONResponse(run_document(await in_thread(lambda: services.runs.queue.find(run_id))))
+
+
+@router.post(
+    "/v1/runs/{run_id}/cancel",
+    summary="Cancel a run",
+    response_class=JSONResponse,
+    responses={
+        200: answers("As it stands now.", "Run"),
+        **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=body("WantedCancellation", "Why.", required=False),
+)
+async def cancel(
+    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
+    http: Request,
+    services: TheServices,
+    run_id: RunId,
+    content: JsonBody,
+) -> JSONResponse:
+    """One that waits costs nothing; one that began is stopped, and charged in full."""
+    wanted = read(read_cancellation, content)
+    queue = services.runs.queue
+    found = await in_thread(lambda: queue.find(run_id))
+    if found.requested_by != actor.name and not actor.may(Scope.ADMIN):
+        raise Problem(403, "not_yours", "somebody else asked for it; ask them.")
+    call = call_of(actor, http, None, wanted)
+    stopped = await in_thread(lambda: queue.cancel(run_id, wanted.reason, call))
+    return JSONResponse(run_document(stopped))

@@ -1,0 +1,459 @@
+"""The queue of runs in the service's own tables: leases, fencing, and a reaper.
+
+Every change is one transaction: the lease's row is locked, what is claimed of it checked, and
+the lease, the event, its log entry and what the ledger must say of it are written together.
+Runs wait in order of priority, then age; two workers that ask at once skip what the other
+has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
+
+A lease that ran out is taken back by the next claim in any queue. A run that was claimed and
+not begun waits again, at most ``MOST_CLAIMS`` times, because it may be what kills workers. One
+that was begun is over: without a record it is charged in full.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Row, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from affidavit.accountants.filter.cost import Cost
+from affidavit.service.database import writer
+from affidavit.service.ledger import ledger as ledger_steps
+from affidavit.service.ledger import rows as ledger_rows
+from affidavit.service.ledger.refusals import IdempotencyKeyReused, LedgerRefusal, WrongState
+from affidavit.service.ledger.rows import Call
+from affidavit.service.runs import rows
+from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
+from affidavit.service.runs.rows import Run
+from affidavit.service.runs.tables import run_leases, runs
+from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.store import current
+from affidavit.service.store import hold as hold_certificate
+from affidavit.worker.provenance import Reported
+from affidavit.worker.queue import Wanting
+
+MOST_CLAIMS = 5
+REAPER = "service:reaper"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """Who speaks of a run, and under which fencing token."""
+
+    run: str
+    fence: int
+    actor: str
+    at: datetime
+
+    @property
+    def call(self) -> Call:
+        """The same, as the ledger is told."""
+        return Call(actor=self.actor, at=self.at)
+
+
+class RunQueue:
+    """The queue behind one engine; safe to use from several threads and processes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._writer = writer(engine)
+
+    # ---- people ----------------------------------------------------------------------
+
+    def find(self, run_id: str) -> Run:
+        """The run of that id; raises ``UnknownRun``."""
+        with self._engine.connect() as connection:
+            return rows.find(connection, run_id)
+
+    def latest(self, queue: str | None, limit: int) -> list[Run]:
+        """The latest runs."""
+        with self._engine.connect() as connection:
+            return rows.latest(connection, queue, limit)
+
+    def repeated(self, call: Call) -> Run | None:
+        """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
+        with self._engine.connect() as connection:
+            return _repeated(connection, call)
+
+    def enqueue(self, wanted: WantedRun, reservation_id: str, call: Call) -> tuple[Run, bool]:
+        """Queue a run that has a reservation; returns it and whether it was queued now.
+
+        Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
+        """
+        try:
+            with self._writer.begin() as connection:
+                known = _repeated(connection, call)
+                if known is not None:
+                    return known, False
+                return _enqueue(connection, wanted, reservation_id, call), True
+        except IntegrityError:
+            with self._engine.connect() as connection:
+                known = _repeated(connection, call)
+            if known is not None:
+                return known, False
+            raise ReservationNotUsable(
+                f"reservation {reservation_id} is another run's.", "Reserve for each run."
+            ) from None
+
+    def cancel(self, run_id: str, reason: str, call: Call) -> Run:
+        """End a run that waits; tell the worker of one that does not. Raises ``WrongState``."""
+        with self._writer.begin() as connection:
+            lease = rows.lock(connection, run_id)
+            run = rows.find(connection, run_id)
+            body = {"code": "cancelled", "message": reason}
+            if run.state == "cancelled" or (run.cancel_asked and lease.state != "ended"):
+                return run
+            if lease.state == "ended":
+                raise WrongState(f"run {run_id} is {run.state}.", "There is nothing to stop.")
+            if lease.state == "queued":
+                _release(connection, run, "cancelled", call)
+                _end(connection, run, "cancelled", body, call, fence=None)
+            else:
+                rows.change_lease(connection, run_id, cancel=True)
+                rows.add_event(
+                    connection, run_id, "cancel_asked", body, actor=call.actor, at=call.at
+                )
+            return rows.find(connection, run_id)
+
+    # ---- workers ---------------------------------------------------------------------
+
+    def claim(self, wanting: Wanting, actor: str, at: datetime) -> Run | None:
+        """The next run that fits, held under a new fencing token; None if none does."""
+        self.reap(at)
+        fits = [
+            run_leases.c.queue == wanting.queue,
+            run_leases.c.state == "queued",
+            run_leases.c.memory_mib <= wanting.memory_mib,
+        ]
+        if not wanting.gpu:
+            fits.append(run_leases.c.gpu.is_(False))
+        order = (run_leases.c.priority.desc(), run_leases.c.requested_at, run_leases.c.run_id)
+        query = select(run_leases).where(*fits).order_by(*order).limit(1)
+        with self._engine.connect() as connection:
+            if connection.execute(query).first() is None:
+                return None
+        with self._writer.begin() as connection:
+            lease = connection.execute(query.with_for_update(skip_locked=True)).first()
+            if lease is None:
+                return None
+            rows.change_lease(
+                connection,
+                lease.run_id,
+                state="claimed",
+                fence=lease.fence + 1,
+                holder=actor,
+                worker=wanting.worker,
+                seconds=wanting.seconds,
+                expires_at=at + timedelta(seconds=wanting.seconds),
+            )
+            body = {"fence": lease.fence + 1, "worker": wanting.worker}
+            rows.add_event(
+                connection,
+                lease.run_id,
+                "claimed",
+                body,
+                actor=actor,
+                at=at,
+                fence=lease.fence + 1,
+            )
+            return rows.find(connection, lease.run_id)
+
+    def start(self, held: Held, plan_digest: str) -> Run:
+        """Begin a run: check everything again and commit its budget, in one transaction.
+
+        Raises ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
+        """
+        with self._writer.begin() as connection:
+            lease = _held(connection, held, "claimed")
+            run = rows.find(connection, held.run)
+            why = _obstacle(connection, run, plan_digest, held, cancelled=lease.cancel)
+            if why is None:
+                rows.change_lease(connection, run.id, state="running")
+                body = {"fence": held.fence, "plan_digest": plan_digest}
+                rows.add_event(
+                    connection,
+                    run.id,
+                    "running",
+                    body,
+                    actor=held.actor,
+                    at=held.at,
+                    fence=held.fence,
+                )
+                return rows.find(connection, run.id)
+            _release(connection, run, why["code"], held.call)
+            kind: rows.Kind = "cancelled" if lease.cancel else "failed"
+            _end(connection, run, kind, why, held.call, fence=held.fence)
+        raise RunNotStarted(f"{why['code']}: {why['message']}", "Claim another run.")
+
+    def renew(self, held: Held, steps: int) -> bool:
+        """Hold the run longer; returns whether it is to be stopped. Raises ``LeaseLost``."""
+        with self._writer.begin() as connection:
+            lease = _held(connection, held, "claimed", "running")
+            rows.change_lease(
+                connection,
+                held.run,
+                expires_at=held.at + timedelta(seconds=lease.seconds),
+                steps=max(lease.steps, steps),
+            )
+            return bool(lease.cancel)
+
+    def complete(
+        self, held: Held, reported: Reported, envelope: dict[str, Any], cost: Cost | None
+    ) -> Run:
+        """Settle a run on what its record comes to, and keep its provenance.
+
+        ``cost`` is that of ``reported.steps_to_charge`` steps, None for all that were
+        certified. A run that does not conform has failed, and keeps its charge. A report that
+        came before is answered as it was. Raises ``LeaseLost``.
+        """
+        with self._writer.begin() as connection:
+            rows.lock(connection, held.run)
+            known = rows.find(connection, held.run)
+            if known.outcome is not None and known.outcome.get("provenance") == envelope:
+                return known
+            lease = _held(connection, held, "running")
+            steps = None if cost is None else reported.steps_to_charge
+            charged = _settle(connection, known, steps, reported.record, cost, held.call)
+            kind, code = _verdict(reported, cancelled=lease.cancel)
+            body = {
+                "code": code,
+                "message": reported.summary,
+                "fence": held.fence,
+                "steps_charged": charged,
+                "record": reported.record,
+                "provenance": envelope,
+            }
+            _end(connection, known, kind, body, held.call, fence=held.fence)
+            return rows.find(connection, held.run)
+
+    def fail(self, held: Held, code: str, message: str) -> Run:
+        """End a run: free if it was not begun, charged in full if it was.
+
+        Raises ``LeaseLost``.
+        """
+        with self._writer.begin() as connection:
+            lease = _held(connection, held, "claimed", "running")
+            run = rows.find(connection, held.run)
+            kind: rows.Kind = "cancelled" if lease.cancel else "failed"
+            body = {"code": code, "message": message, "fence": held.fence}
+            _give_up(connection, run, kind, body, held.call, held.fence)
+            return rows.find(connection, held.run)
+
+    def reap(self, at: datetime) -> int:
+        """Take back the leases that ran out; returns how many."""
+        ran_out = (run_leases.c.state.in_(["claimed", "running"]), run_leases.c.expires_at < at)
+        with self._engine.connect() as connection:
+            found = connection.execute(select(run_leases.c.run_id).where(*ran_out)).scalars().all()
+        taken = 0
+        for run_id in found:
+            with self._writer.begin() as connection:
+                query = select(run_leases).where(run_leases.c.run_id == run_id, *ran_out)
+                lease = connection.execute(query.with_for_update(skip_locked=True)).first()
+                if lease is not None:
+                    _take_back(connection, lease, at)
+                    taken += 1
+        return taken
+
+
+def _repeated(connection: Connection, call: Call) -> Run | None:
+    known = rows.repeated(connection, call.actor, call.idempotency_key)
+    if known is not None and known.request_digest != call.request_digest:
+        raise IdempotencyKeyReused(
+            "this Idempotency-Key came before, with another request.",
+            "Use a new key for a new request.",
+        )
+    return known
+
+
+def _enqueue(connection: Connection, wanted: WantedRun, reservation_id: str, call: Call) -> Run:
+    hold_certificate(connection, wanted.certificate)
+    reservation = ledger_rows.find_reservation(connection, reservation_id)
+    if reservation is None or reservation.certificate_id != wanted.certificate:
+        raise ReservationNotUsable(
+            f"reservation {reservation_id} is not one of this certificate.",
+            "Leave `reservation` out, and one is made.",
+        )
+    if reservation.state != "reserved":
+        raise ReservationNotUsable(
+            f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
+        )
+    certificate = current(connection, wanted.certificate)
+    ledger_steps.require_usable(
+        certificate, reservation.scope.dataset, untrusted_too=reservation.untrusted
+    )
+    assert certificate is not None
+    if (certificate.issue, certificate.untrusted) != (reservation.issue, reservation.untrusted):
+        raise ReservationNotUsable(
+            "the certificate was issued anew since the reservation.", "Reserve again."
+        )
+    run_id = str(uuid.uuid4())
+    connection.execute(
+        insert(runs).values(
+            id=run_id,
+            certificate_id=wanted.certificate,
+            issue=reservation.issue,
+            untrusted=reservation.untrusted,
+            plan_digest=reservation.plan_digest,
+            reservation_id=reservation_id,
+            queue=wanted.queue,
+            priority=wanted.priority,
+            wanted=json.dumps(wanted.model_dump(mode="json"), sort_keys=True),
+            requested_by=call.actor,
+            requested_at=call.at,
+            idempotency_key=call.idempotency_key,
+            request_digest=call.request_digest,
+        )
+    )
+    connection.execute(
+        insert(run_leases).values(
+            run_id=run_id,
+            queue=wanted.queue,
+            priority=wanted.priority,
+            gpu=wanted.requirements.gpu,
+            memory_mib=wanted.requirements.memory,
+            requested_at=call.at,
+            state="queued",
+            fence=0,
+            steps=0,
+            cancel=False,
+        )
+    )
+    body = {
+        "certificate": wanted.certificate,
+        "issue": reservation.issue,
+        "reservation": reservation_id,
+        "wanted": wanted.model_dump(mode="json"),
+    }
+    rows.add_event(connection, run_id, "queued", body, actor=call.actor, at=call.at, follows=None)
+    return rows.find(connection, run_id)
+
+
+def _held(connection: Connection, held: Held, *states: str) -> Row[Any]:
+    """The lease, if it is still under that token; raises ``LeaseLost``."""
+    lease = rows.lock(connection, held.run)
+    if (lease.fence, lease.holder) != (held.fence, held.actor) or lease.state not in states:
+        raise LeaseLost(
+            f"run {held.run} is not held under fencing token {held.fence} any more, or not in "
+            "this state.",
+            "Stop it: nothing that it does from now on counts.",
+        )
+    return lease
+
+
+def _obstacle(
+    connection: Connection, run: Run, plan_digest: str, held: Held, *, cancelled: bool
+) -> dict[str, str] | None:
+    """Why the run must not begin; commits its budget if nothing stands against it."""
+    if cancelled:
+        return {"code": "cancelled", "message": "it was cancelled before it began."}
+    if plan_digest != run.plan_digest:
+        return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
+    hold_certificate(connection, run.certificate_id)
+    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
+    assert reservation is not None
+    certificate = current(connection, run.certificate_id)
+    try:
+        ledger_steps.require_usable(
+            certificate, reservation.scope.dataset, untrusted_too=run.untrusted
+        )
+        assert certificate is not None
+        if (certificate.issue, certificate.untrusted) != (run.issue, run.untrusted):
+            return {
+                "code": "certificate_not_usable",
+                "message": "it was issued anew since the run was asked for.",
+            }
+        _, taken = ledger_steps.commit_in(connection, run.reservation_id, held.call)
+    except LedgerRefusal as refusal:
+        return {"code": refusal.code, "message": refusal.message}
+    if not taken:
+        return {"code": "reservation_not_usable", "message": "the reservation was used already."}
+    return None
+
+
+def _verdict(reported: Reported, *, cancelled: bool) -> tuple[rows.Kind, str]:
+    if reported.conformant:
+        return "settled", "conformant"
+    return ("cancelled", "cancelled") if cancelled else ("failed", "not_conformant")
+
+
+def _release(connection: Connection, run: Run, reason: str, call: Call) -> None:
+    """Give back what was reserved, unless somebody else did or used it."""
+    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
+    if reservation is not None and reservation.state == "reserved":
+        ledger_steps.release_in(connection, run.reservation_id, f"run {run.id}: {reason}", call)
+
+
+def _settle(
+    connection: Connection,
+    run: Run,
+    steps: int | None,
+    record: str | None,
+    cost: Cost | None,
+    call: Call,
+) -> int:
+    """Charge a run; in full without ``steps``, and never again if somebody did by hand."""
+    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
+    assert reservation is not None
+    if reservation.state == "settled":
+        return int(reservation.steps_run or 0)
+    charged = reservation.certified_steps if steps is None else steps
+    ledger_steps.settle_in(connection, run.reservation_id, charged, record, cost, call)
+    return charged
+
+
+def _give_up(
+    connection: Connection,
+    run: Run,
+    kind: rows.Kind,
+    body: dict[str, Any],
+    call: Call,
+    fence: int,
+) -> None:
+    """End a run without a record."""
+    if run.begun:
+        body = {**body, "steps_charged": _settle(connection, run, None, None, None, call)}
+    else:
+        _release(connection, run, str(body["code"]), call)
+    _end(connection, run, kind, body, call, fence=fence)
+
+
+def _end(
+    connection: Connection,
+    run: Run,
+    kind: rows.Kind,
+    body: dict[str, Any],
+    call: Call,
+    *,
+    fence: int | None,
+) -> None:
+    rows.change_lease(connection, run.id, state="ended")
+    rows.add_event(
+        connection,
+        run.id,
+        kind,
+        body,
+        actor=call.actor,
+        at=call.at,
+        fence=fence,
+        follows="running" if run.begun else "queued",
+    )
+
+
+def _take_back(connection: Connection, lease: Row[Any], at: datetime) -> None:
+    run, call = rows.find(connection, lease.run_id), Call(actor=REAPER, at=at)
+    body = {
+        "code": "lease_lost",
+        "message": f"worker {lease.worker} was not heard of in time.",
+        "fence": lease.fence,
+    }
+    if lease.state == "running" or lease.cancel or lease.fence >= MOST_CLAIMS:
+        kind: rows.Kind = "cancelled" if lease.cancel and not run.begun else "failed"
+        _give_up(connection, run, kind, body, call, lease.fence)
+        return
+    rows.change_lease(connection, run.id, state="queued", expires_at=None)
+    rows.add_event(connection, run.id, "requeued", body, actor=REAPER, at=at, fence=lease.fence)

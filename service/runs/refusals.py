@@ -1,0 +1,41 @@
+"""What the queue of runs refuses, beside what the ledger does.
+
+>>> LeaseLost("the lease is lost.", "Stop.").code
+'lease_lost'
+"""
+
+from __future__ import annotations
+
+from affidavit.service.ledger.refusals import LedgerRefusal
+
+
+class UnknownRun(LedgerRefusal):
+    """There is no run of that id."""
+
+    code = "not_found"
+    status = 404
+
+
+class LeaseLost(LedgerRefusal):
+    """The run is held under another fencing token, by another, or is over."""
+
+    code = "lease_lost"
+
+
+class RunNotStarted(LedgerRefusal):
+    """What held when the run was asked for does not hold any more; the run is over."""
+
+    code = "run_not_started"
+
+
+class ReservationNotUsable(LedgerRefusal):
+    """The reservation is of another certificate, not open any more, or another run's."""
+
+    code = "reservation_not_usable"
+
+
+class BadProvenance(LedgerRefusal):
+    """The provenance is unsigned, signed by nobody known, or about something else."""
+
+    code = "bad_provenance"
+    status = 422

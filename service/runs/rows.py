@@ -1,0 +1,184 @@
+"""Rows of runs: reading them with what happened, and adding an event with its log entry."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from affidavit.service.log import entries
+from affidavit.service.runs.refusals import UnknownRun
+from affidavit.service.runs.tables import run_events, run_leases, runs
+
+Kind = Literal[
+    "queued", "claimed", "requeued", "cancel_asked", "running", "settled", "failed", "cancelled"
+]
+STATES: dict[str, str] = {
+    "queued": "queued",
+    "requeued": "queued",
+    "claimed": "claimed",
+    "running": "running",
+    "settled": "settled",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
+"""The state of a run after an event; asking for its end does not change it."""
+ENDED = frozenset({"settled", "failed", "cancelled"})
+ONCE: dict[str, str] = {
+    "queued": "queued",
+    "cancel_asked": "cancel_asked",
+    "running": "running",
+    "settled": "end",
+    "failed": "end",
+    "cancelled": "end",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run as it stands: what was asked for, and what happened since.
+
+    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker said last.
+    """
+
+    id: str
+    certificate_id: str
+    issue: int
+    untrusted: bool
+    plan_digest: str
+    reservation_id: str
+    queue: str
+    priority: int
+    wanted: dict[str, Any]
+    requested_by: str
+    requested_at: datetime
+    state: str
+    begun: bool
+    cancel_asked: bool
+    changed_at: datetime
+    worker: str | None
+    fence: int
+    steps: int
+    outcome: dict[str, Any] | None
+    request_digest: str | None
+
+
+def find(connection: Connection, run_id: str) -> Run:
+    """The run of that id; raises ``UnknownRun``."""
+    row = connection.execute(_with_lease().where(runs.c.id == run_id)).first()
+    if row is None:
+        raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
+    return _read(connection, [row])[0]
+
+
+def latest(connection: Connection, queue: str | None, limit: int) -> list[Run]:
+    """The latest runs, of one queue or of all, latest first."""
+    query = _with_lease().order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
+    if queue is not None:
+        query = query.where(runs.c.queue == queue)
+    return _read(connection, connection.execute(query).all())
+
+
+def repeated(connection: Connection, actor: str, key: str | None) -> Run | None:
+    """The run that this actor's idempotency key led to, if there is one."""
+    if key is None:
+        return None
+    query = _with_lease().where(runs.c.requested_by == actor, runs.c.idempotency_key == key)
+    found = _read(connection, connection.execute(query).all())
+    return found[0] if found else None
+
+
+def lock(connection: Connection, run_id: str) -> Row[Any]:
+    """The lease of a run, held by this transaction; raises ``UnknownRun``."""
+    query = select(run_leases).where(run_leases.c.run_id == run_id).with_for_update()
+    row = connection.execute(query).first()
+    if row is None:
+        raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
+    return row
+
+
+def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
+    """Change the lease of a run that this transaction holds."""
+    connection.execute(update(run_leases).where(run_leases.c.run_id == run_id).values(**values))
+
+
+def add_event(
+    connection: Connection,
+    run_id: str,
+    kind: Kind,
+    body: Mapping[str, Any],
+    *,
+    actor: str,
+    at: datetime,
+    fence: int | None = None,
+    follows: str | None = "queued",
+) -> None:
+    """Write what happened, with its log entry, in the transaction of ``connection``."""
+    last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_id)
+    seq = int(connection.execute(last).scalar_one() or 0) + 1
+    connection.execute(
+        insert(run_events).values(
+            run_id=run_id,
+            seq=seq,
+            kind=kind,
+            once=ONCE.get(kind),
+            follows=follows,
+            fence=fence,
+            at=at,
+            actor=actor,
+            body=json.dumps(body, sort_keys=True),
+        )
+    )
+    entries.append(connection, "run", run_id, entry_body(kind, seq, body), actor=actor, at=at)
+
+
+def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the log says of an event."""
+    return {"event": kind, "seq": seq, **body}
+
+
+def _with_lease() -> Any:
+    lease = run_leases.c
+    return select(*runs.c, lease.worker, lease.fence, lease.steps).join(run_leases)
+
+
+def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
+    ids = [row.id for row in rows]
+    happened: dict[str, list[Row[Any]]] = defaultdict(list)
+    query = select(run_events).where(run_events.c.run_id.in_(ids)).order_by(run_events.c.seq)
+    for event in connection.execute(query):
+        happened[event.run_id].append(event)
+    return [_run(row, happened[row.id]) for row in rows]
+
+
+def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
+    kinds = [event.kind for event in events]
+    ends = [event for event in events if event.kind in ENDED]
+    moved = [kind for kind in kinds if kind in STATES]
+    return Run(
+        id=row.id,
+        certificate_id=row.certificate_id,
+        issue=row.issue,
+        untrusted=row.untrusted,
+        plan_digest=row.plan_digest,
+        reservation_id=row.reservation_id,
+        queue=row.queue,
+        priority=row.priority,
+        wanted=json.loads(row.wanted),
+        requested_by=row.requested_by,
+        requested_at=row.requested_at,
+        state=ends[0].kind if ends else STATES[moved[-1]],
+        begun="running" in kinds,
+        cancel_asked="cancel_asked" in kinds,
+        changed_at=events[-1].at,
+        worker=row.worker,
+        fence=row.fence,
+        steps=row.steps,
+        outcome=json.loads(ends[0].body) if ends else None,
+        request_digest=row.request_digest,
+    )

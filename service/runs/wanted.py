@@ -1,0 +1,136 @@
+r"""What people and workers send about runs.
+
+>>> read_heartbeat(b'{"fence": 1, "steps": 7}').steps
+7
+>>> read_run(b'{"certificate": "x"}')
+Traceback (most recent call last):
+affidavit.service.ledger.wanted.MalformedRequest: ...
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from affidavit.plan.types import Integer, Name, Part
+from affidavit.service.ledger.wanted import Comment, Digest, MalformedRequest
+from affidavit.service.wanted import Wanted, read_wanted
+
+REFERENCE = r"^[A-Za-z0-9][!-~]{0,499}$"
+OUTPUT = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}$"
+UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+
+Reference = Annotated[str, StringConstraints(strict=True, pattern=REFERENCE)]
+Memory = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
+Fence = Annotated[Integer, Field(ge=1, le=2**31 - 1)]
+Steps = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class Requirements(Part):
+    """What a worker must have; memory in MiB."""
+
+    gpu: Flag = False
+    memory: Memory = 0
+
+
+class WantedRun(Part):
+    """A run of a certificate; ``time_limit`` is in seconds from its first step.
+
+    Data and model are named as ``affidavit train`` takes them; output is a folder below the
+    one that the worker keeps runs in. Without ``reservation`` one is made.
+    """
+
+    certificate: Digest
+    data: Reference
+    model: Reference
+    output: Annotated[str, StringConstraints(strict=True, pattern=OUTPUT)]
+    reservation: Annotated[str, StringConstraints(strict=True, pattern=UUID)] | None = None
+    queue: Name = "default"
+    priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
+    requirements: Requirements = Requirements()
+    time_limit: Annotated[Integer, Field(ge=1, le=31_536_000)] | None = None
+
+
+class WantedCancellation(Part):
+    """Why a run is to be stopped."""
+
+    reason: Comment = ""
+
+
+class WantedClaim(Part):
+    """A run for a worker that has this; ``lease`` is in seconds."""
+
+    worker: Name
+    lease: Annotated[Integer, Field(ge=1, le=86_400)] = 60
+    gpu: Flag = False
+    memory: Memory = 0
+
+
+class WantedStart(Part):
+    """The first step is about to be taken, of the plan with this digest."""
+
+    fence: Fence
+    plan_digest: Digest
+
+
+class WantedHeartbeat(Part):
+    """The run goes on, and has charged so many steps."""
+
+    fence: Fence
+    steps: Steps
+
+
+class WantedCompletion(Part):
+    """What was run: a DSSE envelope with in-toto provenance."""
+
+    fence: Fence
+    provenance: dict[str, Any]
+
+
+class WantedFailure(Part):
+    """The run cannot be begun or ended without a record that counts."""
+
+    fence: Fence
+    code: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    message: Comment
+
+
+def read_run(raw: bytes) -> WantedRun:
+    """The run that ``raw`` (JSON) asks for; raises ``MalformedRequest``."""
+    return _read(WantedRun, raw, "a run")
+
+
+def read_cancellation(raw: bytes) -> WantedCancellation:
+    """The cancellation that ``raw`` asks for, ``{}`` if empty; raises ``MalformedRequest``."""
+    return _read(WantedCancellation, raw or b"{}", "a cancellation")
+
+
+def read_claim(raw: bytes) -> WantedClaim:
+    """What a worker has; raises ``MalformedRequest``."""
+    return _read(WantedClaim, raw, "a claim")
+
+
+def read_start(raw: bytes) -> WantedStart:
+    """A run's start; raises ``MalformedRequest``."""
+    return _read(WantedStart, raw, "a start")
+
+
+def read_heartbeat(raw: bytes) -> WantedHeartbeat:
+    """A heartbeat; raises ``MalformedRequest``."""
+    return _read(WantedHeartbeat, raw, "a heartbeat")
+
+
+def read_completion(raw: bytes) -> WantedCompletion:
+    """A completion; raises ``MalformedRequest``."""
+    return _read(WantedCompletion, raw, "a completion")
+
+
+def read_failure(raw: bytes) -> WantedFailure:
+    """A failure; raises ``MalformedRequest``."""
+    return _read(WantedFailure, raw, "a failure")
+
+
+def _read(model: type[Wanted], raw: bytes, what: str) -> Wanted:
+    return read_wanted(model, raw, what, "docs/worker.md", MalformedRequest)

@@ -1,0 +1,29 @@
+"""``python -m affidavit.worker.child PARENT COMMAND…``: become COMMAND, and die with PARENT.
+
+A process of its own rather than code between fork and exec, where a worker that has threads
+must not run Python. On other systems than Linux a trainer outlives a worker that is killed;
+what it does then counts for nothing, because its lease is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Ask the kernel for SIGKILL at the parent's end, and become the command."""
+    parent, *command = sys.argv[1:]
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):  # it ended before the line above
+            raise SystemExit(1)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The port of the queue: how a worker gets a run, keeps it, and gives account of it.
+
+Who claims a run holds it for a while (a lease) under a fencing token, a number that grows with
+every claim. Everything a worker says about a run carries the token; once the lease was given
+up for lost, whatever still comes under the old token is refused (``LeaseLost``), however late.
+A run is begun once: one that was claimed and never begun goes back to the queue when its
+lease is lost; one that was begun is over, and charged in full.
+
+``affidavit.service.runs.queue`` keeps a queue in the service's own tables, ``worker.remote``
+speaks to it over HTTP. Another engine can stand behind the same port.
+
+References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to do distributed
+locking", 2016 (fencing tokens).
+
+>>> Job.read({"run": "r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
+...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None}).fence
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+
+class LeaseLost(Exception):
+    """The run is not this worker's any more: what it does from now on counts for nothing."""
+
+
+class Refused(Exception):
+    """The queue does not take what was said; ``code`` is stable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Unreachable(Exception):
+    """The queue cannot be asked now; asking again may help."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanting:
+    """What a worker asks for: a run of ``queue`` that fits what it has, for ``seconds``."""
+
+    queue: str
+    worker: str
+    seconds: int
+    gpu: bool
+    memory_mib: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A claimed run: what to train, and the fencing token that it is held under.
+
+    ``time_limit`` is in seconds from the first step.
+    """
+
+    run: str
+    fence: int
+    certificate: str
+    plan_digest: str
+    data: str
+    model: str
+    output: str
+    time_limit: int | None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        """The job of its document; raises ``KeyError`` and ``TypeError``."""
+        names = (field for field in cls.__dataclass_fields__)
+        return cls(**{name: document[name] for name in names})
+
+
+class Queue(Protocol):
+    """What a worker does with a queue.
+
+    All but ``claim`` raise ``LeaseLost``; all raise ``Refused`` and ``Unreachable``.
+    """
+
+    def claim(self, wanting: Wanting) -> Job | None:
+        """The next run by priority, then age; None if none fits."""
+
+    def start(self, job: Job, plan_digest: str) -> None:
+        """Begin: everything is checked again and the budget is committed, in one transaction."""
+
+    def renew(self, job: Job, steps: int) -> bool:
+        """Hold the run longer, saying how many steps were charged; whether to stop it."""
+
+    def complete(self, job: Job, provenance: Mapping[str, Any]) -> None:
+        """Report the signed provenance of what was run."""
+
+    def fail(self, job: Job, code: str, message: str) -> None:
+        """Give up: free if the run was not begun, charged in full if it was."""
