@@ -20,19 +20,27 @@ WRAPPED = "_module."
 """What Opacus' GradSampleModule puts in front of a parameter's name."""
 
 
-def named_tensors(parameters: Iterable[Any], module: Any | None) -> dict[int, tuple[str, Any]]:
-    """Name and tensor, by identity, of every parameter of the models that hold ``parameters``."""
-    own = list(parameters)
-    wanted = {id(each) for each in own}
-    found: dict[int, tuple[str, Any]] = {}
-    for root in _roots() if module is None else [module]:
-        named = dict(root.named_parameters())
-        if wanted & {id(each) for each in named.values()}:
-            for name, each in named.items():
+class TrainedModel:
+    """The models that hold ``parameters``; only ``module``, if one is given."""
+
+    def __init__(self, parameters: Iterable[Any], module: Any | None) -> None:
+        self._own = list(parameters)
+        wanted = {id(each) for each in self._own}
+        self._roots = [
+            root
+            for root in (_roots() if module is None else [module])
+            if any(id(each) in wanted for each in root.parameters())
+        ]
+
+    def tensors(self) -> dict[int, tuple[str, Any]]:
+        """Name and tensor of every parameter as it is now, by identity."""
+        found: dict[int, tuple[str, Any]] = {}
+        for root in self._roots:
+            for name, each in root.named_parameters():
                 found.setdefault(id(each), (name.removeprefix(WRAPPED), each))
-    for place, each in enumerate(own):
-        found.setdefault(id(each), (f"parameter {place}", each))
-    return found
+        for place, each in enumerate(self._own):
+            found.setdefault(id(each), (f"parameter {place}", each))
+        return found
 
 
 def _roots() -> list[Any]:
@@ -44,11 +52,13 @@ def _roots() -> list[Any]:
     return sorted(roots, key=lambda each: -sum(1 for _ in each.modules()))
 
 
-def require_all_noised(found: dict[int, tuple[str, Any]], parameters: Iterable[Any]) -> None:
+def require_all_noised(model: TrainedModel, parameters: Iterable[Any]) -> None:
     """Raise ``GuardStop`` unless every trainable tensor is one of the private optimiser's."""
     noised = {id(each) for each in parameters}
     plain = [
-        name for key, (name, each) in found.items() if each.requires_grad and key not in noised
+        name
+        for key, (name, each) in model.tensors().items()
+        if each.requires_grad and key not in noised
     ]
     if plain:
         some = ", ".join(plain[:4]) + (f" and {len(plain) - 4} more" if len(plain) > 4 else "")

@@ -39,7 +39,7 @@ from affidavit.gate.guard.blocks import entries_of, require_tensors
 from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
 from affidavit.gate.guard.holding import require_public, std_of
 from affidavit.gate.guard.lots import guarded_lots
-from affidavit.gate.guard.opacus_model import named_tensors, require_all_noised
+from affidavit.gate.guard.opacus_model import TrainedModel, require_all_noised
 from affidavit.gate.guard.opacus_noise import generator_of, put_noise, state_of
 from affidavit.gate.guard.randomness import Stream
 from affidavit.gate.guard.record import RunRecord
@@ -107,9 +107,10 @@ class OpacusRun:
         self._optimizer, self._stops, self._secure = optimizer, stops, secure == "chacha20"
         self._watch = NoiseWatch()
         self._parameters = list(optimizer.params)
-        self._model = named_tensors(self._parameters, module)
+        self._model = TrainedModel(self._parameters, module)
         require_all_noised(self._model, self._parameters)
-        self._names = [self._model[id(each)][0] for each in self._parameters]
+        found = self._model.tensors()
+        self._names = [found[id(each)][0] for each in self._parameters]
         self._tensors = require_tensors(bound, blocks or self._one_release())
         if missing := set(self._names) ^ self._tensors.keys():
             raise GuardStop(
@@ -315,7 +316,8 @@ class OpacusRun:
     def _before_update(self, stepping: Any) -> None:
         """Stop any optimiser that would update a tensor of the model without its noise."""
         tensors = [each for group in stepping.param_groups for each in group["params"]]
-        ours = [each for each in tensors if id(each) in self._model and each.grad is not None]
+        model = self._model.tensors()
+        ours = [each for each in tensors if id(each) in model and each.grad is not None]
         if not ours:
             return
         with self._stops.guarded():
@@ -323,7 +325,7 @@ class OpacusRun:
                 if id(each) not in self._noised:
                     raise GuardStop(
                         "tensor_not_noised",
-                        f"{type(stepping).__name__} would update {self._model[id(each)][0]} "
+                        f"{type(stepping).__name__} would update {model[id(each)][0]} "
                         "without noise.",
                         "Let the private optimizer's step be the only one of the model.",
                     )

@@ -170,8 +170,6 @@ def test_an_optimiser_of_another_model_is_left_alone(begin: Begin) -> None:
 
 def test_a_model_that_is_gone_guards_nothing(begin: Begin) -> None:
     script = begin()
-    hooks = torch.optim.Optimizer.register_step_pre_hook
-    assert callable(hooks)
     weight = script.module.weight
     del script
     gc.collect()
@@ -227,6 +225,17 @@ def test_noise_of_opacus_own_is_watched_to_the_end(begin: Begin) -> None:
     with pytest.raises(GuardStop) as stop:
         script.step()
     assert stop.value.code == "tensor_not_noised"
+
+
+def test_a_tensor_that_came_later_gets_no_plain_update(begin: Begin) -> None:
+    script = begin()
+    script.step()
+    script.module.register_parameter("late", nn.Parameter(torch.zeros(2)))
+    script.module.late.grad = torch.ones(2)
+    with pytest.raises(GuardStop) as stop:
+        optim.SGD([script.module.late], lr=0.1).step()
+    assert (stop.value.code, "late" in stop.value.message) == ("tensor_not_noised", True)
+    assert not script.module.late.any()
 
 
 def test_a_tensor_thawed_on_the_way_is_stopped(begin: Begin) -> None:
