@@ -11,8 +11,8 @@ Guarantees
       long it is and however many tensors it has: release t spends 6/(π² t²) of it, in equal
       parts on every test. That models the noise as exactly Gaussian; rounding of the sum's own
       type is bounded and allowed for, and a relative ``MODEL_ERROR`` of the generator's.
-    * A tensor of 16 entries or more without noise is found in its first release, before it
-      leaves the process; a smaller one within a few.
+    * In float32 a tensor of 16 entries or more without noise is found in its first release,
+      before it leaves the process; a smaller one within a few.
 
 >>> import numpy as np
 >>> watch, zeros = NoiseWatch(), np.zeros(100)

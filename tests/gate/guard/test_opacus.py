@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +128,21 @@ def test_a_bias_without_noise_is_found_within_a_few_releases(outcomes: dict[str,
     found = outcomes["one tensor noiseless"]
     assert found["guarded"] == "tensor_not_noised"
     assert found["released"] <= 2
+
+
+def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/guard.md").read_text()
+    (shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    environment = {**os.environ, "AFFIDAVIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    programs = {"affidavit": [PYTHON, "-m", "affidavit.gate"], "python": [PYTHON]}
+    for line in shown.splitlines():
+        name, *words = shlex.split(line)
+        given = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+        done = subprocess.run(
+            [*programs[name], *given], cwd=tmp_path, env=environment, capture_output=True,
+            text=True, check=False, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, (line, done.stdout, done.stderr[-2000:])
 
 
 def test_what_opacus_rounded_is_set_to_what_was_certified(outcomes: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from affidavit.gate.guard import GuardStop
+from affidavit.gate.guard import GuardStop, watching
 from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
 from affidavit.gate.guard.randomness import Stream
 from affidavit.gate.guard.watching import NoiseWatch
@@ -49,6 +49,22 @@ def test_right_noise_passes_in_every_type(dtype: str) -> None:
         watch, draws = NoiseWatch(), np.random.default_rng(seed)
         for _ in range(100):
             seen(watch, draws, dtype)
+
+
+def test_right_runs_are_stopped_no_more_often_than_promised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    promised, runs, alarms = 0.2, 300, 0
+    monkeypatch.setattr(watching, "FALSE_ALARM", promised)
+    monkeypatch.setattr(watching, "MODEL_ERROR", 0.0)
+    for seed in range(runs):
+        watch, draws = NoiseWatch(), np.random.default_rng(seed)
+        try:
+            for _ in range(15):
+                seen(watch, draws)
+        except GuardStop:
+            alarms += 1
+    assert 0 < alarms <= promised * runs
 
 
 @pytest.mark.parametrize(("name", "within"), [("weight", 1), ("bias", 3), ("one", 60)])
