@@ -56,6 +56,7 @@ lock: install
 docs: install
 	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md
 	$(BIN)/python -m affidavit.certificate.diagnose.document > docs/mistakes.md
+	$(BIN)/python -m affidavit.service.described > docs/openapi.json
 
 bench-accounting: install
 	$(BIN)/python bench/accounting.py
@@ -98,6 +99,7 @@ soak: install
 	AFFIDAVIT_DIAGNOSES=500 $(BIN)/pytest -q tests/certificate/diagnose/test_random.py
 	$(BIN)/python -m tests.gate.checking.mutations 10000
 	$(BIN)/python -m tests.accountants.soak
+	AFFIDAVIT_REQUESTS=200 $(BIN)/pytest -q tests/service/whole/test_every_answer.py
 
 clean:
 	rm -rf .venv build dist .affidavit
