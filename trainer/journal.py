@@ -39,6 +39,14 @@ class Standing:
     ended: str | None = None
     checkpoints: dict[str, Entry] = field(default_factory=dict)
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run may have used a key: it has a checkpoint to go on from, or a charge.
+
+        One that died between its header and its first checkpoint has used none.
+        """
+        return bool(self.checkpoints) or self.charged > 0
+
     def take(self, entry: Entry, digest: str) -> None:
         """One more line."""
         self.head = digest
@@ -72,8 +80,7 @@ class Journal:
             raise unwritable(folder, error) from None
         lock = _locked(folder)
         try:
-            path = folder / NAME
-            if path.exists() and b"\n" in path.read_bytes():
+            if _holds_a_run(folder / NAME):
                 raise RunFailure(
                     "run_exists",
                     f"{folder} holds a run already. Go on with it by --resume, or choose another "
@@ -138,6 +145,17 @@ def write_all(stream: int, content: bytes) -> None:
         left = left[os.write(stream, left) :]
 
 
+def _holds_a_run(path: Path) -> bool:
+    """Whether something may have been run; a record that cannot be read is taken to say so."""
+    if not path.exists() or b"\n" not in path.read_bytes():
+        return False
+    try:
+        _read(path)
+    except RunFailure as failure:
+        return failure.code != "no_run"
+    return True
+
+
 def _read(path: Path) -> tuple[Standing, int]:
     """What the whole lines come to, and how many bytes they have."""
     *lines, _cut_off = path.read_bytes().split(b"\n")
@@ -152,8 +170,10 @@ def _read(path: Path) -> tuple[Standing, int]:
                 "start a new one in another folder. Every certified step of this one is spent.",
             ) from None
         standing.take(entry, entry["digest"])
-    if standing.header is None:
-        raise RunFailure("no_run", f"{path} has no header: nothing was run yet. Start anew.")
+    if not standing.begun:
+        raise RunFailure(
+            "no_run", f"nothing was run in {path.parent} yet. Start it anew, without --resume."
+        )
     return standing, sum(len(line) + 1 for line in lines)
 
 

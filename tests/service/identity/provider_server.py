@@ -48,7 +48,7 @@ def claims(**changes: Any) -> dict[str, Any]:
         "sub": "00u1-alice",
         "iat": now,
         "nbf": now,
-        "exp": now + 300,
+        "exp": now + 6 * 3600,  # cases are made when tests are collected, long before some run
         "groups": ["ml-team"],
     }
     return {name: value for name, value in (usual | changes).items() if value is not None}

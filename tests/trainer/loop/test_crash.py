@@ -78,9 +78,8 @@ def ended(out: Path) -> bool:
 
 
 def begun(out: Path) -> bool:
-    """Whether a run has its header, so that it is to be resumed."""
-    path = out / "record.jsonl"
-    return path.exists() and b"\n" in path.read_bytes()
+    """Whether a run has its first checkpoint, so that it is to be resumed."""
+    return any(entry["type"] == "checkpoint" for entry in entries_whole(out))
 
 
 @pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])
@@ -91,7 +90,7 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     bundle, drawn = bundle_of(plan), random.Random(7)
     kills, charged = 0, 0
     for _ in range(30):
-        event = drawn.randint(5, 45)
+        event = drawn.randint(1, 45)
 
         def go_on(event: int = event) -> None:
             kill_at(event)
@@ -442,3 +441,18 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
     found_ = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found_.findings == ()
     assert made.outcome.charged == STEPS
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_started_anew(tmp_path: Path) -> None:
+    """Its record has a header and nothing else: no key was used, and nothing is charged."""
+    plan, out = plan_with(), tmp_path / "run"
+    bundle = bundle_of(plan)
+    ran(plan, out=tmp_path / "other", bundle=bundle)
+    out.mkdir()
+    header = (tmp_path / "other/record.jsonl").read_bytes().split(b"\n")[0] + b"\n"
+    (out / "record.jsonl").write_bytes(header)
+    with pytest.raises(RunFailure, match="without --resume"):
+        ran(plan, out=out, bundle=bundle, resume=True)
+    ran(plan, out=out, bundle=bundle)
+    assert ended(out)
+    assert entries_of(out)[0]["run"] != json.loads(header)["run"]
