@@ -196,6 +196,7 @@ MECHANISM = Mechanism(
         ),
         Obligation(
             code="error_state_is_private",
+            checked_by="declared",
             text="the error state is not logged, stored unencrypted or released with the model",
         ),
     ),

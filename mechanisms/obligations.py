@@ -2,7 +2,7 @@
 
 A guarantee holds for the mechanism that was accounted, not for the script that was
 meant. Every certificate lists what its trainer has to keep; ``checked_by`` says whether
-a trainer that reads certificates checks it, or whether it is declared by whoever runs it.
+our trainer keeps it, or whether it is declared by whoever runs the plan.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def _of_extras(plan: Plan) -> Iterator[Obligation]:
     if "adaptive_clipping_quantile" in kinds:
         yield Obligation(
             code="recentred_clipping_count",
+            checked_by="declared",
             text="a record of the lot adds +1/2 to the clipping count if its norm is at most the "
             "clip norm and -1/2 if not; noise of the plan's standard deviation is added to that "
             "sum once; the next clip norm depends on released values only, and the noise of each "
@@ -101,12 +102,14 @@ def _of_extras(plan: Plan) -> Iterator[Obligation]:
     if "repeat_and_select" in kinds:
         yield Obligation(
             code="repetitions_are_drawn",
+            checked_by="declared",
             text="the number of repetitions is drawn once from the plan's distribution, whatever "
             "the results; every repetition is a fresh run of the plan, only the best is released, "
             "and hyperparameters are drawn independently of the data",
         )
         yield Obligation(
             code="score_is_accounted",
+            checked_by="declared",
             text="repetitions are compared by a score of public data or of the repetition's "
             "released values, or by a metric that the plan marks each_repetition",
         )

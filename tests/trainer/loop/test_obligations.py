@@ -1,0 +1,33 @@
+"""What certificates call checked by the trainer is what the trainer keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affidavit.mechanisms.lowering import lower
+from affidavit.mechanisms.obligations import obligations
+from affidavit.mechanisms.registry import catalogue
+from affidavit.plan.parse import plan_from
+from affidavit.trainer.binding import OBLIGATIONS
+
+EXTRAS: list[dict[str, Any]] = [
+    {"kind": "adaptive_clipping_quantile", "name": "q", "noise_std": 10},
+    {"kind": "repeat_and_select", "name": "r", "distribution": "poisson", "mean": 3},
+]
+
+
+@pytest.mark.parametrize("mechanism", catalogue().values(), ids=lambda each: each.name)
+def test_it_keeps_what_it_is_said_to_check(mechanism: Any) -> None:
+    found = obligations(lower(plan_from(mechanism.minimal_plan())))
+    assert found
+    assert {each.code for each in found if each.checked_by == "trainer"} <= OBLIGATIONS
+
+
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda each: str(each["kind"]))
+def test_what_it_refuses_to_run_is_declared(plan_of: Any, extra: dict[str, Any]) -> None:
+    found = obligations(lower(plan_of(extra=[extra])))
+    unknown = {each.code for each in found} - OBLIGATIONS
+    assert unknown
+    assert all(each.checked_by == "declared" for each in found if each.code in unknown)
