@@ -19,6 +19,8 @@ from affidavit.gate.guard.stopping import GuardStop
 WRAPPED = "_module."
 """What Opacus' GradSampleModule puts in front of a parameter's name."""
 
+GHOST = "GradSampleModuleFastGradientClipping"
+
 
 class TrainedModel:
     """The models that hold ``parameters``; only ``module``, if one is given."""
@@ -41,6 +43,15 @@ class TrainedModel:
         for place, each in enumerate(self._own):
             found.setdefault(id(each), (f"parameter {place}", each))
         return found
+
+    def clip_norms(self) -> list[float]:
+        """The norms that ghost clipping clips to, which its modules keep and not the optimiser."""
+        return [
+            float(each.max_grad_norm)
+            for root in self._roots
+            for each in root.modules()
+            if any(kind.__name__ == GHOST for kind in type(each).__mro__)
+        ]
 
 
 def _roots() -> list[Any]:

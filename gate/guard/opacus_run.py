@@ -38,7 +38,7 @@ from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
 from affidavit.gate.guard.blocks import entries_of, require_tensors
 from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
 from affidavit.gate.guard.holding import require_public, std_of
-from affidavit.gate.guard.lots import guarded_lots
+from affidavit.gate.guard.lots import guarded_lots, rows_of
 from affidavit.gate.guard.opacus_model import TrainedModel, require_all_noised
 from affidavit.gate.guard.opacus_noise import generator_of, put_noise, state_of
 from affidavit.gate.guard.randomness import Stream
@@ -82,7 +82,7 @@ def opacus(
         sampler = fit.poisson_sampler(bound, data_loader)
         notes = fit.aligned(bound, optimizer, sampler)
         run = OpacusRun(bound, optimizer, stops, notes, module, blocks, secure=generator)
-        run.begin(Path(record), sampler, workers=getattr(data_loader, "num_workers", 0))
+        run.begin(Path(record), sampler)
         return run
 
 
@@ -121,15 +121,14 @@ class OpacusRun:
         self._require_public(bound.execution.at(0))
         self._noised: set[int] = set()
         self._states: set[bytes] = set()
-        self._group: int | None = None
-        self._used = 0
+        self._rows = 0
 
     @property
     def steps_left(self) -> int:
         """How many releases the certificate still allows."""
         return self.bound.execution.steps - self._record.charged
 
-    def begin(self, folder: Path, sampler: Any, *, workers: int) -> None:
+    def begin(self, folder: Path, sampler: Any) -> None:
         """Write the header and put the guard around the optimiser."""
         optimizer, stream = self._optimizer, Stream() if self._secure else None
         drawn_from = "chacha20" if self._secure else generator_of(optimizer)
@@ -149,7 +148,6 @@ class OpacusRun:
             self.notes = (*self.notes, note)
             warnings.warn(note, stacklevel=4)
         self._lots = guarded_lots(sampler, self.bound.probability, stream)
-        self._in_order = workers == 0
         self._step, self._add_noise = optimizer.step, optimizer.add_noise
         optimizer.step, optimizer.add_noise = self._method_for_step(), self._guarded_noise
         guard = weakref.ref(self)
@@ -184,14 +182,7 @@ class OpacusRun:
     def _guarded_step(self, closure: Callable[[], float] | None = None) -> Any:
         """What stands for ``optimizer.step``: a release, or a virtual step."""
         with self._stops.guarded():
-            if self._group is None:
-                self._group = self._lots.drawn
-            if self._in_order and self._lots.drawn > self._group:
-                raise GuardStop(
-                    "accumulation",
-                    "gradients of several lots are gathered for one release.",
-                    "Take a step for each lot; BatchMemoryManager splits one that is too large.",
-                )
+            self._rows += rows_of(self._parameters[0])
             charged = self._record.charged
         try:
             result = self._step(closure)
@@ -217,7 +208,8 @@ class OpacusRun:
                 "the optimizer took a step and drew no noise.",
                 "Do not replace add_noise, step or pre_step of the private optimizer.",
             )
-        self._noised, self._group = set(), None
+        self._noised, self._rows = set(), 0
+        self._lots.sizes.popleft()
         whole = self.steps_left == 0
         digest = self._digest() if whole else None
         self._record.release(digest)
@@ -247,7 +239,6 @@ class OpacusRun:
             self._record.charge(
                 self.bound, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
-            self._used = self._lots.drawn if self._in_order else self._used + 1
             if theirs:
                 self._add_noise()
                 self._look()
@@ -257,17 +248,19 @@ class OpacusRun:
             self._noised = {id(each) for each in self._parameters}
 
     def _require_lot(self) -> None:
-        if self._lots.drawn <= self._used:
+        if not self._lots.sizes:
             raise GuardStop(
                 "other_loader",
                 "a step is taken on records that the guarded loader did not draw.",
                 "Train on the data loader that make_private returned and the guard was given.",
             )
-        if self._optimizer.accumulated_iterations != 1:
+        gathered = self._optimizer.accumulated_iterations != 1
+        if gathered or self._rows > max(self._lots.sizes):
             raise GuardStop(
                 "accumulation",
-                f"{self._optimizer.accumulated_iterations} batches are gathered for one release.",
-                "Take a step and zero_grad for each lot.",
+                "a release gathers several lots, or more than one gradient of a record.",
+                "Take a step for each lot (BatchMemoryManager splits one that is too large), one "
+                "gradient a record.",
             )
 
     def _require_same_tensors(self) -> None:
@@ -282,6 +275,8 @@ class OpacusRun:
     def _require_public(self, required: Required) -> tuple[dict[str, float], dict[str, float]]:
         optimizer = self._optimizer
         clips = fit.clips_of(optimizer, self._tensors, self._names)
+        for norm in self._model.clip_norms():
+            clips = {release: max(norm, other) for release, other in clips.items()}
         std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
         stds = dict.fromkeys(clips, std)
         divisor = optimizer.expected_batch_size

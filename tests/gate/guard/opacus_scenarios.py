@@ -187,6 +187,11 @@ def unfrozen(run: Run) -> None:
     run.model.register_parameter("extra", nn.Parameter(torch.zeros(3)))
 
 
+def clipped_higher(run: Run) -> None:
+    """Ghost clipping clips to its module's norm; the optimiser's only scales the noise."""
+    run.private.max_grad_norm = 5.0
+
+
 def used_before(run: Run) -> None:
     run.engine.accountant.step(noise_multiplier=1.0, sample_rate=0.1)
 
@@ -207,6 +212,8 @@ SCENARIOS: dict[str, Setting] = {
     "right, more noise": Setting(sigma=2.0),
     "sigma": Setting(sigma=1.0),
     "clip": Setting(clip=1.5),
+    "ghost clip": Setting(make={"grad_sample_mode": "ghost"}, after=clipped_higher),
+    "accumulated ghosts": Setting(make={"grad_sample_mode": "ghost"}, lots_per_step=2),
     "shuffled": Setting(make={"poisson_sampling": False}, loader={"shuffle": True}),
     "weighted": Setting(loader={"sampler": WeightedRandomSampler(weights, 200)}),
     "weighted lots": Setting(

@@ -38,6 +38,8 @@ LAYERS = {
 BEFORE_ANYTHING = {
     "sigma": "noise_below",
     "clip": "clip_norm_above",
+    "ghost clip": "clip_norm_above",
+    "accumulated ghosts": "accumulation",
     "shuffled": "other_sampler",
     "weighted": "other_probability",
     "weighted lots": "other_sampler",
