@@ -22,12 +22,14 @@ writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDI
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 
 BUSY_MILLISECONDS = 10_000
+_HELD = "affidavit_turn"
 CONNECT_SECONDS = 5
 PRAGMAS = (
     f"busy_timeout={BUSY_MILLISECONDS}",
@@ -43,7 +45,9 @@ def open_engine(url: str) -> Engine:
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
+        turn = _Turn()
+        event.listen(engine, "begin", turn.begin)
+        event.listen(engine, "checkin", turn.end)
         return engine
     # A connection that the server closed while idle is noticed before it is used.
     return create_engine(
@@ -81,6 +85,29 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    writes = connection.get_execution_options().get("affidavit_writes", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+class _Turn:
+    """Whose turn it is to write to an SQLite file, among the threads of this process.
+
+    SQLite lets those who wait sleep ever longer and then takes whoever wakes first; a
+    thread that waits here goes on the moment the one before it is done.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+
+    def begin(self, connection: Connection) -> None:
+        """Begin a transaction; one that writes waits for its turn."""
+        if not connection.get_execution_options().get("affidavit_writes", False):
+            connection.exec_driver_sql("BEGIN")
+            return
+        held = connection.connection.record_info
+        # After so long SQLite itself says that the file is locked.
+        waits = BUSY_MILLISECONDS / 1000
+        if held is not None and _HELD not in held and self._lock.acquire(timeout=waits):
+            held[_HELD] = True
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    def end(self, _connection: Any, record: Any) -> None:
+        """A connection comes back, whatever became of its transaction."""
+        if record.record_info.pop(_HELD, False):
+            self._lock.release()

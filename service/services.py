@@ -137,7 +137,7 @@ def _provided(provider: Provider | None) -> ProviderTokens | None:
     return None if provider is None else ProviderTokens(provider, ProviderKeys.of(provider))
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # a plain one would be run in a thread
     found: Services = request.app.state.services
     return found
 

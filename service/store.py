@@ -18,8 +18,9 @@ Rules it keeps:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -158,12 +159,13 @@ class CertificateStore:
 
         That is: if there is none, or it is ``outdated``.
         """
-        with self._writer.begin() as connection:
-            found = current(connection, certificate_id, untrusted=None if untrusted_too else False)
-            if found is None or outdated(found):
-                return None
-            record(connection, found, request, "certificate.requested")
-            return found
+        wanted = [(certificate_id, request)]
+        with self.writing() as connection:
+            return repeated(connection, wanted, untrusted_too, outdated)[0]
+
+    def writing(self) -> AbstractContextManager[Connection]:
+        """A transaction that writes, for the functions below."""
+        return self._writer.begin()
 
     def add(
         self,
@@ -302,29 +304,78 @@ def _keep_key(
         )
 
 
+def repeated(
+    connection: Connection,
+    wanted: Sequence[tuple[str, Request]],
+    untrusted_too: bool,
+    outdated: Outdated,
+) -> list[StoredCertificate | None]:
+    """What ``CertificateStore.repeat`` returns, for each of ``wanted``."""
+    trust = None if untrusted_too else False
+    known = {each: current(connection, each, untrusted=trust) for each, _ in wanted}
+    for each, kept in known.items():
+        if kept is not None and outdated(kept):
+            known[each] = None
+    found = [known[each] for each, _ in wanted]
+    asked = [request for _, request in wanted]
+    answered = [(kept, of) for kept, of in zip(found, asked, strict=True) if kept is not None]
+    record_all(connection, answered, "certificate.requested")
+    return found
+
+
 def record(
     connection: Connection, certificate: StoredCertificate, request: Request, action: str
 ) -> None:
     """Write who asked for ``certificate`` and was answered with it, and that they did."""
-    made = connection.execute(
-        insert(requests)
-        .values(
-            certificate_id=certificate.id,
-            untrusted=certificate.untrusted,
-            issue=certificate.issue,
-            **asdict(request),
-        )
-        .returning(requests.c.id)
-    )
+    record_all(connection, [(certificate, request)], action)
+
+
+def record_all(
+    connection: Connection, answered: Sequence[tuple[StoredCertificate, Request]], action: str
+) -> None:
+    """The same for several certificates and requests."""
+    if not answered:
+        return
+    made = connection.execute(_REQUESTS, [_asked(*each) for each in answered]).scalars().all()
+    entries = [
+        {
+            "at": request.received_at,
+            "actor": request.requester,
+            "action": action,
+            "subject": certificate.id,
+            "details": _details(certificate, number),
+        }
+        for (certificate, request), number in zip(answered, made, strict=True)
+    ]
+    connection.execute(_AUDIT, entries)
+
+
+_REQUESTS = insert(requests).returning(requests.c.id, sort_by_parameter_order=True)
+_AUDIT = insert(audit)
+
+
+def _asked(certificate: StoredCertificate, request: Request) -> dict[str, Any]:
+    return {
+        "certificate_id": certificate.id,
+        "untrusted": certificate.untrusted,
+        "issue": certificate.issue,
+        "requester": request.requester,
+        "received_at": request.received_at,
+        "content_type": request.content_type,
+        "body": request.body,
+    }
+
+
+def _details(certificate: StoredCertificate, request: int) -> str:
     details = {
-        "request": made.scalar_one(),
+        "request": request,
         "issue": certificate.issue,
         "verdict": certificate.verdict,
         "plan_digest": certificate.plan_digest,
         "key_id": certificate.key_id,
         "untrusted": certificate.untrusted,
     }
-    audited(connection, request.received_at, request.requester, action, certificate.id, details)
+    return json.dumps(details, sort_keys=True)
 
 
 def audited(

@@ -16,7 +16,6 @@ it. An application with a route that says neither does not start (``guarded``).
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -121,7 +120,7 @@ async def _caller(services: Services, request: Request) -> Caller:
                 request.headers,
                 request.scope["http_version"],
             )
-        return await run_in_threadpool(identities.by_token, given, datetime.now(UTC))
+        return await identities.by_token(given)
     except ProviderUnavailable:
         raise Problem(
             503,

@@ -7,18 +7,21 @@ only under the conditions of ``anonymous``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from starlette.concurrency import run_in_threadpool
+
 from affidavit.plan.reasons import Reason
+from affidavit.service.batches import Batches
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
 from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.credentials import NotKnown
 from affidavit.service.identity.limits import counted
-from affidavit.service.identity.tokens import PREFIX, parse
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.tokens import PREFIX, TokenText, parse
+from affidavit.service.identity.tokens_kept import Token, TokenStore
 
 WITHOUT_TOKENS = Reason(
     code="anonymous_access",
@@ -49,15 +52,21 @@ class Identities:
         self._tokens = tokens
         self._provided = provided
         self._loopback = loopback
+        self._own: Batches[TokenText, Token | None] = Batches(self._look_up)
 
-    def by_token(self, text: str, at: datetime) -> Caller:
+    async def by_token(self, text: str) -> Caller:
         """Who holds the bearer token ``text``; raises ``NotKnown`` or ``ProviderUnavailable``."""
         if text.startswith(PREFIX):
-            return self._by_own(text, at)
+            parsed = parse(text)
+            return _caller(None if parsed is None else await self._own(parsed))
         if self._provided is None:
             raise _invalid()
-        actor = self._provided.actor(text)
+        actor = await run_in_threadpool(self._provided.actor, text)
         return Caller(actor, actor.name)
+
+    def _look_up(self, texts: Sequence[TokenText]) -> list[Token | None]:
+        found = self._tokens.find_all(texts)
+        return [found[text] for text in texts]
 
     def without_token(
         self, address: str | None, headers: Mapping[str, str], http_version: str
@@ -92,19 +101,18 @@ class Identities:
         for warning in self.warnings():
             log.warning("OPEN: %s %s", warning.message, warning.remedy)
 
-    def _by_own(self, text: str, at: datetime) -> Caller:
-        parsed = parse(text)
-        token = None if parsed is None else self._tokens.find(parsed)
-        if token is None:
-            raise _invalid()
-        if token.revoked_at is not None:
-            raise NotKnown("revoked_token", f"the token {token.id} was revoked; use another.")
-        if token.expires_at <= at:
-            raise NotKnown(
-                "expired_token",
-                f"the token {token.id} expired on {token.expires_at:%Y-%m-%d}; ask for another.",
-            )
-        return Caller(token.actor, f"token:{token.id}", token.id)
+
+def _caller(token: Token | None) -> Caller:
+    if token is None:
+        raise _invalid()
+    if token.revoked_at is not None:
+        raise NotKnown("revoked_token", f"the token {token.id} was revoked; use another.")
+    if token.expires_at <= datetime.now(UTC):
+        raise NotKnown(
+            "expired_token",
+            f"the token {token.id} expired on {token.expires_at:%Y-%m-%d}; ask for another.",
+        )
+    return Caller(token.actor, f"token:{token.id}", token.id)
 
 
 def _invalid() -> NotKnown:

@@ -157,11 +157,13 @@ class TokenStore:
 
     def find(self, text: TokenText) -> Token | None:
         """The token that ``text`` is, whether or not it still counts."""
+        return self.find_all([text])[text]
+
+    def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
+        """The token that each of ``texts`` is, whether or not it still counts."""
+        wanted = set(texts)
         with self._engine.connect() as connection:
-            kept = _find(connection, text.id)
-        digest = kept[1] if kept is not None else "0" * 64
-        same = hmac.compare_digest(digest, text.digest)
-        return kept[0] if kept is not None and same else None
+            return {text: _held(_find(connection, text.id), text) for text in wanted}
 
     def use_is_due(self, token_id: str) -> bool:
         """Whether a use is to be written down now; true once in a while for each token."""
@@ -190,6 +192,12 @@ _QUERY = (
 )
 # Built once: this is asked for every request, and building it costs more than running it.
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
+
+
+def _held(kept: tuple[Token, str] | None, text: TokenText) -> Token | None:
+    digest = kept[1] if kept is not None else "0" * 64
+    same = hmac.compare_digest(digest, text.digest)
+    return kept[0] if kept is not None and same else None
 
 
 def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:

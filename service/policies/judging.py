@@ -67,16 +67,17 @@ def waits_for_budget(verdict: str, result: str) -> bool:
 
 def question(store: PolicyStore, plan: Plan, requester: str) -> Question:
     """The question as it stands now; raises ``Altered``."""
-    return _question(store.rulebook(), plan, requester)
+    return question_by(store.rulebook(), plan, requester)
 
 
 def require_unchanged(store: PolicyStore, connection: Connection, asked: Question) -> None:
     """Hold the rules still until the transaction ends; raises ``RulesChanged``, ``Altered``."""
     rely(connection)
-    if _question(store.rulebook_in(connection), asked.plan, asked.requester) != asked:
+    if question_by(store.rulebook_in(connection), asked.plan, asked.requester) != asked:
         raise RulesChanged
 
 
-def _question(rules: Rulebook, plan: Plan, requester: str) -> Question:
+def question_by(rules: Rulebook, plan: Plan, requester: str) -> Question:
+    """The question by ``rules``."""
     granted = rules.waivers_of(plan, requester, datetime.now(UTC))
     return Question(plan, requester, rules.policy_of(plan.dataset.name), granted)

@@ -204,12 +204,17 @@ def certificates_by(connection: Connection, waiver_id: str) -> list[str]:
     return sorted(set(connection.execute(query).scalars()))
 
 
-def _head(connection: Connection) -> Head:
-    last = (
+# Built once: this is asked for every plan, and building it costs more than running it.
+_HEAD = select(
+    *(
         select(func.coalesce(func.max(table.c.id), 0)).scalar_subquery()
         for table in (policies, waivers, waiver_revocations)
     )
-    found = connection.execute(select(*last)).one()
+)
+
+
+def _head(connection: Connection) -> Head:
+    found = connection.execute(_HEAD).one()
     return int(found[0]), int(found[1]), int(found[2])
 
 

@@ -27,7 +27,7 @@ CREATED = {**answers("Certified now; the verdict is in the body.", "Result"), "h
 KNOWN = {**answers("Known already: what was answered then.", "Result"), "headers": _LOCATION}
 
 
-def syntax_of_body(http: HttpRequest) -> Syntax:
+async def syntax_of_body(http: HttpRequest) -> Syntax:
     """The syntax that the headers declare; there is no guessing."""
     declared = http.headers.get("content-type", "")
     media, *parameters = [part.strip().lower() for part in declared.split(";")]

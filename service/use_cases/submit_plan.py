@@ -14,7 +14,7 @@ that awaits instead of blocking a thread: it can wait for minutes, and threads a
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -26,6 +26,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.judgement import judge
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, parse_plan
+from affidavit.service.batches import Batches
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED
 from affidavit.service.policies.judging import (
@@ -33,6 +34,7 @@ from affidavit.service.policies.judging import (
     RulesChanged,
     budget_of,
     question,
+    question_by,
     require_unchanged,
     waits_for_budget,
 )
@@ -46,6 +48,7 @@ from affidavit.service.store import (
     Request,
     StoredCertificate,
     expired,
+    repeated,
 )
 
 MOST_WAITING = 256
@@ -56,6 +59,10 @@ MOST_CHANGES = 10
 
 Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 """Where the ledger of a plan's data set stands; None where there is none."""
+
+
+Asked = tuple[Plan, Request]
+Recalled = tuple[Question, StoredCertificate | None]
 
 
 class TooBusy(Exception):
@@ -87,6 +94,7 @@ class SubmitPlan:
         self._policies = policies
         self._position = position
         self._flights: SingleFlight[Answer] = SingleFlight()
+        self._recalled: Batches[Asked, Recalled] = Batches(self._recall)
 
     @property
     def waiting(self) -> int:
@@ -101,7 +109,9 @@ class SubmitPlan:
         """
         plan = await run_in_threadpool(parse_plan, request.body, syntax)
         for _ in range(MOST_CHANGES):
-            asked = await run_in_threadpool(question, self._policies, plan, request.requester)
+            asked, known = await self._recalled((plan, request))
+            if known is not None:
+                return Answer(known, created=False)
             answer = await self._once(asked, request)
             if answer is not None:
                 return answer
@@ -111,7 +121,9 @@ class SubmitPlan:
         """The answer to ``asked``; None if another caller's question became another one."""
         if asked.id not in self._flights and len(self._flights) >= MOST_WAITING:
             raise TooBusy
-        answer, started = await self._flights.run(asked.id, lambda: self._answer(asked, request))
+        answer, started = await self._flights.run(
+            asked.id, lambda: self.anew(asked, request, self._outdated)
+        )
         if started:
             return answer
         if answer.certificate.id != asked.id:
@@ -120,21 +132,22 @@ class SubmitPlan:
         kept = await run_in_threadpool(self._repeat, asked.id, request, expired)
         return replace(answer, certificate=kept or answer.certificate, created=False)
 
-    async def _answer(self, asked: Question, request: Request) -> Answer:
-        known = await self._known(asked.id, request)
-        if known is not None:
-            return known
-        return await self.anew(asked, request, self._outdated)
+    def _recall(self, wanted: Sequence[Asked]) -> list[Recalled]:
+        """The question of each plan as it stands now, and what is known of it, recorded."""
+        untrusted = self._signers.current().public.development
+        with self._store.writing() as connection:
+            rules = self._policies.rulebook_in(connection)
+            asked = [question_by(rules, plan, request.requester) for plan, request in wanted]
+            ids = [(each.id, request) for each, (_, request) in zip(asked, wanted, strict=True)]
+            return list(
+                zip(asked, repeated(connection, ids, untrusted, self._outdated), strict=True)
+            )
 
     async def anew(self, asked: Question, request: Request, outdated: Outdated) -> Answer:
         """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
         ledger = await self._position(asked.plan, assessment)
         return await run_in_threadpool(self._keep, asked, assessment, request, outdated, ledger)
-
-    async def _known(self, wanted: str, request: Request) -> Answer | None:
-        found = await run_in_threadpool(self._repeat, wanted, request, self._outdated)
-        return None if found is None else Answer(found, created=False)
 
     def _repeat(
         self, wanted: str, request: Request, outdated: Outdated

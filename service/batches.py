@@ -1,0 +1,66 @@
+"""Work for many callers in one go: what comes while a batch is done makes up the next one.
+
+A caller alone waits for nobody. Under load a transaction, and the flush to the disk that
+ends it, serve all who came during the one before, and each is answered only after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+MOST = 64
+"""Callers in one batch."""
+
+
+class Batches(Generic[A, B]):
+    """``work`` gives an answer for each of its questions, or fails and has done nothing.
+
+    A batch that fails is done again one question at a time, so that nobody fails for
+    another's question. Belongs to one event loop; ``work`` is called in a thread.
+    """
+
+    def __init__(self, work: Callable[[Sequence[A]], Sequence[B]]) -> None:
+        self._work = work
+        self._waiting: list[tuple[A, asyncio.Future[B]]] = []
+        self._running: asyncio.Task[None] | None = None
+
+    async def __call__(self, asked: A) -> B:
+        """The answer to ``asked``; raises what ``work`` raises."""
+        answer: asyncio.Future[B] = asyncio.get_running_loop().create_future()
+        self._waiting.append((asked, answer))
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        return await answer
+
+    async def _run(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                if not await self._do(batch, last=len(batch) == 1):
+                    for each in batch:
+                        await self._do([each], last=True)
+        finally:
+            self._running = None
+
+    async def _do(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
+        """Answer ``batch``; False where it failed and is to be tried in parts."""
+        try:
+            found = await run_in_threadpool(self._work, [asked for asked, _ in batch])
+        except Exception as error:
+            if not last:
+                return False
+            for _, answer in batch:
+                if not answer.done():  # its caller may have gone away
+                    answer.set_exception(error)
+            return True
+        for (_, answer), each in zip(batch, found, strict=True):
+            if not answer.done():
+                answer.set_result(each)
+        return True
