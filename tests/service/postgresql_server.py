@@ -62,8 +62,10 @@ def user() -> str:
 
 
 @contextmanager
-def running(programs: Path, port: int) -> Iterator[Path]:
+def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Path]:
     """A server on ``port`` of the loopback, its superuser ``affidavit``, nothing kept.
+
+    A ``durable`` one flushes every commit, as in production; for tests that is slow.
 
     Yields the directory of the programs, which are copied where the user cannot reach them.
     """
@@ -73,7 +75,9 @@ def running(programs: Path, port: int) -> Iterator[Path]:
         shutil.chown(directory, user())
         programs = _reachable(programs, directory)
         _run(programs, "initdb", directory, "-A", "trust", "-N", "-U", "affidavit")
-        options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory, "-F"]
+        options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory]
+        if not durable:
+            options.append("-F")
         process = subprocess.Popen(
             [programs / "postgres", "-D", directory / "data", *options],
             cwd=directory,

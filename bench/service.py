@@ -1,0 +1,311 @@
+"""The service under load, beside what it stands on: ratios in one run, on both databases.
+
+- cached: ``POST /v1/certificates`` of plans that are known, beside a bare FastAPI and
+  SQLAlchemy read of one row by its primary key (``bare_read.py``);
+- new: distinct plans of full batches, beside a loop of inserting one row and committing it
+  by the same driver with the same settings;
+- ``/livez``, asked a hundred times a second, while two workers account heavy plans and
+  sixteen connections send new ones.
+
+wrk (``apt-get install wrk``) sends, from 16 connections and one thread; the service writes
+its log and its transparency log as always, and requires a token.
+
+    python -m bench.service [SECONDS] [TURNS]
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from sqlalchemy import create_engine, text
+
+from affidavit.service.database import open_engine, writer
+from tests.service import postgresql_server
+from tests.service.conftest import free_port
+
+HERE = Path(__file__).parent
+CONNECTIONS = 16
+KNOWN = 64
+"""Plans that the cached requests ask for in turn."""
+PLAN: dict[str, Any] = {
+    "version": 1,
+    "name": "load",
+    "dataset": {"name": "toy", "size": 1000},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "full_batch"},
+    "steps": 10,
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": "NOISE"}],
+    "target": {"epsilon": 8, "delta": 1e-5},
+}
+BODY = json.dumps(PLAN).replace('"NOISE"', "NOISE")
+HEAVY = {
+    **PLAN,
+    "dataset": {"name": "toy", "size": 1_000_000},
+    "sampling": {"scheme": "poisson", "expected_batch_size": 100},
+}
+
+noises = itertools.count(20_000_000, 1_000_000)
+"""Where each round of new plans begins, in millionths."""
+
+
+class Service:
+    """A running service, and a bare reader of its database beside it."""
+
+    def __init__(self, url: str, home: Path, rest: ExitStack) -> None:
+        self.url = url
+        environment = {
+            **os.environ,
+            "AFFIDAVIT_HOME": str(home),
+            "DATABASE_URL": url,
+            "AFFIDAVIT_RATE_LIMIT": "10000000",
+            "OMP_NUM_THREADS": "1",
+        }
+        for command in ("migrate", "keys new"):
+            _affidavit(command, environment)
+        told = _affidavit("tokens new --name load --scope submit", environment)
+        self.token = next(word for word in told.split() if word.startswith("affidavit_"))
+        self.port, self.bare = free_port(), free_port()
+        serve = [sys.executable, "-m", "affidavit.gate", "serve", "--port", str(self.port)]
+        rest.enter_context(_running(serve, self.port, environment, home / "log"))
+        bare = [sys.executable, str(HERE / "bare_read.py"), url, str(self.bare)]
+        rest.enter_context(_running(bare, self.bare, environment, home / "bare"))
+
+    def post(self, first: int, kinds: int, seconds: int) -> dict[str, float]:
+        """What wrk saw of posting ``kinds`` plans in turn."""
+        script = [HERE / "service.lua", f"http://127.0.0.1:{self.port}"]
+        given = [self.token, BODY, str(first), str(kinds)]
+        return _wrk(seconds, "-s", *script, "--", *given)
+
+    def read(self, certificate: str, seconds: int) -> dict[str, float]:
+        """What wrk saw of reading one row through the bare application."""
+        script = [HERE / "report.lua", f"http://127.0.0.1:{self.bare}/{certificate}"]
+        return _wrk(seconds, "-s", *script)
+
+    def certify(self, plan: dict[str, Any], connection: HTTPConnection | None = None) -> Any:
+        """The answer to one plan, which must be certified or refused."""
+        connection = connection or HTTPConnection("127.0.0.1", self.port)
+        head = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
+        connection.request("POST", "/v1/certificates", json.dumps(plan), head)
+        answer = connection.getresponse()
+        found = json.loads(answer.read())
+        if answer.status not in (200, 201):
+            raise SystemExit(f"answered {answer.status}: {found}")
+        return found
+
+
+def _affidavit(command: str, environment: dict[str, str]) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "affidavit.gate", *command.split()],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+@contextmanager
+def _running(
+    command: list[str], port: int, environment: dict[str, str], log: Path
+) -> Iterator[None]:
+    with log.open("w") as out:
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        try:
+            _await(port, process, log)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(200):
+        try:
+            HTTPConnection("127.0.0.1", port).connect()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+        if process.poll() is not None:
+            break
+    raise SystemExit(f"it did not start: {log.read_text()[-2000:]}")
+
+
+def _wrk(seconds: int, *given: Any) -> dict[str, float]:
+    command = [
+        "wrk",
+        "-t1",
+        f"-c{CONNECTIONS}",
+        f"-d{seconds}s",
+        "--timeout",
+        "60s",
+        *map(str, given),
+    ]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    found = json.loads(told.rpartition("JSON ")[2])
+    if found["failed"]:
+        raise SystemExit(f"{found['failed']} requests failed:\n{told}")
+    return {**found, "rate": found["requests"] / found["seconds"]}
+
+
+def commit_rate(url: str, seconds: float = 2.0) -> float:
+    """Commits a second of one row each, one after the other."""
+    engine = open_engine(url)
+    with writer(engine).begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS committed (at DOUBLE PRECISION)"))
+    insert = f"INSERT INTO committed VALUES ({time.time()})"
+    connection = engine.raw_connection()
+    try:
+        cursor = connection.cursor()
+        done, begun = 0, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            if engine.dialect.name == "sqlite":
+                cursor.execute("BEGIN IMMEDIATE")
+            cursor.execute(insert)
+            connection.commit()
+            done += 1
+        return done / (time.perf_counter() - begun)
+    finally:
+        connection.close()
+        engine.dispose()
+
+
+def livez(service: Service, seconds: float) -> list[float]:
+    """Milliseconds that ``/livez`` took, asked a hundred times a second."""
+    connection = HTTPConnection("127.0.0.1", service.port)
+    found = []
+    end = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < end:
+        connection.request("GET", "/livez")
+        connection.getresponse().read()
+        found.append((time.perf_counter() - begun) * 1e3)
+        time.sleep(max(0.0, 0.01 - (time.perf_counter() - begun)))
+    return found
+
+
+@contextmanager
+def heavy_plans(service: Service) -> Iterator[None]:
+    """Two callers who keep both workers busy with plans of about a second each."""
+    stop, numbers = Event(), itertools.count()
+
+    def run() -> None:
+        connection = HTTPConnection("127.0.0.1", service.port)
+        while not stop.is_set():
+            scale = 0.8 + next(numbers) * 1e-4
+            release = {"name": "all", "clip_norm": 1, "noise_multiplier": scale}
+            service.certify({**HEAVY, "steps": 1_000_000, "releases": [release]}, connection)
+
+    callers = [Thread(target=run) for _ in range(2)]
+    for each in callers:
+        each.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for each in callers:
+            each.join()
+
+
+def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
+    """How long ``/livez`` takes while everything else is busy."""
+    asked: list[float] = []
+    with heavy_plans(service):
+        asking = Thread(target=lambda: asked.extend(livez(service, seconds)))
+        asking.start()
+        posted = service.post(next(noises), 10**6, seconds)
+        asking.join()
+    found = statistics.quantiles(asked, n=100)
+    return {"p50": found[49], "p99": found[98], "most": max(asked), "rate": posted["rate"]}
+
+
+def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
+    """All of it on one database, a row each."""
+    known = next(noises)
+    for each in range(KNOWN):
+        release = {"name": "all", "clip_norm": 1, "noise_multiplier": (known + each) / 1e6}
+        certificate = service.certify({**PLAN, "releases": [release]})["certificate"]["id"]
+    cached, new = [], []
+    for turn in range(turns + 1):
+        bare, hits = service.read(certificate, seconds), service.post(known, KNOWN, seconds)
+        commits, fresh = commit_rate(service.url), service.post(next(noises), 10**6, seconds)
+        if turn:  # the first turn warms both up
+            cached.append((hits, bare["rate"]))
+            new.append((fresh, commits))
+    for name, found in (("cached", cached), ("new", new)):
+        ratios = sorted(ours["rate"] / theirs for ours, theirs in found)
+        ours, theirs = found[len(found) // 2]
+        p99 = statistics.median(each["p99"] for each, _ in found)
+        say(
+            f"| {kind} | {name} | {ours['rate']:.0f} | {theirs:.0f} | "
+            f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | {p99:.1f} |"
+        )
+    idle = statistics.quantiles(livez(service, seconds), n=100)
+    busy = livez_under_load(service, 2 * seconds)
+    say(
+        f"| {kind} | /livez | p50 {busy['p50']:.1f} ms, p99 {busy['p99']:.1f} ms, most "
+        f"{busy['most']:.1f} ms | idle p99 {idle[98]:.1f} ms | | "
+        f"at {busy['rate']:.0f} new a second |"
+    )
+
+
+def say(line: str) -> None:
+    """Print a line now."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def databases(home: Path) -> Iterator[dict[str, str]]:
+    """The URL of an empty database of each kind, as durable as in production."""
+    found = {"SQLite": f"sqlite:///{home / 'affidavit.db'}"}
+    programs = postgresql_server.binaries()
+    if programs is None:
+        say("PostgreSQL was not measured: there are no binaries")
+        yield found
+        return
+    port = free_port()
+    with postgresql_server.running(programs, port, durable=True):
+        server = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
+        for _ in range(100):
+            try:
+                create_engine(f"{server}/postgres").connect().close()
+                break
+            except Exception:
+                time.sleep(0.1)
+        engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text("CREATE DATABASE load"))
+        engine.dispose()
+        yield {**found, "PostgreSQL": f"{server}/load"}
+
+
+def main() -> None:
+    """Measure and print a table."""
+    if shutil.which("wrk") is None:
+        raise SystemExit("wrk is not here; run apt-get install wrk")
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
+    turns = int(sys.argv[2]) if len(sys.argv) > 2 else 3
+    say("| database | requests | a second | beside | ratio | p99, ms |\n|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as found:
+        for kind, url in found.items():
+            home = Path(directory) / kind
+            home.mkdir()
+            with ExitStack() as rest:
+                measure(kind, Service(url, home, rest), seconds, turns)
+
+
+if __name__ == "__main__":
+    main()
