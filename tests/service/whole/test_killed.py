@@ -1,0 +1,282 @@
+"""kill -9 of the serving process at named points: what was answered stays, nothing is twice.
+
+The same process starts again each time on the same database and is asked the same again,
+as a client does that got no answer. After each death the audit replays the log against
+all tables, and holds it to the checkpoint that was seen last.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
+from affidavit.service.database import open_engine
+from affidavit.service.log.audit import audit, one_state
+from affidavit.service.settings import Settings
+
+CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
+POINTS = (
+    *(("certify", f"{moment} {CERTIFICATE}") for moment in ("before", "after")),
+    *(("certify", f"{moment} {CERTIFICATE}") for moment in ("uncommitted", "committed")),
+    ("certify", f"before {ENTRY}"),
+    *(("approve", f"{moment} INSERT INTO approvals") for moment in ("before", "after")),
+    *(("approve", f"{moment} {CERTIFICATE}") for moment in ("before", "uncommitted", "committed")),
+    *(("settle", f"{moment} INSERT INTO ledger_events") for moment in ("before", "after")),
+    *(("settle", f"{moment} {ENTRY}") for moment in ("after", "uncommitted", "committed")),
+    ("sequence", "before INSERT INTO log_leaves"),
+    ("sequence", "after DELETE FROM log_pending"),
+    *(
+        ("sequence", f"{moment} INSERT INTO log_checkpoints")
+        for moment in ("before", "uncommitted", "committed")
+    ),
+)
+RECORD = "sha256:" + "0" * 64
+NEVER = "before NOTHING"
+
+
+@dataclass
+class Mortal:
+    """A service that dies, the people who ask it, and who looks at what is left."""
+
+    home: Path
+    url: str
+    headers: dict[str, dict[str, str]]
+    engine: Engine
+    mother: Any
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
+    pid: int = 0
+    seen: list[Checkpoint] = field(default_factory=list)
+
+    def start(self, point: str) -> None:
+        """Start it; it will die at ``point`` once armed."""
+        for name in ("said", "armed"):
+            (self.home / name).unlink(missing_ok=True)
+        self.mother.stdin.write(f"{point}\n")
+        self.mother.stdin.flush()
+        self.pid = int(self.mother.stdout.readline())
+        found = None
+        end = time.monotonic() + 30
+        while found is None:
+            assert time.monotonic() < end, (self.home / "said").read_text()
+            with suppress(FileNotFoundError):
+                said = (self.home / "said").read_text()
+                found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)
+            time.sleep(0.01)
+        self.client.base_url = httpx.URL(found[1])
+
+    def arm(self) -> None:
+        os.kill(self.pid, signal.SIGUSR1)
+        end = time.monotonic() + 10
+        while not (self.home / "armed").exists():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+    def died(self) -> int:
+        """How it ended, once it has."""
+        return int(self.mother.stdout.readline())
+
+    def ask(self, who: str, path: str, body: Any, **headers: str) -> Any:
+        sent = {**self.headers[who], **headers}
+        return self.client.post(path, json=body, headers=sent)
+
+    def get(self, path: str) -> Any:
+        return self.client.get(path, headers=self.headers["pat"])
+
+    def look(self) -> None:
+        """Nothing is torn: tables and log agree, and the log continues what was seen of it."""
+        with one_state(self.engine) as connection:
+            assert list(audit(connection, self.seen[-1:], lambda *_: None)) == []
+
+    def remember(self) -> None:
+        """The newest checkpoint, once everything has its place in the log."""
+        end = time.monotonic() + 10
+        while self.count("log_pending"):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        self.seen.append(read_checkpoint(self.get("/v1/log/checkpoint").text))
+
+    def count(self, table: str, where: str = "1 = 1") -> int:
+        with self.engine.connect() as connection:
+            query = text(f"SELECT COUNT(*) FROM {table} WHERE {where}")
+            found: int = connection.execute(query).scalar_one()
+            return found
+
+
+@pytest.fixture
+def mortal(database_url: str, tmp_path: Path, token_for: Any) -> Iterator[Mortal]:
+    KeyStore(tmp_path / "keys").new("test")
+    settings = Settings(database_url=database_url, key_directory=tmp_path / "keys")
+    people = {"sam": ["submit"], "pat": ["approve"], "wim": ["work"], "ada": ["admin"]}
+    headers = {name: token_for(settings, *of, name=name) for name, of in people.items()}
+    made = {"AFFIDAVIT_HOME": str(tmp_path), "DATABASE_URL": database_url}
+    mother = subprocess.Popen(
+        [sys.executable, "-m", "tests.service.whole.mortal"],
+        env={**os.environ, **made, "AFFIDAVIT_RATE_LIMIT": "1000000"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    engine = open_engine(database_url)
+    found = Mortal(tmp_path, database_url, headers, engine, mother)
+    yield found
+    with suppress(ProcessLookupError):
+        if found.pid:
+            os.kill(found.pid, signal.SIGKILL)
+    mother.communicate(timeout=30)
+    found.client.close()
+    engine.dispose()
+
+
+class Work:
+    """One thing to be done, asked until it is answered, and what has then happened once."""
+
+    def __init__(self, mortal: Mortal, kind: str, plan: dict[str, Any]) -> None:
+        self.mortal, self.kind, self.plan = mortal, kind, plan
+        self.answered: Any = None
+        self.made: dict[str, Any] = {}
+        self.reservation = ""
+
+    def prepare(self) -> None:
+        """What must be there before the work itself."""
+        if self.kind in ("certify", "sequence"):
+            return
+        answer = self.mortal.ask("sam", "/v1/certificates", self.plan)
+        assert answer.status_code == 201, answer.text
+        self.made = answer.json()["certificate"]
+        if self.kind == "settle":
+            body = {"certificate": self.made["id"]}
+            answer = self.mortal.ask("sam", "/v1/ledgers/toy/reservations", body)
+            assert answer.status_code == 201, answer.text
+            self.reservation = answer.json()["id"]
+            where = f"/v1/reservations/{self.reservation}/commit"
+            assert self.mortal.ask("wim", where, {}).status_code == 200
+
+    def ask(self) -> Any:
+        if self.kind == "approve":
+            body = {"envelope": self.made["envelope_digest"]}
+            where = f"/v1/certificates/{self.made['id']}/approvals"
+            return self.mortal.ask("pat", where, body)
+        if self.kind == "settle":
+            where = f"/v1/reservations/{self.reservation}/settle"
+            body = {"steps_run": 4, "record": RECORD}
+            key = {"idempotency-key": self.reservation}
+            return self.mortal.ask("wim", where, body, **key)
+        return self.mortal.ask("sam", "/v1/certificates", self.plan)
+
+    def try_it(self) -> None:
+        """Ask once; there may be no answer."""
+        with suppress(httpx.TransportError):
+            answer = self.ask()
+            assert answer.status_code in (200, 201), answer.text
+            self.answered = answer.json()
+
+    def finish(self) -> None:
+        """Ask again, and see that it happened once and as it was answered."""
+        answer = self.ask()
+        mortal = self.mortal
+        if self.kind == "approve":
+            # Decided before the death, it cannot be decided again, and says so.
+            assert answer.status_code in (201, 409), answer.text
+            identity = self.made["id"]
+            now = mortal.get(f"/v1/certificates/{identity}").json()["certificate"]
+            assert (now["issue"], now["status"]) == (2, "active")
+            assert mortal.count("approvals", f"certificate_id = '{identity}'") == 1
+            assert mortal.count("certificates", f"id = '{identity}'") == 2
+            assert mortal.count("log_entries", f"subject = '{identity}'") == 3
+        elif self.kind == "settle":
+            assert answer.status_code == 200, answer.text
+            found = answer.json()
+            assert (found["state"], found["steps"]["run"]) == ("settled", 4)
+            events = f"reservation_id = '{self.reservation}' AND kind = 'settle'"
+            assert mortal.count("ledger_events", events) == 1
+        else:
+            assert answer.status_code in (200, 201), answer.text
+            identity = answer.json()["certificate"]["id"]
+            assert mortal.count("certificates", f"id = '{identity}'") == 1
+            assert mortal.count("log_entries", f"subject = '{identity}'") == 1
+            if self.answered is not None:
+                assert answer.json() == self.answered
+
+
+def works(mortal: Mortal, kinds: list[str], plan: Any) -> list[Work]:
+    """Work of each kind, on plans of their own, prepared by a service that lives."""
+    mortal.start(NEVER)
+    policy = {"schema_version": 1, "name": "two", "version": 1, "datasets": ["careful"]}
+    answer = mortal.ask("ada", "/v1/policies", {**policy, "approvals": 1})
+    assert answer.status_code == 201, answer.text
+    budget = {"adjacency": "add_remove", "epsilon": 100, "delta": 1e-2}
+    answer = mortal.ask("ada", "/v1/ledgers/toy/budget", budget)
+    assert answer.status_code == 201, answer.text
+    made = []
+    for number, kind in enumerate(kinds, 5):
+        dataset = {"name": "careful" if kind == "approve" else "toy", "size": 1000}
+        made.append(Work(mortal, kind, plan(steps=number, dataset=dataset)))
+        made[-1].prepare()
+    mortal.remember()
+    os.kill(mortal.pid, signal.SIGKILL)
+    assert mortal.died() == -signal.SIGKILL
+    mortal.look()
+    return made
+
+
+def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_twice(
+    mortal: Mortal, plan: Any
+) -> None:
+    assert len(POINTS) == 20
+    unanswered = None
+    made = works(mortal, [each for each, _ in POINTS], plan)
+    for work, (_, point) in zip(made, POINTS, strict=True):
+        mortal.start(point)
+        if unanswered is not None:
+            unanswered.finish()
+            if unanswered.kind == "sequence":
+                mortal.remember()
+        mortal.arm()
+        work.try_it()
+        assert mortal.died() == -signal.SIGKILL, point
+        assert (work.answered is not None) == (work.kind == "sequence"), point
+        mortal.look()
+        unanswered = work
+    mortal.start(NEVER)
+    assert unanswered is not None
+    unanswered.finish()
+    mortal.remember()
+    mortal.look()
+
+
+def test_killed_at_random_statements_the_same_holds(mortal: Mortal, plan: Any) -> None:
+    draw = random.Random(20261121)
+    kinds = ["certify", "approve", "settle"]
+    left = works(mortal, kinds, plan)
+    while left:
+        mortal.start(f"statement {draw.randrange(1, 60)}")
+        mortal.arm()
+        for work in left[:3]:
+            work.try_it()
+        with suppress(ProcessLookupError):
+            os.kill(mortal.pid, signal.SIGKILL)
+        assert mortal.died() == -signal.SIGKILL
+        mortal.look()
+        mortal.start(NEVER)
+        for work in left[:3]:
+            work.finish()
+        mortal.remember()
+        os.kill(mortal.pid, signal.SIGKILL)
+        assert mortal.died() == -signal.SIGKILL
+        left = left[3:]
