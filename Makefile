@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
 
 install: $(STAMP)
 
@@ -29,6 +29,10 @@ demo: install
 # DP-Muon and DP-SGD on digits at one ε, certified, trained and held against the certificate.
 demo-train: install-trainer
 	@$(BIN)/python examples/train/demo.py
+
+# A certified run requested, claimed by a worker, trained and settled, on SQLite.
+demo-run: install-trainer
+	@$(BIN)/python examples/train/demo_run.py
 
 test: install-trainer
 	$(BIN)/pytest -q -n 2

@@ -38,7 +38,9 @@ class Slots:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            # Not without end: a signal that another thread took is handled when this one wakes.
+            while thread.is_alive():
+                thread.join(0.5)
 
     def _slot(self, stop: threading.Event) -> None:
         wait = self.wait

@@ -1,0 +1,152 @@
+"""A service as a process with a certified plan of a few steps, and workers beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
+from tests.service.conftest import (  # noqa: F401
+    Server,
+    database_url,
+    migrated_sqlite,
+    postgresql,
+    postgresql_url,
+    sqlite_url,
+)
+
+PLAN = {
+    "version": 1,
+    "name": "tiny",
+    "dataset": {"name": "digits-train", "size": 1438},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "poisson", "lot_size": 64},
+    "releases": [{"name": "all", "count": 1, "clip_norm": 1, "noise_multiplier": 2.0}],
+    "optimizer": {"name": "dp_sgd", "learning_rate": 0.1},
+    "target": {"epsilon": 60, "delta": 1e-5},
+}
+END = ("settled", "failed", "cancelled")
+
+
+@dataclass
+class Shop:
+    """A running service, a budget, and workers that are started and ended at will."""
+
+    home: Path
+    database: str
+    server: Server
+    tokens: dict[str, str]
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def ask(self, method: str, path: str, who: str = "submit", body: Any = None) -> Any:
+        headers = {"authorization": f"Bearer {self.tokens[who]}"}
+        answer = httpx.request(method, self.server.url + path, headers=headers, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def certify(self, steps: int) -> str:
+        found = self.ask("POST", "/v1/certificates", body={**PLAN, "steps": steps})
+        assert found["verdict"] == "certified", found["reasons"]
+        return str(found["certificate"]["id"])
+
+    def request(self, certificate: str, **more: Any) -> str:
+        body = {
+            "certificate": certificate,
+            "data": "digits:part=train",
+            "model": "mlp:8,seed=1,blocks=all",
+            "output": "tiny",
+        }
+        return str(self.ask("POST", "/v1/runs", body={**body, **more})["id"])
+
+    def run(self, run_id: str) -> Any:
+        return self.ask("GET", f"/v1/runs/{run_id}")
+
+    def charged(self, run_id: str) -> Any:
+        found = self.ask("GET", f"/v1/reservations/{self.run(run_id)['reservation']}")
+        return found["state"], found["steps"]["run"]
+
+    def wait(self, run_id: str, *states: str, seconds: float = 60) -> Any:
+        end = time.monotonic() + seconds
+        while (found := self.run(run_id))["state"] not in states:
+            assert time.monotonic() < end, (found, self.logs())
+            time.sleep(0.05)
+        return found
+
+    def begun(self, run_id: str, lines: int = 3) -> Path:
+        """The record of a run that charged a step."""
+        end = time.monotonic() + 60
+        while True:
+            found = list((self.home / "runs").glob(f"**/{run_id}-*/run/record.jsonl"))
+            if found and found[0].read_bytes().count(b"\n") >= lines:
+                return found[0]
+            assert time.monotonic() < end, (self.run(run_id), self.logs())
+            time.sleep(0.02)
+
+    def worker(self, *options: str, name: str = "w1") -> subprocess.Popen[bytes]:
+        """A worker process with its own key, which the service trusts."""
+        home = self.home / name
+        if not home.exists():
+            key = KeyStore(home / "keys").new(name)
+            KeyStore(self.home / "worker-keys").keep(key.public)
+        environment = {
+            **os.environ,
+            "AFFIDAVIT_HOME": str(home),
+            "AFFIDAVIT_TOKEN": self.tokens["work"],
+            "OMP_NUM_THREADS": "1",
+        }
+        (trusted,) = (self.home / "keys").glob("*.json")
+        with (home / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "affidavit.worker", "--server", self.server.url),
+                    *("--outputs", str(self.home / "runs"), "--keys", str(trusted)),
+                    *("--name", name, "--wait", "0.1", *options),
+                ],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+        self.workers.append(process)
+        return process
+
+    def logs(self) -> str:
+        found = [*self.home.glob("w*/log"), *self.home.glob("runs/**/trainer.log")]
+        return "\n".join(path.read_text() for path in found)
+
+
+@pytest.fixture
+def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:  # noqa: F811
+    KeyStore(tmp_path / "keys").new("test")
+    engine = open_engine(database_url)
+    store, now = TokenStore(engine), datetime.now(UTC)
+    tokens = {
+        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
+    }
+    engine.dispose()
+    server = Server(tmp_path)
+    # The server leaves DATABASE_URL out of its environment, because most tests are about SQLite.
+    plain = server._environment
+    monkeypatch.setattr(server, "_environment", lambda: {**plain(), "DATABASE_URL": database_url})
+    server.start()
+    found = Shop(tmp_path, database_url, server, tokens)
+    budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
+    found.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
+    yield found
+    for process in found.workers:
+        process.kill()
+        process.wait(10)
+    server.stop(signal.SIGKILL)
