@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
 
 install: $(STAMP)
 
@@ -73,6 +73,10 @@ bench-diagnosis: install
 
 bench-monte-carlo: install
 	$(BIN)/python bench/monte_carlo.py
+
+# wrk sends (apt-get install wrk); about three minutes on an idle machine.
+bench-service: install
+	$(BIN)/python -m bench.service
 
 # jax-privacy compiles for minutes; without its environment only our side is measured.
 bench-strategies: install
