@@ -138,7 +138,7 @@ def aligned(bound: Bound, optimizer: Any, sampler: Any) -> tuple[str, ...]:
         )
     notes = []
     certified = float(q) if Fraction(float(q)) <= q else math.nextafter(float(q), 0)
-    if float(rate) != certified:
+    if abs(rate - q) > CLOSE * q:
         notes.append(f"sampling probability set to {certified:.9g}, from {float(rate):.9g}.")
     if divisor != float(lot):
         notes.append(f"divisor set to {float(lot):g}, from {divisor:g}.")

@@ -37,7 +37,7 @@ NAME = "record.jsonl"
 
 
 class RunRecord:
-    """A record that only grows, each line on the disk before ``append`` returns."""
+    """A record that only grows, each line but releases on the disk before ``append`` returns."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -59,8 +59,8 @@ class RunRecord:
         except OSError as error:
             raise self._not_written(error) from None
 
-    def append(self, entry: Entry) -> None:
-        """Write one line."""
+    def append(self, entry: Entry, *, durable: bool = True) -> None:
+        """Write one line, and unless ``durable`` is false have it on the disk."""
         if self._stream is None:
             raise GuardStop("step_lost", "the record has ended.", "Begin a run of its own.")
         line, digest = sealed(entry, self.head)
@@ -68,7 +68,8 @@ class RunRecord:
             left = memoryview(line)
             while left:
                 left = left[os.write(self._stream, left) :]
-            os.fsync(self._stream)
+            if durable:
+                os.fsync(self._stream)
         except OSError as error:
             raise self._not_written(error) from None
         self.head = digest
@@ -140,7 +141,8 @@ class RunRecord:
                 "step": self.charged - 1,
                 "lot_size_commitment": None,
                 "parameters": parameters,
-            }
+            },
+            durable=False,
         )
         self.released += 1
 

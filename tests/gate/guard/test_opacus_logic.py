@@ -75,6 +75,15 @@ def test_a_right_run_conforms_and_ends_at_its_last_step(
     assert torch.equal(before, script.module.weight)
 
 
+def test_a_certified_probability_is_held_as_a_lot_size_is(begin: Begin) -> None:
+    script = begin(plan={"sampling": {"scheme": "poisson", "probability": 0.1}})
+    assert script.guard.notes == ()
+    assert script.loader.batch_sampler.sample_rate <= 0.1
+    for _ in range(STEPS):
+        script.step()
+    assert script.guard.steps_left == 0
+
+
 def test_the_step_is_charged_before_its_noise_is_drawn(begin: Begin, tmp_path: Path) -> None:
     script = begin(generator="chacha20")
     drawn = []
