@@ -53,7 +53,7 @@ class Log:
             for _ in range(count):
                 append(
                     connection,
-                    "run",
+                    "exercise",
                     f"run {self.entered}",
                     {"number": self.entered},
                     actor="tests",
