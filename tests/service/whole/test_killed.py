@@ -245,17 +245,19 @@ def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_tw
         mortal.start(point)
         if unanswered is not None:
             unanswered.finish()
-            if unanswered.kind == "sequence":
-                mortal.remember()
+        if work.kind == "sequence":
+            mortal.remember()  # nothing waits but what this work enters
         mortal.arm()
         work.try_it()
         assert mortal.died() == -signal.SIGKILL, point
-        assert (work.answered is not None) == (work.kind == "sequence"), point
+        # The log may be quicker than the answer.
+        assert work.answered is None or work.kind == "sequence", point
         mortal.look()
         unanswered = work
     mortal.start(NEVER)
     assert unanswered is not None
     unanswered.finish()
+    assert any(work.answered for work in made)
     mortal.remember()
     mortal.look()
 
