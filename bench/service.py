@@ -58,8 +58,8 @@ HEAVY = {
     "sampling": {"scheme": "poisson", "expected_batch_size": 100},
 }
 
-noises = itertools.count(20_000_000, 1_000_000)
-"""Where each round of new plans begins, in millionths."""
+noises = itertools.count(2_000_000_000, 1_000_000)
+"""Where each round of new plans begins, in millionths; so much noise is soon accounted."""
 
 
 class Service:

@@ -1,0 +1,55 @@
+"""Batches: everybody gets the answer to their own question, and nobody another's failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from affidavit.service.batches import MOST, Batches
+
+
+class Halving:
+    """Halves numbers, and has nothing to do with a batch that has an odd one."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __call__(self, asked: Sequence[int]) -> list[int]:
+        self.sizes.append(len(asked))
+        if any(each % 2 for each in asked):
+            raise ValueError("odd")
+        return [each // 2 for each in asked]
+
+
+def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
+    async def run() -> list[int | BaseException]:
+        batches = Batches(work)
+        return await asyncio.gather(*(batches(each) for each in numbers), return_exceptions=True)
+
+    return asyncio.run(run())
+
+
+def test_each_gets_their_own_answer_in_batches_of_at_most_so_many() -> None:
+    work = Halving()
+    numbers = range(0, 6 * MOST, 2)
+    assert _ask(work, numbers) == [each // 2 for each in numbers]
+    assert sum(work.sizes) == 3 * MOST
+    assert max(work.sizes) == MOST
+
+
+def test_one_that_fails_fails_alone() -> None:
+    found = _ask(Halving(), [2, 3, 4])
+    assert [found[0], found[2]] == [1, 2]
+    assert isinstance(found[1], ValueError)
+
+
+def test_a_caller_that_went_away_keeps_nobody_waiting() -> None:
+    async def run() -> int:
+        batches = Batches(Halving())
+        gone = asyncio.create_task(batches(2))
+        stays = asyncio.create_task(batches(4))
+        await asyncio.sleep(0)
+        gone.cancel()
+        return await stays
+
+    assert asyncio.run(run()) == 2
