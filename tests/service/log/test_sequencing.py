@@ -87,9 +87,9 @@ def test_a_rolled_back_transaction_leaves_no_gap_and_a_late_one_comes_later(log:
         pytest.skip("SQLite has one writer at a time")
     early = log.engine.connect()
     transaction = early.begin()
-    append(early, "run", "run 1000", {}, actor="tests", at=NOON)
+    append(early, "exercise", "run 1000", {}, actor="tests", at=NOON)
     lost = log.engine.connect()
-    append(lost, "run", "run 2000", {}, actor="tests", at=NOON)
+    append(lost, "exercise", "run 2000", {}, actor="tests", at=NOON)
     lost.rollback()
     lost.close()
     log.grow(3)
@@ -112,7 +112,7 @@ def test_many_sequencers_and_writers_at_once(log: Log) -> None:
             with lock:
                 number = next(numbers)
             with writer(log.engine).begin() as connection:
-                append(connection, "run", f"run {number}", {}, actor="tests", at=NOON)
+                append(connection, "exercise", f"run {number}", {}, actor="tests", at=NOON)
 
     def run(engine: Any) -> None:
         sequencer = Sequencer(engine, lambda: KEY, origin=ORIGIN)
@@ -193,7 +193,7 @@ def _sequence_in_child(url: str, killed_before: int) -> bool:
 
 def test_an_entry_is_lost_with_the_transaction_that_it_tells_of(log: Log) -> None:
     with writer(log.engine).connect() as connection:
-        append(connection, "run", "run 0", {}, actor="tests", at=NOON)
+        append(connection, "exercise", "run 0", {}, actor="tests", at=NOON)
         connection.rollback()
     assert log.value("SELECT COUNT(*) FROM log_entries") == 0
     assert log.value("SELECT COUNT(*) FROM log_pending") == 0
