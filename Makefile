@@ -34,8 +34,9 @@ demo-train: install-trainer
 demo-run: install-trainer
 	@$(BIN)/python examples/train/demo_run.py
 
+# Two processes on two cores: threads of their own would only wait for each other.
 test: install-trainer
-	$(BIN)/pytest -q -n 2
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 check: install-trainer
 	$(BIN)/ruff check .
