@@ -30,7 +30,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate.keys import KeyFailure
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan.reasons import MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import Altered
 
@@ -91,14 +91,14 @@ class _ProblemResponse(Response):
 
 def malformed(error: MalformedPlan) -> Problem:
     """The problem of a body that is not a plan."""
-    too_large = any(reason.code == "too_large" for reason in error.reasons)
     more = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
-    return Problem(
-        413 if too_large else 400,
-        "malformed_plan",
-        f"{error.reasons[0]}{more}",
-        *error.reasons,
-    )
+    return not_well_formed("malformed_plan", error, more)
+
+
+def not_well_formed(code: str, error: PlanError, more: str = "") -> Problem:
+    """The problem of a body that cannot be read, with every reason."""
+    too_large = any(reason.code == "too_large" for reason in error.reasons)
+    return Problem(413 if too_large else 400, code, f"{error.reasons[0]}{more}", *error.reasons)
 
 
 def install(app: FastAPI) -> None:

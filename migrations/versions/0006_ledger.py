@@ -113,18 +113,3 @@ def _ledger_events() -> None:
         sa.CheckConstraint(IS_WITHIN_CERTIFICATE, name="ledger_events_steps"),
     )
     append_only.protect("ledger_events", "ledger_id", "seq")
-    _refuse_replacing("ledger_events", "once", "reservation_id", "step")
-    _refuse_replacing("ledger_events", "kind_once", "reservation_id", "kind")
-    _refuse_replacing("ledger_events", "idempotent", "actor", "idempotency_key")
-
-
-def _refuse_replacing(table: str, name: str, *keys: str) -> None:
-    """On SQLite ``INSERT OR REPLACE`` makes room in every unique key, not in one alone."""
-    if op.get_bind().dialect.name != "sqlite":
-        return
-    same = " AND ".join(f"{key} = NEW.{key}" for key in keys)
-    op.execute(
-        f"CREATE TRIGGER {table}_refuse_replace_{name} BEFORE INSERT ON {table} "
-        f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "
-        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: REPLACE refused'); END"
-    )

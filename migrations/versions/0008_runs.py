@@ -72,8 +72,6 @@ def _runs() -> None:
     )
     op.create_index("runs_by_time", "runs", ["requested_at", "id"])
     append_only.protect("runs", "id")
-    _refuse_replacing("runs", "reservation", "reservation_id")
-    _refuse_replacing("runs", "idempotent", "requested_by", "idempotency_key")
 
 
 def _run_events() -> None:
@@ -100,8 +98,6 @@ def _run_events() -> None:
         sa.CheckConstraint(IS_AN_EVENT, name="run_events_kind"),
     )
     append_only.protect("run_events", "run_id", "seq")
-    _refuse_replacing("run_events", "once", "run_id", "once")
-    _refuse_replacing("run_events", "fenced", "run_id", "kind", "fence")
 
 
 def _run_leases() -> None:
@@ -130,15 +126,3 @@ def _run_leases() -> None:
         "run_leases_waiting", "run_leases", ["queue", "state", "priority", "requested_at"]
     )
     op.create_index("run_leases_expiring", "run_leases", ["state", "expires_at"])
-
-
-def _refuse_replacing(table: str, name: str, *keys: str) -> None:
-    """On SQLite ``INSERT OR REPLACE`` makes room in every unique key, not in one alone."""
-    if op.get_bind().dialect.name != "sqlite":
-        return
-    same = " AND ".join(f"{key} = NEW.{key}" for key in keys)
-    op.execute(
-        f"CREATE TRIGGER {table}_refuse_replace_{name} BEFORE INSERT ON {table} "
-        f"WHEN EXISTS (SELECT 1 FROM {table} WHERE {same}) "
-        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only: REPLACE refused'); END"
-    )

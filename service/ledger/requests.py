@@ -20,7 +20,7 @@ from affidavit.service.ledger.rows import Call
 from affidavit.service.ledger.wanted import MalformedRequest
 from affidavit.service.openapi import JSON
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, not_well_formed
 from affidavit.service.routes.submit import not_now
 from affidavit.service.use_cases.submit_plan import TooBusy
 
@@ -67,9 +67,7 @@ def read(kind: Callable[[bytes], Wanted], content: bytes) -> Wanted:
     try:
         return kind(content)
     except MalformedRequest as error:
-        too_large = any(reason.code == "too_large" for reason in error.reasons)
-        status = 413 if too_large else 400
-        raise Problem(status, "malformed_request", str(error.reasons[0]), *error.reasons) from None
+        raise not_well_formed("malformed_request", error) from None
 
 
 def call_of(actor: Actor, http: Request, key: str | None, wanted: Part) -> Call:

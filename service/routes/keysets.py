@@ -5,41 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Request
+from fastapi import APIRouter, Depends, Path
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.keyset import KeysetError
 from affidavit.plan.reasons import Reason
-from affidavit.service.bodies import read_body
+from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.openapi import JSON, answers, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
 
 router = APIRouter()
 
 Version = Annotated[int, Path(ge=1, le=2**53 - 1, description="A version of the keyset.")]
-BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "A keyset that enough root keys have signed.",
-        "content": {JSON: {"schema": {"$ref": "#/components/schemas/SignedKeyset"}}},
-    }
-}
-
-
-def require_json(http: Request) -> None:
-    """Raise the problem of a body that is not declared as JSON."""
-    media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != JSON:
-        raise Problem(
-            415,
-            "unsupported_media_type",
-            f"a keyset comes as {JSON}; set Content-Type accordingly.",
-            headers={"Accept": JSON},
-        )
 
 
 @router.get(
@@ -76,12 +57,12 @@ def keyset_version(services: TheServices, version: Version) -> Response:
         200: answers("It is the newest already.", "PublishedKeyset"),
         **problems(400, 401, 403, 408, 409, 415, 503),
     },
-    openapi_extra=BODY,
+    openapi_extra=json_body("SignedKeyset", "A keyset that enough root keys have signed."),
 )
 async def publish(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
     services: TheServices,
-    _json: Annotated[None, Depends(require_json)],
+    _json: Annotated[None, Depends(JsonOnly("a keyset"))],
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:
     """Kept only if it follows the version before and that one's roots have signed it."""

@@ -21,7 +21,7 @@ from affidavit.service.ledger.requests import (
     read,
 )
 from affidavit.service.ledger.wanted import read_budget, read_reservation
-from affidavit.service.openapi import ID_PATTERN, JSON, answers, problems
+from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
 
@@ -35,11 +35,6 @@ Forecast = Annotated[
     str | None,
     Query(pattern=ID_PATTERN, description="Say how many more runs of this certificate fit."),
 ]
-
-
-def _body(schema: str, description: str) -> dict[str, object]:
-    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
 @router.get(
@@ -87,7 +82,7 @@ async def ledger(
         200: answers("Set before, with this Idempotency-Key.", "LedgerSummary"),
         **problems(400, 401, 403, 408, 415, 422, 503),
     },
-    openapi_extra=_body("WantedBudget", "ε and δ of a privacy unit and adjacency."),
+    openapi_extra=json_body("WantedBudget", "ε and δ of a privacy unit and adjacency."),
 )
 async def budget(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
@@ -117,7 +112,7 @@ async def budget(
         200: answers("Reserved before, with this Idempotency-Key.", "Reservation"),
         **problems(400, 401, 403, 408, 409, 415, 422, 503),
     },
-    openapi_extra=_body("WantedReservation", "The certificate whose run is to be made."),
+    openapi_extra=json_body("WantedReservation", "The certificate whose run is to be made."),
 )
 async def reserve(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],

@@ -12,14 +12,14 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate.policy.document import BUILT_IN, MalformedPolicy, Policy
 from affidavit.certificate.policy.reading import parse_policy
 from affidavit.plan.parse import Syntax
-from affidavit.plan.reasons import PlanError, Reason
+from affidavit.plan.reasons import Reason
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import answers, body, problems
 from affidavit.service.policies.activate import Unacceptable, activate
 from affidavit.service.policies.answers import policies_answer, policy_answer
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, not_well_formed
 from affidavit.service.routes.submit import syntax_of_body
 from affidavit.service.services import TheServices
 
@@ -95,12 +95,6 @@ def policy_of(content: bytes, syntax: Syntax) -> Policy:
         return parse_policy(content, syntax)
     except MalformedPolicy as error:
         raise not_well_formed("malformed_policy", error) from None
-
-
-def not_well_formed(code: str, error: PlanError) -> Problem:
-    """The problem of a body that cannot be read, with every reason."""
-    too_large = any(reason.code == "too_large" for reason in error.reasons)
-    return Problem(413 if too_large else 400, code, str(error.reasons[0]), *error.reasons)
 
 
 def unacceptable(error: Unacceptable) -> Problem:

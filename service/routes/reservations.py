@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -21,7 +21,7 @@ from affidavit.service.ledger.requests import (
 )
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.ledger.wanted import read_commitment, read_release, read_settlement
-from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.services import TheServices
@@ -33,11 +33,6 @@ CHANGED = {
     200: answers("As it stands now.", "Reservation"),
     **problems(400, 401, 403, 404, 408, 409, 415, 422, 503),
 }
-
-
-def _body(schema: str, description: str) -> dict[str, Any]:
-    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {"requestBody": {"required": False, "description": description, "content": content}}
 
 
 def _answer(found: tuple[Reservation, bool]) -> JSONResponse:
@@ -66,7 +61,7 @@ async def reservation(
     summary="Commit a run",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=_body("WantedCommitment", "Nothing, or an empty object."),
+    openapi_extra=json_body("WantedCommitment", "Nothing, or an empty object.", required=False),
 )
 async def commit(
     actor: Worker,
@@ -86,7 +81,9 @@ async def commit(
     summary="Settle a run",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=_body("WantedSettlement", "The steps that were run, and their record."),
+    openapi_extra=json_body(
+        "WantedSettlement", "The steps that were run, and their record.", required=False
+    ),
 )
 async def settle(
     actor: Worker,
@@ -108,7 +105,7 @@ async def settle(
     summary="Release a reservation",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=_body("WantedRelease", "Why."),
+    openapi_extra=json_body("WantedRelease", "Why.", required=False),
 )
 async def release(
     actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.WORK, Scope.ADMIN)],

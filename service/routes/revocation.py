@@ -17,9 +17,10 @@ from affidavit.service.lifecycle.history import written
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.wanted import MalformedDecision, read_revocation
 from affidavit.service.openapi import answers, json_body, problems
+from affidavit.service.problems import not_well_formed
 from affidavit.service.routes.certificate import no_such
 from affidavit.service.routes.parameters import CertificateId
-from affidavit.service.routes.refused import impossible, malformed_decision
+from affidavit.service.routes.refused import impossible
 from affidavit.service.services import TheServices
 
 router = APIRouter()
@@ -50,7 +51,7 @@ async def revocation(
         at = datetime.now(UTC)
         found = await run_in_threadpool(services.revoke, certificate_id, wanted, actor, at)
     except MalformedDecision as error:
-        raise malformed_decision(error) from None
+        raise not_well_formed("malformed_decision", error) from None
     except Impossible as error:
         raise impossible(error) from None
     if found is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
@@ -18,7 +18,7 @@ from affidavit.service.ledger.requests import (
     in_thread,
     read,
 )
-from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.runs.document import run_document
@@ -34,12 +34,6 @@ QueueName = Annotated[
 Limit = Annotated[int, Query(ge=1, le=200, description="At most so many, the latest first.")]
 
 
-def body(schema: str, description: str, *, required: bool = True) -> dict[str, Any]:
-    """Documentation of a JSON body."""
-    content = {JSON: {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    return {"requestBody": {"required": required, "description": description, "content": content}}
-
-
 @router.post(
     "/v1/runs",
     status_code=201,
@@ -50,7 +44,7 @@ def body(schema: str, description: str, *, required: bool = True) -> dict[str, A
         201: answers("Queued, with its cost reserved.", "Run"),
         **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
     },
-    openapi_extra=body("WantedRun", "The certificate, and what to train on."),
+    openapi_extra=json_body("WantedRun", "The certificate, and what to train on."),
 )
 async def request(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],
@@ -101,7 +95,7 @@ async def run(_: Concerned, services: TheServices, run_id: RunId) -> JSONRespons
         200: answers("As it stands now.", "Run"),
         **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
     },
-    openapi_extra=body("WantedCancellation", "Why.", required=False),
+    openapi_extra=json_body("WantedCancellation", "Why.", required=False),
 )
 async def cancel(
     actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],

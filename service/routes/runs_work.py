@@ -13,8 +13,8 @@ from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.requests import JsonBody, answered, in_thread, read
 from affidavit.service.log.bundles import with_place
-from affidavit.service.openapi import JSON, answers, problems
-from affidavit.service.routes.runs import RunId, body
+from affidavit.service.openapi import JSON, answers, json_body, problems
+from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.document import job_document, run_document
 from affidavit.service.runs.queue import Held
 from affidavit.service.runs.wanted import (
@@ -51,7 +51,7 @@ def _held(run_id: str, fence: int, actor: Actor) -> Held:
         200: answers("The run, or null if none waits that fits.", "Job"),
         **problems(400, 401, 403, 408, 413, 415, 422, 503),
     },
-    openapi_extra=body("WantedClaim", "What the worker has, and for how long it asks."),
+    openapi_extra=json_body("WantedClaim", "What the worker has, and for how long it asks."),
 )
 async def claim(
     actor: Worker, services: TheServices, queue: Queue, content: JsonBody
@@ -92,7 +92,7 @@ async def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
     summary="Begin a run",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=body("WantedStart", "The fencing token, and the plan at hand."),
+    openapi_extra=json_body("WantedStart", "The fencing token, and the plan at hand."),
 )
 async def start(
     actor: Worker, services: TheServices, run_id: RunId, content: JsonBody
@@ -112,7 +112,7 @@ async def start(
         200: answers("Whether it is to be stopped.", "Renewal"),
         **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
     },
-    openapi_extra=body("WantedHeartbeat", "The fencing token, and the steps so far."),
+    openapi_extra=json_body("WantedHeartbeat", "The fencing token, and the steps so far."),
 )
 async def heartbeat(
     actor: Worker, services: TheServices, run_id: RunId, content: JsonBody
@@ -129,7 +129,7 @@ async def heartbeat(
     summary="Report a run",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=body("WantedCompletion", "The fencing token, and signed provenance."),
+    openapi_extra=json_body("WantedCompletion", "The fencing token, and signed provenance."),
 )
 async def complete(
     actor: Worker, services: TheServices, run_id: RunId, content: JsonBody
@@ -147,7 +147,7 @@ async def complete(
     summary="Give a run up",
     response_class=JSONResponse,
     responses=CHANGED,
-    openapi_extra=body("WantedFailure", "The fencing token, and what went wrong."),
+    openapi_extra=json_body("WantedFailure", "The fencing token, and what went wrong."),
 )
 async def fail(
     actor: Worker, services: TheServices, run_id: RunId, content: JsonBody

@@ -5,22 +5,22 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy.waiver import DIGEST_PATTERN
-from affidavit.service.bodies import read_body
+from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.policies.activate import Unacceptable
 from affidavit.service.policies.answers import waiver_answer
 from affidavit.service.policies.waive import NotYours, grant, revoke
 from affidavit.service.policies.wanted import MalformedWaiver, read_waiver
-from affidavit.service.problems import Problem
-from affidavit.service.routes.policies import Judged, not_well_formed, unacceptable
+from affidavit.service.problems import Problem, not_well_formed
+from affidavit.service.routes.policies import Judged, unacceptable
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -28,13 +28,6 @@ router = APIRouter()
 WaiverId = Annotated[
     str, Path(pattern=DIGEST_PATTERN, description="``sha256:`` and 64 lower-case hex digits.")
 ]
-BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "For which rule of which policy, for what, who answers for it, and why.",
-        "content": {JSON: {"schema": {"$ref": "#/components/schemas/WantedWaiver"}}},
-    }
-}
 
 
 class Why(BaseModel):
@@ -43,18 +36,6 @@ class Why(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     reason: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
-
-
-def require_json(http: Request) -> None:
-    """Raise the problem of a body that is not declared as JSON."""
-    media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media != JSON:
-        raise Problem(
-            415,
-            "unsupported_media_type",
-            f"a waiver is asked for in {JSON}; set Content-Type accordingly.",
-            headers={"Accept": JSON},
-        )
 
 
 @router.get(
@@ -93,11 +74,13 @@ def waiver(_: Judged, services: TheServices, waiver_id: WaiverId) -> JSONRespons
         201: answers("Granted.", "Waiver"),
         **problems(400, 401, 403, 408, 409, 415, 503),
     },
-    openapi_extra=BODY,
+    openapi_extra=json_body(
+        "WantedWaiver", "For which rule of which policy, for what, who answers for it, and why."
+    ),
 )
 async def new_waiver(
     actor: Annotated[Actor, needs(Scope.APPROVE)],
-    _: Annotated[None, Depends(require_json)],
+    _: Annotated[None, Depends(JsonOnly("a waiver"))],
     services: TheServices,
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:
