@@ -30,6 +30,7 @@ COMMANDS = {
     "curve": "curve",
     "diagnose": "diagnose",
     "mechanisms": "mechanisms",
+    "compare": "compare",
     "strategy": "strategy",
     "advise": "advise",
     "keys": "keys",

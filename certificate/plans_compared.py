@@ -1,0 +1,361 @@
+"""Two plans side by side: which guarantee is stronger, and which single change moved it.
+
+Two guarantees are ranked only where their numbers mean the same: one privacy unit, one
+adjacency, one δ, both certain or of one confidence, and both proved. Otherwise the comparison
+says why not, and what would make them comparable. ε at another δ is another statement, and
+"add or remove one record" protects against something else than "replace one": a smaller number
+beside a larger one would look like an answer, and be none.
+
+A ranking rests on the brackets. The first guarantee is the stronger one if its upper bound lies
+below the other's lower bound; where the brackets overlap, or both plans had their noise solved
+for one target, nothing more is claimed than that the two are not told apart.
+
+Which change moved ε is found by recomputing: each change is made alone to the first plan, and
+the result certified (``affidavit.plan.changes``). Effects of single changes do not add up, and
+one that cannot be made alone says why. Where the plans leave the noise open, ε stays at its
+target and it is the noise multiplier that moves.
+
+>>> from affidavit.plan.parse import plan_from
+>>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
+...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+...        "target": {"delta": 1e-5}}
+>>> found = compare_plans(plan_from(one), plan_from({**one, "steps": 40}))
+>>> found.ranking, [(each.change.pointer, each.moved) for each in found.alone]
+('first', [('/steps', 'raised')])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from affidavit.accountants.bracket import Bracket, decimal_up
+from affidavit.certificate.assessment import Assessment, interval
+from affidavit.certificate.certify import certify
+from affidavit.plan.changes import ABSENT, Change, changed, changes
+from affidavit.plan.model import Plan
+from affidavit.plan.reasons import MalformedPlan, Reason
+
+MOST_ALONE = 24
+"""Changes that are made alone; two plans that differ in more have little in common."""
+SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
+"""Relative differences that say nothing between two plans whose noise was solved for: each is
+on the safe side by up to 0.01 % of the noise, and ε of its target by what follows from that."""
+
+Movement = Literal["raised", "lowered", "unmoved", "not_told_apart"]
+Ranking = Literal["first", "second", "not_told_apart"]
+Assess = Callable[[Plan], Assessment]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """The first plan after one change: what was found, or ``reasons`` why it cannot be made.
+
+    ``moved`` and ``noise_moved`` say what the change did to ε and to the joint noise
+    multiplier, and are None where the two numbers do not mean the same or are not there.
+    """
+
+    change: Change
+    assessment: Assessment | None
+    reasons: tuple[Reason, ...] = ()
+    moved: Movement | None = None
+    noise_moved: Movement | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The change as it stands in the document."""
+        found = self.assessment
+        return {
+            "pointer": self.change.pointer,
+            "before": _shown(self.change.before),
+            "after": _shown(self.change.after),
+            "verdict": None if found is None else found.verdict,
+            "epsilon": None if found is None else interval(found.epsilon),
+            "delta": None if found is None else interval(found.delta),
+            "joint_noise_multiplier": None if found is None else found.joint,
+            "epsilon_moved": self.moved,
+            "noise_moved": self.noise_moved,
+            "reasons": [reason.as_dict() for reason in self.reasons],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlansCompared:
+    """What was found about two plans; ``alone`` has every change, those of words too."""
+
+    first: Assessment
+    second: Assessment
+    alone: tuple[Alone, ...]
+
+    @property
+    def obstacles(self) -> tuple[Reason, ...]:
+        """Why the two guarantees are not ranked; nothing where they are."""
+        return obstacles(self.first, self.second)
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """Whose guarantee is stronger, that is whose ε is smaller; None if they are not ranked."""
+        if self.obstacles:
+            return None
+        return _RANKING.get(_moved(self.first, self.second), "not_told_apart")
+
+    @property
+    def strongest(self) -> Alone | None:
+        """The single change that moved ε furthest, up or down; None where none did."""
+        return max(
+            (each for each in self.alone if each.moved in _FAR),
+            key=lambda each: abs(_upper(each.assessment) - _upper(self.first)),
+            default=None,
+        )
+
+    @property
+    def strongest_on_noise(self) -> Alone | None:
+        """The single change that moved the joint noise multiplier furthest."""
+        return max(
+            (each for each in self.alone if each.noise_moved in _FAR),
+            key=lambda each: abs(_joint(each.assessment) - _joint(self.first)),
+            default=None,
+        )
+
+    @property
+    def act_together(self) -> bool:
+        """Whether all changes move ε in a way that none of them does alone."""
+        way = {"first": "raised", "second": "lowered"}.get(self.ranking or "")
+        return way is not None and all(each.moved != way for each in self.alone)
+
+    @property
+    def sentence(self) -> str:
+        """The comparison in a sentence or two."""
+        if self.obstacles:
+            return "The guarantees are not ranked: " + " ".join(
+                reason.message for reason in self.obstacles
+            )
+        first, second = _epsilons(self.first, self.second)
+        numbers = f"ε ≤ {decimal_up(first.upper, 6)} and ε ≤ {decimal_up(second.upper, 6)}"
+        delta, about = decimal_up(_delta(self.first), 6), self.first
+        where = f"at δ = {delta} ({about.adjacency}, per {about.unit})"
+        says = {
+            "first": f"The first guarantee is stronger: {numbers} {where}.",
+            "second": f"The second guarantee is stronger: {numbers} {where}.",
+            "not_told_apart": f"The guarantees are not told apart: {numbers} {where}.",
+        }
+        assert self.ranking is not None
+        return says[self.ranking]
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON document of ``affidavit compare``."""
+        strongest, noisiest = self.strongest, self.strongest_on_noise
+        return {
+            "ranking": self.ranking,
+            "sentence": self.sentence,
+            "obstacles": [reason.as_dict() for reason in self.obstacles],
+            "first": self.first.as_result(),
+            "second": self.second.as_result(),
+            "changes": [each.as_dict() for each in self.alone],
+            "strongest": {
+                "epsilon": None if strongest is None else strongest.change.pointer,
+                "noise": None if noisiest is None else noisiest.change.pointer,
+            },
+            "act_together": self.act_together,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """A change with the plan that it leads to alone, or with ``reasons`` why it does not."""
+
+    change: Change
+    plan: Plan | None
+    reasons: tuple[Reason, ...] = ()
+
+
+def trials(first: Plan, second: Plan) -> tuple[Trial, ...]:
+    """Every change between two plans, made alone to the first; nothing is accounted yet."""
+    found = []
+    tried = 0
+    for change in changes(first, second):
+        if change.is_words:
+            found.append(Trial(change=change, plan=None))
+        elif tried >= MOST_ALONE:
+            found.append(Trial(change=change, plan=None, reasons=(_too_many(change),)))
+        else:
+            tried += 1
+            found.append(_trial(first, change))
+    return tuple(found)
+
+
+def compared(
+    first: Assessment, second: Assessment, tried: Sequence[tuple[Trial, Assessment | None]]
+) -> PlansCompared:
+    """The comparison, from what was found about both plans and about each trial's plan."""
+    return PlansCompared(
+        first=first, second=second, alone=tuple(_alone(first, *each) for each in tried)
+    )
+
+
+def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlansCompared:
+    """Certify both plans and every single change between them, by ``assess``.
+
+    Without it each is certified by one engine, as ``check`` does.
+    """
+    ask = assess or (lambda plan: certify(plan, second_opinion=False))
+    tried = trials(first, second)
+    return compared(
+        ask(first),
+        ask(second),
+        [(each, None if each.plan is None else ask(each.plan)) for each in tried],
+    )
+
+
+def obstacles(first: Assessment, second: Assessment) -> tuple[Reason, ...]:
+    """Why the guarantees of two assessments cannot be ranked, each with its remedy."""
+    unproved = tuple(
+        _unproved(which, found)
+        for which, found in (("first", first), ("second", second))
+        if found.epsilon is None or found.delta is None or found.verdict not in _PROVED
+    )
+    return unproved or tuple(_meanings(first, second))
+
+
+_RANKING: dict[Movement, Ranking] = {"raised": "first", "lowered": "second"}
+_FAR = ("raised", "lowered")
+_PROVED = ("certified", "under_noised")
+"""Verdicts that come with a proved bound; one that is not met is a bound all the same."""
+
+
+def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
+    found = []
+    if first.unit != second.unit:
+        found.append(
+            Reason(
+                code="different_unit",
+                pointer="/dataset/unit",
+                message=f"the first protects one {first.unit}, the second one {second.unit}.",
+                remedy="Give both plans one dataset.unit.",
+            )
+        )
+    if first.adjacency != second.adjacency:
+        found.append(
+            Reason(
+                code="different_adjacency",
+                pointer="/adjacency",
+                message=f"the first holds for {first.adjacency}, the second for "
+                f"{second.adjacency}, and an ε of the one is no ε of the other.",
+                remedy="Give both plans one adjacency.",
+            )
+        )
+    if _delta(first) != _delta(second):
+        found.append(
+            Reason(
+                code="different_delta",
+                pointer="/target/delta",
+                message=f"the first holds at δ = {decimal_up(_delta(first), 6)}, the second at "
+                f"δ = {decimal_up(_delta(second), 6)}.",
+                remedy="Ask both for ε at one δ: set target.delta alike.",
+            )
+        )
+    if first.confidence != second.confidence and _level(first) != _level(second):
+        found.append(
+            Reason(
+                code="different_confidence",
+                pointer="",
+                message=f"the first holds {_chance(first)}, the second {_chance(second)}.",
+                remedy="Choose sampling and noise whose guarantee holds without a confidence.",
+            )
+        )
+    return found
+
+
+def _unproved(which: str, found: Assessment) -> Reason:
+    why = found.reasons[0].message if found.reasons else "no finite bound is proved."
+    return Reason(
+        code="nothing_claimed",
+        pointer="",
+        message=f"nothing is claimed about the {which} plan ({found.verdict}): {why}",
+        remedy=found.reasons[0].remedy if found.reasons else "Change the plan.",
+    )
+
+
+def _trial(first: Plan, change: Change) -> Trial:
+    try:
+        return Trial(change=change, plan=changed(first, change))
+    except MalformedPlan as error:
+        return Trial(change=change, plan=None, reasons=error.reasons)
+
+
+def _too_many(change: Change) -> Reason:
+    return Reason(
+        code="too_many_changes",
+        pointer=change.pointer,
+        message=f"the plans differ in more than {MOST_ALONE} fields; this one was not tried alone.",
+        remedy="Compare plans that differ in less.",
+    )
+
+
+def _alone(first: Assessment, trial: Trial, found: Assessment | None) -> Alone:
+    if found is None:
+        return Alone(change=trial.change, assessment=None, reasons=trial.reasons)
+    return Alone(
+        change=trial.change,
+        assessment=found,
+        reasons=found.reasons if found.epsilon is None else (),
+        moved=None if obstacles(first, found) else _moved(first, found),
+        noise_moved=_noise_moved(first.joint, found.joint),
+    )
+
+
+def _moved(first: Assessment, second: Assessment) -> Movement:
+    before, after = _epsilons(first, second)
+    if before == after:
+        return "unmoved"
+    near = abs(after.upper - before.upper) <= SOLVED_EPSILON * max(before.upper, after.upper)
+    if near and _is_solved(first) and _is_solved(second):
+        return "not_told_apart"
+    if before.upper < after.lower:
+        return "raised"
+    return "lowered" if after.upper < before.lower else "not_told_apart"
+
+
+def _is_solved(found: Assessment) -> bool:
+    return any(each.given is None for each in found.releases)
+
+
+def _noise_moved(before: float | None, after: float | None) -> Movement | None:
+    if before is None or after is None:
+        return None
+    if before == after:
+        return "unmoved"
+    if abs(after - before) <= SOLVED_NOISE * max(before, after):
+        return "not_told_apart"
+    return "raised" if after > before else "lowered"
+
+
+def _epsilons(first: Assessment, second: Assessment) -> tuple[Bracket, Bracket]:
+    assert first.epsilon is not None
+    assert second.epsilon is not None
+    return first.epsilon, second.epsilon
+
+
+def _upper(found: Assessment | None) -> float:
+    return 0.0 if found is None or found.epsilon is None else found.epsilon.upper
+
+
+def _joint(found: Assessment | None) -> float:
+    return 0.0 if found is None or found.joint is None else found.joint
+
+
+def _delta(found: Assessment) -> float:
+    assert found.delta is not None
+    return found.delta.upper
+
+
+def _level(found: Assessment) -> float | None:
+    return None if found.confidence is None else found.confidence.level
+
+
+def _chance(found: Assessment) -> str:
+    return "for certain" if found.confidence is None else str(found.confidence)
+
+
+def _shown(value: Any) -> Any:
+    return None if value is ABSENT else value

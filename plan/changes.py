@@ -1,0 +1,174 @@
+"""What differs between two plans, field by field, each as a change that can be made alone.
+
+Plans are compared in their canonical form, defaults filled in, so that what is only written
+differently is no difference. A *change* is the least that leads from one plan towards the
+other and still says something whole: a field; two fields of which a plan gives one (steps or
+epochs); or a part whose kind is another (a bidiagonal noise has no bands to be changed). Lists
+of one length are compared item by item, others as a whole.
+
+``changed`` makes one change to the first plan and reads the result as strictly as any plan, so
+that a change that cannot stand alone, because it contradicts the rest, says so.
+
+>>> from affidavit.plan.parse import plan_from
+>>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
+...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 5}],
+...        "target": {"delta": 1e-5}}
+>>> first, second = plan_from(one), plan_from({**one, "steps": 20, "notes": "longer"})
+>>> [(each.pointer, each.before, each.after) for each in changes(first, second)]
+[('/notes', ABSENT, 'longer'), ('/steps', 10, 20)]
+>>> changed(first, changes(first, second)[1]).phases[0].steps
+20
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from affidavit.plan.canonical import as_document
+from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.plan.parse import plan_from
+from affidavit.plan.reasons import pointer_to
+
+Path = tuple[str | int, ...]
+
+
+class Absent(Enum):
+    """The value of a field that is not there."""
+
+    ABSENT = "absent"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = Absent.ABSENT
+
+KIND_OF = {
+    "sampling": "scheme",
+    "noise": "kind",
+    "optimizer": "name",
+    "participation": "schema",
+    "workload": "kind",
+}
+"""Parts whose other fields mean something only under one value of this one."""
+EITHER = (("steps", "epochs"), ("lot_size", "probability"), ("noise_multiplier", "noise_std"))
+"""Fields of which one is given: going from the one to the other is one change."""
+WORDS = frozenset({"/name", "/notes"})
+"""Where a plan speaks to people; nothing that is proved depends on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """One change: where it is, what stood there, and what stands there after it.
+
+    ``edits`` are the paths that it sets, or removes where the value is ``ABSENT``. Of a pair
+    of fields ``before`` and ``after`` are the one that is given, with its name.
+    """
+
+    pointer: str
+    before: Any
+    after: Any
+    edits: tuple[tuple[Path, Any], ...]
+
+    @property
+    def is_words(self) -> bool:
+        """Whether only a name or a note differs, which no guarantee depends on."""
+        return self.pointer in WORDS
+
+
+def changes(first: Plan, second: Plan) -> tuple[Change, ...]:
+    """What leads from ``first`` to ``second``, in the order of the fields' names."""
+    return tuple(_between((), *_in_one_shape(as_document(first), as_document(second))))
+
+
+def changed(plan: Plan, change: Change) -> Plan:
+    """``plan`` after ``change``; raises ``MalformedPlan`` where it cannot stand alone."""
+    document = copy.deepcopy(as_document(plan))
+    if any(path[:1] == ("phases",) for path, _ in change.edits):
+        document = _with_phases(document)
+    for path, value in change.edits:
+        _set(document, path, value)
+    return plan_from(document)
+
+
+def _in_one_shape(
+    first: dict[str, Any], second: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Both with a list of phases where one of them has several."""
+    if "phases" in first or "phases" in second:
+        return _with_phases(first), _with_phases(second)
+    return first, second
+
+
+def _with_phases(document: dict[str, Any]) -> dict[str, Any]:
+    if "phases" in document:
+        return document
+    phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
+    rest = {key: value for key, value in document.items() if key not in PHASE_FIELDS}
+    return {**rest, "phases": [phase]}
+
+
+def _between(path: Path, first: Any, second: Any) -> Iterator[Change]:
+    if first == second and type(first) is type(second):
+        return
+    if isinstance(first, dict) and isinstance(second, dict) and _is_one_kind(path, first, second):
+        yield from _of_mappings(path, first, second)
+    elif (
+        isinstance(first, list)
+        and isinstance(second, list)
+        and len(first) == len(second)
+        and all(isinstance(each, dict) for each in (*first, *second))
+    ):
+        for place, (one, other) in enumerate(zip(first, second, strict=True)):
+            yield from _between((*path, place), one, other)
+    else:
+        yield Change(pointer=pointer_to(*path), before=first, after=second, edits=((path, second),))
+
+
+def _is_one_kind(path: Path, first: dict[str, Any], second: dict[str, Any]) -> bool:
+    kind = KIND_OF.get(str(path[-1])) if path else None
+    return kind is None or first.get(kind) == second.get(kind)
+
+
+def _of_mappings(path: Path, first: dict[str, Any], second: dict[str, Any]) -> Iterator[Change]:
+    done: set[str] = set()
+    for key in sorted(first.keys() | second.keys()):
+        if key in done:
+            continue
+        pair = next((each for each in EITHER if key in each), ())
+        swapped = _swapped(pair, first, second)
+        if swapped is not None:
+            given, wanted = swapped
+            done.update(pair)
+            yield Change(
+                pointer=pointer_to(*path, wanted),
+                before={given: first[given]},
+                after={wanted: second[wanted]},
+                edits=(((*path, given), ABSENT), ((*path, wanted), second[wanted])),
+            )
+            continue
+        yield from _between((*path, key), first.get(key, ABSENT), second.get(key, ABSENT))
+
+
+def _swapped(
+    pair: tuple[str, ...], first: dict[str, Any], second: dict[str, Any]
+) -> tuple[str, str] | None:
+    """Which of a pair the first gives and which the second, where that is not the same one."""
+    for given, wanted in (pair, pair[::-1]) if pair else ():
+        if given in first and given not in second and wanted in second and wanted not in first:
+            return given, wanted
+    return None
+
+
+def _set(document: Any, path: Path, value: Any) -> None:
+    *way, last = path
+    for token in way:
+        document = document[token]
+    if value is ABSENT:
+        document.pop(last, None)
+    else:
+        document[last] = copy.deepcopy(value)

@@ -1,0 +1,193 @@
+"""Comparing two plans: differences, single changes, and when guarantees are not ranked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from affidavit.certificate.assessment import Confidence
+from affidavit.certificate.certify import certify
+from affidavit.certificate.plans_compared import MOST_ALONE, compare_plans, compared, trials
+from affidavit.plan.canonical import digest
+from affidavit.plan.changes import ABSENT, Change, changed, changes
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+from tests.conftest import DOCUMENT
+
+PlanOf = Callable[..., Plan]
+
+POISSON: dict[str, Any] = {"sampling": {"scheme": "poisson", "lot_size": 50}, "steps": 40}
+PARTS: dict[str, list[Any]] = {
+    "sampling": [
+        {"scheme": "full_batch"},
+        POISSON["sampling"],
+        {"scheme": "poisson", **{"probability": 0.1}},
+    ],
+    "steps": [10, 20],
+    "releases": [
+        [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+        [{"name": "all", "clip_norm": 2}],
+        [
+            {"name": "a", "clip_norm": 1, "noise_std": 9},
+            {"name": "b", "clip_norm": 1, "count": 3, "noise_multiplier": 8},
+        ],
+    ],
+    "optimizer": [{"name": "dp_sgd"}, {"name": "dp_adam"}],
+    "target": [{"epsilon": 8, "delta": 1e-5}, {"epsilon": 4, "delta": 1e-6}],
+    "name": ["quick", "slow"],
+}
+documents = st.fixed_dictionaries({name: st.sampled_from(each) for name, each in PARTS.items()})
+
+
+@given(documents, documents)
+def test_making_every_change_leads_from_the_one_plan_to_the_other(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
+    found = changes(first, second)
+    edits = tuple(edit for each in found for edit in each.edits)
+    if not found:
+        assert first == second
+        return
+    whole = Change(pointer="", before=None, after=None, edits=edits)
+    assert digest(changed(first, whole)) == digest(second)
+    back = changes(second, first)
+    assert sorted((c.before, c.after) for c in found if c.pointer == "/steps") == sorted(
+        (c.after, c.before) for c in back if c.pointer == "/steps"
+    )
+
+
+def test_what_is_only_written_differently_is_no_change(plan_of: PlanOf) -> None:
+    phase = {name: DOCUMENT[name] for name in ("sampling", "steps", "releases")}
+    other = plan_of(sampling=..., steps=..., releases=..., phases=[phase], extra=[])
+    assert changes(plan_of(), other) == ()
+
+
+def test_fields_of_which_one_is_given_are_one_change(plan_of: PlanOf) -> None:
+    (found,) = changes(plan_of(**POISSON), plan_of(**{**POISSON, "steps": ..., "epochs": 2}))
+    assert (found.before, found.after) == ({"steps": 40}, {"epochs": 2.0})
+    assert changed(plan_of(**POISSON), found).phases[0].epochs == 2
+
+
+def test_a_part_of_another_kind_is_one_change(plan_of: PlanOf) -> None:
+    (found,) = changes(plan_of(), plan_of(sampling={"scheme": "poisson", "lot_size": 50}))
+    assert found.pointer == "/sampling"
+    (added,) = changes(plan_of(), plan_of(notes="why"))
+    assert (added.before, added.is_words) == (ABSENT, True)
+
+
+def test_a_phase_that_is_added_is_a_change_of_the_phases(plan_of: PlanOf) -> None:
+    phase = {name: DOCUMENT[name] for name in ("sampling", "steps", "releases")}
+    two = plan_of(sampling=..., steps=..., releases=..., phases=[phase, phase])
+    (found,) = changes(plan_of(), two)
+    assert found.pointer == "/phases"
+    assert digest(changed(plan_of(), found)) == digest(two)
+
+
+def test_each_change_alone_is_certified_as_that_plan_is(plan_of: PlanOf) -> None:
+    first = plan_of()
+    second = plan_of(steps=40, releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 30}])
+    found = compare_plans(first, second)
+    noise, steps = found.alone
+    assert steps.assessment is not None
+    assert steps.assessment.epsilon == certify(plan_of(steps=40), second_opinion=False).epsilon
+    assert (noise.moved, steps.moved) == ("lowered", "raised")
+    # One Gaussian: 40 steps at 30 are μ = √40/30, 10 at 20 are √10/20, so the second leaks more.
+    assert math.sqrt(40) / 30 > math.sqrt(10) / 20
+    assert found.ranking == "first"
+    assert found.strongest is steps
+
+
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        ({"adjacency": "replace_one"}, "different_adjacency"),
+        ({"target": {"epsilon": 8, "delta": 1e-6}}, "different_delta"),
+        (
+            {"dataset": {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 1}},
+            "different_unit",
+        ),
+        ({"sampling": {"scheme": "fixed_size", "lot_size": 50}}, "nothing_claimed"),
+    ],
+)
+def test_guarantees_that_do_not_mean_the_same_are_not_ranked(
+    plan_of: PlanOf, other: dict[str, Any], code: str
+) -> None:
+    for pair in (plan_of(), plan_of(**other)), (plan_of(**other), plan_of()):
+        found = compare_plans(*pair)
+        assert found.ranking is None
+        assert [each.code for each in found.obstacles] == [code]
+        assert all(each.remedy for each in found.obstacles)
+        assert found.act_together is False
+        # The one change is what makes them incomparable, so that it has not moved ε either.
+        assert all(each.moved in (None, "unmoved") for each in found.alone)
+
+
+def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_of: PlanOf) -> None:
+    sure = certify(plan_of(), second_opinion=False)
+    likely = replace(sure, confidence=Confidence(level=0.99, seed="1"))
+    found = compared(sure, likely, [])
+    assert [each.code for each in found.obstacles] == ["different_confidence"]
+    assert compared(likely, likely, []).ranking == "not_told_apart"
+
+
+def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
+    found = compare_plans(plan_of(), plan_of(name="other"))
+    assert found.ranking == "not_told_apart"
+    assert [each.moved for each in found.alone] == [None]
+    assert found.strongest is None
+
+
+def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> None:
+    asked = [{"name": "all", "clip_norm": 1}]
+    first = plan_of(releases=asked)
+    found = compare_plans(first, plan_of(releases=asked, steps=40))
+    (steps,) = found.alone
+    assert steps.noise_moved == "raised"
+    assert steps.moved in ("not_told_apart", "unmoved")
+    assert steps.assessment is not None
+    assert found.first.joint is not None
+    # Four times the steps need twice the noise.
+    assert steps.assessment.joint == pytest.approx(2 * found.first.joint, rel=1e-3)
+
+
+def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
+    release = {"name": "all", "clip_norm": 1}
+    first = plan_of(releases=[release])
+    second = plan_of(allocation="optimal", releases=[{**release, "dimension": 9}])
+    found = {each.change.pointer: each for each in compare_plans(first, second).alone}
+    assert found["/allocation"].assessment is None
+    assert found["/allocation"].reasons[0].remedy
+
+
+def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf) -> None:
+    def with_noise(sigma: float) -> Plan:
+        blocks = [
+            {"name": f"b{i}", "clip_norm": 1, "noise_multiplier": sigma}
+            for i in range(MOST_ALONE + 2)
+        ]
+        return plan_of(releases=blocks)
+
+    found = trials(with_noise(100), with_noise(200))
+    assert len(found) == MOST_ALONE + 2
+    assert [each.reasons[0].code for each in found if each.plan is None] == ["too_many_changes"] * 2
+
+
+def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:
+    block = {"name": "all", "clip_norm": 1, "noise_multiplier": 20}
+    blocks = [{**block, "noise_multiplier": 30, "count": 4}]
+    found = compare_plans(
+        plan_of(clipping="flat", releases=[block]), plan_of(clipping="per_block", releases=blocks)
+    )
+    # A flat clip of four blocks is one release; four clips of their own are twice as sensitive.
+    assert found.ranking == "first"
+    alone = {each.change.pointer: each.moved for each in found.alone}
+    assert alone["/clipping"] == "unmoved"
+    assert found.act_together == all(moved != "raised" for moved in alone.values())
+    assert found.as_document()["act_together"] is found.act_together
