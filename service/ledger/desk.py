@@ -110,6 +110,32 @@ class Desk:
             forecast = await self._cost(certificate)
         return [await self._document(each, forecast, certificate_id) for each in kept]
 
+    async def composed(self, kept: KeptLedger) -> dict[str, Any]:
+        """ε of all that runs or ran in a ledger, composed as if it had been fixed in advance."""
+        entries = await run_in_threadpool(self._ledger.reservations, kept.id)
+        return await self._composed(kept, entries)
+
+    async def forecast(self, kept: KeptLedger, certificate_id: str) -> dict[str, Any]:
+        """How many more runs of a certificate fit into a ledger."""
+        dataset = kept.scope.dataset
+        certificate = await run_in_threadpool(self._store.find, certificate_id)
+        untrusted_too = await run_in_threadpool(self._untrusted_too)
+        require_usable(certificate, dataset, untrusted_too=untrusted_too)
+        assert certificate is not None
+        found = await self._cost(certificate)
+        if (found["unit"], found["adjacency"]) != (kept.scope.unit, kept.scope.adjacency):
+            raise refusals.CertificateNotUsable(
+                f"{certificate_id} is of {found['unit']} and {found['adjacency']}.",
+                "Look at the ledger of its privacy unit and adjacency.",
+            )
+        return await run_in_threadpool(
+            document.forecast_document,
+            kept,
+            Cost.read(found["cost"]),
+            certificate_id,
+            certain=found["certain"],
+        )
+
     async def position(self, plan: Plan, assessment: Assessment) -> dict[str, Any] | None:
         """Where the plan's ledger stands, for its certificate; None where there is no budget."""
         name = plan.dataset.name

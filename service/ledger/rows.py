@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, insert, select
+from sqlalchemy import Connection, RowMapping, func, insert, select, tuple_
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
@@ -131,6 +131,15 @@ def all_ledgers(connection: Connection, dataset: str | None = None) -> list[Kept
     return [_kept(connection, row) for row in rows]
 
 
+def ledgers_after(connection: Connection, after: Scope | None, limit: int) -> list[KeptLedger]:
+    """At most ``limit`` ledgers by name, those beyond ``after``."""
+    name = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+    query = select(ledgers).order_by(*name).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(*name) > (after.dataset, after.unit, after.adjacency))
+    return [_kept(connection, row) for row in connection.execute(query).mappings().all()]
+
+
 def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: datetime) -> int:
     """Write the row of a ledger that there was none of; returns its id."""
     made = connection.execute(
@@ -211,6 +220,35 @@ def find_reservation(connection: Connection, reservation_id: str) -> Reservation
 def reservations_of(connection: Connection, ledger_id: int) -> list[Reservation]:
     """All reservations of a ledger, latest first."""
     return _reservations(connection, reservations.c.ledger_id == ledger_id)
+
+
+def reservations_before(
+    connection: Connection, ledger_id: int, before: int | None, limit: int
+) -> list[tuple[int, Reservation]]:
+    """At most ``limit`` reservations made before event number ``before``, latest first.
+
+    Each with the number of the event that made it.
+    """
+    events = ledger_events.c
+    query = select(events.seq, events.reservation_id).where(
+        events.ledger_id == ledger_id, events.kind == "reserve"
+    )
+    if before is not None:
+        query = query.where(events.seq < before)
+    made = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
+    known = {
+        each.id: each
+        for each in _reservations(connection, reservations.c.id.in_([row[1] for row in made]))
+    }
+    return [(row.seq, known[row.reservation_id]) for row in made]
+
+
+def states_of(connection: Connection, ledger_id: int, limit: int) -> list[tuple[datetime, State]]:
+    """The states after the last ``limit`` events of a ledger, oldest first."""
+    events = ledger_events.c
+    query = select(events.seq, events.at, events.state).where(events.ledger_id == ledger_id)
+    rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
+    return [(row.at, State.read(row.seq, row.state)) for row in reversed(rows)]
 
 
 def _reservations(connection: Connection, condition: Any) -> list[Reservation]:

@@ -1,0 +1,322 @@
+"""The form of a new plan: from what was typed to the YAML that is read, shown and submitted.
+
+What is typed becomes a YAML document as it stands, and only the reader of plans decides what
+is wrong with it: a number that is none is passed on as text and refused by its name, so that
+the form, the command line and the API refuse alike. A field that is left empty is left out.
+
+The form has the fields that most plans use. Whatever else a plan can say is written as YAML,
+and a plan that was begun in the form goes on there.
+
+>>> form = PlanForm.of({"dataset.size": "1000", "releases.0.name": "all", "notes": ""})
+>>> print(form.yaml, end="")
+version: 1
+dataset:
+  size: 1000
+releases:
+- name: all
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+from affidavit.plan.model import Adjacency, Plan, PrivacyUnit, Scheme
+from affidavit.plan.optimizer import OptimizerName
+from affidavit.plan.parse import parse_plan
+from affidavit.plan.reasons import MalformedPlan, Reason
+
+MOST_RELEASES = 12
+LONGEST = 10_000
+"""Characters of one field that are read."""
+ASKED = "null"
+"""What stands for a number that is to be found: the most steps or the largest lot that fit."""
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_BARE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_NOT_BARE = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+Kind = Literal["text", "number", "choice"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Field:
+    """A field of the form; ``name`` is its path in the plan, with dots."""
+
+    name: str
+    label: str
+    kind: Kind = "number"
+    hint: str = ""
+    choices: tuple[tuple[str, str], ...] = ()
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Fields under one heading."""
+
+    title: str
+    fields: tuple[Field, ...]
+    about: str = ""
+
+
+def _choice(name: str, label: str, words: Mapping[Any, str], **more: Any) -> Field:
+    return Field(name=name, label=label, kind="choice", choices=tuple(words.items()), **more)
+
+
+ADJACENCIES: dict[Adjacency, str] = {
+    "add_remove": "add or remove one record",
+    "replace_one": "replace one record",
+    "zero_out": "zero out one record",
+}
+SCHEMES: dict[Scheme, str] = {
+    "poisson": "Poisson: each record with probability q",
+    "truncated_poisson": "Poisson, lots cut at a largest size",
+    "fixed_size": "fixed size, without replacement",
+    "balls_in_bins": "balls in bins: one lot per epoch",
+    "shuffled": "shuffled each epoch, in order",
+    "cyclic": "fixed order, in order",
+    "cyclic_poisson": "cyclic Poisson within groups",
+    "full_batch": "all records at every step",
+}
+UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
+NOISES = {
+    "independent": "independent: fresh at every step",
+    "bidiagonal": "bidiagonal: λ of the last step's taken away",
+}
+
+OPTIMIZERS = {each: each for each in get_args(OptimizerName)}
+
+SECTIONS = (
+    Section(
+        "What it is called",
+        (Field(name="name", label="Plan name", kind="text", hint="Letters, digits, . _ -"),),
+    ),
+    Section(
+        "Data set",
+        (
+            Field(name="dataset.name", label="Name", kind="text", hint="As its budget names it"),
+            Field(name="dataset.size", label="Records N"),
+            _choice("dataset.unit", "Protects", UNITS),
+            Field(
+                name="dataset.contributions_per_user", label="Records per user", hint="User level"
+            ),
+            _choice("adjacency", "Neighbours", ADJACENCIES, required=True),
+        ),
+        "What one neighbouring data set differs by, and what ε is about.",
+    ),
+    Section(
+        "Lots and steps",
+        (
+            _choice("sampling.scheme", "Sampling", SCHEMES, required=True),
+            Field(name="sampling.lot_size", label="Lot size B", hint="Expected or fixed"),
+            Field(name="sampling.max_lot_size", label="Largest lot", hint="Truncated Poisson"),
+            Field(name="sampling.groups", label="Groups", hint="Cyclic Poisson"),
+            Field(name="steps", label="Steps T", hint="Optimiser steps; null: the most that fit"),
+            Field(name="epochs", label="or epochs", hint="Instead of steps"),
+        ),
+        "As the trainer really samples. What it does decides what may be claimed.",
+    ),
+    Section(
+        "Noise and optimiser",
+        (
+            _choice("noise.kind", "Noise over steps", NOISES),
+            Field(name="noise.lambda", label="λ", hint="Bidiagonal; empty: the best one"),
+            _choice(
+                "optimizer.name", "Optimiser", {each: each for each in get_args(OptimizerName)}
+            ),
+        ),
+    ),
+    Section(
+        "Target",
+        (
+            Field(name="target.epsilon", label="ε", hint="In nats; empty: answered"),
+            Field(name="target.delta", label="δ", hint="Below 1/N; empty: answered"),
+        ),
+        "With noise left empty it is solved for; with noise given the plan is checked.",
+    ),
+)
+RELEASE = (
+    Field(name="name", label="Release", kind="text", required=True),
+    Field(name="count", label="Blocks"),
+    Field(name="clip_norm", label="Clip norm C", required=True),
+    Field(name="noise_multiplier", label="Noise multiplier σ", hint="Empty: solved for"),
+)
+START = {
+    "dataset.unit": "example",
+    "adjacency": "add_remove",
+    "sampling.scheme": "poisson",
+    "noise.kind": "independent",
+    "optimizer.name": "dp_sgd",
+    "releases.0.name": "all",
+    "releases.0.clip_norm": "1",
+}
+"""What a new form is filled with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanForm:
+    """What was typed, and the YAML that it says; ``releases`` is the number of rows shown."""
+
+    values: Mapping[str, str]
+    releases: int
+    yaml: str
+
+    @classmethod
+    def of(cls, given: Mapping[str, str], *, more_releases: int = 0) -> Self:
+        """The form with ``given``, of which only its own fields are read."""
+        typed = {name: given[name][:LONGEST].strip() for name in _names() if name in given}
+        values, rows = _without_gaps(typed)
+        shown = min(MOST_RELEASES, max(1, rows) + more_releases)
+        return cls(values=values, releases=shown, yaml=_yaml(values, rows))
+
+    def value(self, name: str) -> str:
+        """What stands in a field."""
+        return self.values.get(name, "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checked:
+    """A text read as a plan: the plan, or the reasons why it is none.
+
+    ``at_field`` are those about a field of the form, by its name; ``elsewhere`` the rest.
+    """
+
+    plan: Plan | None
+    reasons: tuple[Reason, ...] = ()
+    at_field: Mapping[str, tuple[Reason, ...]] = field(default_factory=dict)
+    elsewhere: tuple[Reason, ...] = ()
+
+
+def fields() -> Iterator[Field]:
+    """Every field but those of the releases."""
+    return (each for section in SECTIONS for each in section.fields)
+
+
+def release_names(rows: int) -> Iterator[str]:
+    """The names of the fields of so many releases."""
+    return (f"releases.{row}.{each.name}" for row in range(rows) for each in RELEASE)
+
+
+def _names() -> Iterator[str]:
+    yield from (each.name for each in fields())
+    yield from release_names(MOST_RELEASES)
+
+
+def check(yaml: str) -> Checked:
+    """Read ``yaml`` as a plan; what is wrong is told of at the fields that it is about."""
+    try:
+        return Checked(plan=parse_plan(yaml.encode("utf-8", "replace"), "yaml"))
+    except MalformedPlan as error:
+        return refused(error.reasons)
+
+
+def refused(reasons: Sequence[Reason]) -> Checked:
+    """Reasons, sorted to the fields that they are about."""
+    names = frozenset(_names())
+    at_field: dict[str, tuple[Reason, ...]] = {}
+    elsewhere = []
+    for reason in reasons:
+        name = reason.pointer.removeprefix("/").replace("/", ".")
+        if name in names:
+            at_field[name] = (*at_field.get(name, ()), reason)
+        else:
+            elsewhere.append(reason)
+    return Checked(plan=None, reasons=tuple(reasons), at_field=at_field, elsewhere=tuple(elsewhere))
+
+
+# ---- YAML ---------------------------------------------------------------------------
+
+
+def yaml_of(document: Mapping[str, Any]) -> str:
+    """A plan's document as the YAML that a person would go on with."""
+    first = [name for name in _ORDER if name in document]
+    rest = [name for name in document if name not in _ORDER]
+    return "".join(_block({name: document[name] for name in (*first, *rest)}, 0))
+
+
+_ORDER = (
+    *("version", "name", "notes", "dataset", "adjacency", "sampling", "steps", "epochs"),
+    *("releases", "clipping", "noise", "participation", "phases", "allocation", "optimizer"),
+    "target",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A number as it was typed."""
+
+    text: str
+
+
+def _yaml(values: Mapping[str, str], rows: int) -> str:
+    document: dict[str, Any] = {"version": 1}
+    for each in fields():
+        _put(document, each.name, each.kind, values)
+    if document.get("noise") == {"kind": "independent"}:
+        del document["noise"]
+    releases = []
+    for row in range(rows):
+        release: dict[str, Any] = {}
+        for each in RELEASE:
+            given = values.get(f"releases.{row}.{each.name}", "")
+            if given:
+                release[each.name] = _typed(given, each.kind)
+        if release:
+            releases.append(release)
+    if releases:
+        document["releases"] = releases
+    return yaml_of(document)
+
+
+def _put(document: dict[str, Any], name: str, kind: Kind, values: Mapping[str, str]) -> None:
+    given = values.get(name, "")
+    if not given:
+        return
+    *way, last = name.split(".")
+    for token in way:
+        document = document.setdefault(token, {})
+    document[last] = _typed(given, kind)
+
+
+def _typed(given: str, kind: Kind) -> str | _Token:
+    plain = kind == "number" and (_NUMBER.fullmatch(given) or given == ASKED)
+    return _Token(given) if plain else given
+
+
+def _without_gaps(typed: Mapping[str, str]) -> tuple[dict[str, str], int]:
+    """The values with empty rows left out, so that a row is the release of that number."""
+    values = {name: value for name, value in typed.items() if not name.startswith("releases.")}
+    rows = 0
+    for row in range(MOST_RELEASES):
+        filled = {each.name: typed.get(f"releases.{row}.{each.name}", "") for each in RELEASE}
+        if any(filled.values()):
+            values |= {f"releases.{rows}.{name}": value for name, value in filled.items()}
+            rows += 1
+    return values, rows
+
+
+def _block(document: Mapping[str, Any], depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    for name, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{pad}{_scalar(name)}:\n"
+            yield from _block(value, depth + 1)
+        elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+            yield f"{pad}{_scalar(name)}:\n"
+            for each in value:
+                lines = "".join(_block(each, depth + 1))
+                yield f"{pad}- {lines[2 * (depth + 1) :]}" if lines else f"{pad}- {{}}\n"
+        else:
+            yield f"{pad}{_scalar(name)}: {_scalar(value)}\n"
+
+
+def _scalar(value: Any) -> str:
+    """A value in one line; JSON, which is YAML, wherever a bare word would not do."""
+    if isinstance(value, _Token):
+        return value.text
+    if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _NOT_BARE:
+        return value
+    return json.dumps(value, ensure_ascii=True)
