@@ -32,6 +32,7 @@ wrong_counts           the last line does not count what is there
 wrong_weights          the last line is not about the last release
 unfinished             there is no last line; lines may be missing
 diverged               noted: the run was ended because it diverged
+stopped                noted: the run was ended early, as somebody asked
 =====================  ==========================================================
 """
 
@@ -43,7 +44,7 @@ from typing import Any
 from affidavit.certificate.replay import Replay
 from affidavit.certificate.run_record import START, BrokenLine, Entry, unsealed
 
-NOTED = frozenset({"diverged"})
+NOTED = frozenset({"diverged", "stopped"})
 """Findings that leave the guarantee as it is."""
 
 

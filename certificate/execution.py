@@ -57,6 +57,18 @@ class Execution:
         """T, of all phases together."""
         return sum(self.lengths)
 
+    @property
+    def steps_stand_alone(self) -> bool:
+        """Whether each step is a mechanism of its own, on a lot and with noise of its own.
+
+        Then steps of two runs that share no step's number cost together what those of one cost.
+        Lots that outlast a step, correlated noise and an error that is fed back bind steps.
+        """
+        return self.plan.optimizer.name != "dp_dice" and all(
+            phase.sampling.scheme == "poisson" and phase.noise.kind == "independent"
+            for phase in self.plan.phases
+        )
+
     def at(self, step: int) -> Required:
         """What ``step`` must be; raises ``IndexError`` beyond the plan."""
         ends = list(accumulate(self.lengths))

@@ -195,6 +195,10 @@ class Replay:
             )
         if entry["ended"] == "diverged":
             yield "diverged", "an update was not finite, and the run was ended."
+        elif entry["ended"] == "stopped":
+            yield "stopped", f"it was stopped after {self.charged} steps."
+            if self._open or self._parameters not in (None, entry["parameters"]):
+                yield "wrong_weights", "the weights are not those of the last step."
         elif entry["ended"] != "completed":
             yield "unknown_fields", f"a run does not end as {entry['ended']!r}."
         elif self.charged != self.execution.steps:

@@ -30,6 +30,7 @@ from affidavit.trainer.failures import Diverged, Interrupted, NotCertified, RunF
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.settings import Precision, Schedule, Settings
 from affidavit.trainer.sources import data_of, model_of
+from affidavit.trainer.supervision import Supervision
 
 err = Console(stderr=True, soft_wrap=True)
 
@@ -53,6 +54,9 @@ OF_FAILURE = {
     "no_checkpoint": Exit.BLOCKED,
     "bad_checkpoint": Exit.BLOCKED,
     "other_run": Exit.BLOCKED,
+    "not_anew": Exit.BLOCKED,
+    "beyond_allowance": Exit.BLOCKED,
+    "too_many_steps": Exit.BLOCKED,
 }
 """Failures that are not a matter of how the command was given."""
 
@@ -113,6 +117,18 @@ def main(
             "--show-private", help="Show the loss on the lot, which is private, on this screen."
         ),
     ] = False,
+    allowance: Annotated[
+        Path | None,
+        typer.Option(help="A file with the number of steps that may be charged by now; waits."),
+    ] = None,
+    charged_before: Annotated[
+        int,
+        typer.Option(min=0, help="Steps that another process may have charged of this run."),
+    ] = 0,
+    stop_ends: Annotated[
+        bool,
+        typer.Option("--stop-ends", help="When asked to stop, end the record and keep weights."),
+    ] = False,
 ) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
     settings = Settings(
@@ -147,6 +163,7 @@ def main(
             settings=settings,
             resume=resume,
             peers=peers,
+            supervision=Supervision(allowance=allowance, charged=charged_before, ends=stop_ends),
         )
     except Interrupted as failure:
         _end(Exit.UNFINISHED, failure.code, str(failure))

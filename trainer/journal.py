@@ -30,7 +30,11 @@ LOCK = "lock"
 
 @dataclass
 class Standing:
-    """What the lines so far come to; ``checkpoints`` has the entry of each by its digest."""
+    """What the lines so far come to; ``checkpoints`` has the entry of each by its digest.
+
+    Only those that lead to the keys of the last charge: where a run went on it stirred its key,
+    and its first checkpoint after that puts an end to those from before.
+    """
 
     head: str = START
     header: Entry | None = None
@@ -38,6 +42,7 @@ class Standing:
     released: int = 0
     ended: str | None = None
     checkpoints: dict[str, Entry] = field(default_factory=dict)
+    _before: frozenset[str] = frozenset()
 
     @property
     def begun(self) -> bool:
@@ -57,7 +62,12 @@ class Standing:
                 self.charged += 1
             case "release":
                 self.released += 1
+            case "resumed":
+                self._before = frozenset(self.checkpoints)
             case "checkpoint":
+                for before in self._before:
+                    self.checkpoints.pop(before, None)
+                self._before = frozenset()
                 self.checkpoints[entry["checkpoint"]] = entry
             case "final":
                 self.ended = entry["ended"]

@@ -131,7 +131,15 @@ class Keeper:
                     "was begun with, or choose another folder.",
                 )
 
-    def resumed(self, step: int, from_step: int, parameters: str, performance: Any) -> None:
+    def resumed(
+        self,
+        step: int,
+        from_step: int,
+        parameters: str,
+        performance: Any,
+        *,
+        durable: bool = True,
+    ) -> None:
         """Where the run goes on."""
         self.journal.append(
             {
@@ -142,11 +150,23 @@ class Keeper:
                 "parameters": parameters,
                 "performance": performance,
                 "at": now(),
-            }
+            },
+            durable=durable,
         )
 
-    def charge(self, step: int, plan_digest: str, public: dict[str, Any], ratchet: Ratchet) -> None:
-        """``step`` is spent, whatever becomes of it; on the disk when this returns."""
+    def charge(
+        self,
+        step: int,
+        plan_digest: str,
+        public: dict[str, Any],
+        ratchet: Ratchet,
+        *,
+        durable: bool = True,
+    ) -> None:
+        """``step`` is spent, whatever becomes of it; on the disk when this returns.
+
+        Unless ``durable`` is false, for a step that is not taken here.
+        """
         self.journal.append(
             {
                 "type": "charge",
@@ -154,7 +174,8 @@ class Keeper:
                 "plan_digest": plan_digest,
                 **public,
                 "key_commitment": ratchet.commitment,
-            }
+            },
+            durable=durable,
         )
 
     def release(self, step: int, records: int, parameters: str | None) -> None:
@@ -177,9 +198,9 @@ class Keeper:
         checkpoint.save(self.journal, state, step=step, parameters=machine.digest())
 
     def end(self, ended: str, machine: Machine) -> None:
-        """Weights if the run was completed, the last line, and no checkpoint any more."""
+        """Weights unless the run diverged, the last line, and no checkpoint any more."""
         standing = self.journal.standing
-        if ended == "completed":
+        if ended != "diverged":
             path = self.journal.folder / WEIGHTS
             partial = path.with_suffix(".part")
             checkpoint.write(partial, checkpoint.packed(dict(machine.module.state_dict())))

@@ -7,7 +7,8 @@
 A step that was charged counts whether or not it was finished. When a run goes on, steps that
 were charged and are not in the checkpoint are lost: training goes on with the step after them,
 with its own lot, row of the noise and key. So no key is used for two lots, no row of
-correlated noise twice, and there are never more steps than certified.
+correlated noise twice, and there are never more steps than certified. The same is done with
+steps that another process may have charged of this run (``affidavit.trainer.supervision``).
 
 Guarantees
     * At most T steps are charged in all attempts together; each has a key that no other has.
@@ -42,9 +43,10 @@ from affidavit.trainer.journal import Journal
 from affidavit.trainer.keeper import Keeper, RunSecrets
 from affidavit.trainer.machine import Machine
 from affidavit.trainer.progress import Quiet, Shown
-from affidavit.trainer.ratchet import Entropy
+from affidavit.trainer.ratchet import Entropy, Ratchet
 from affidavit.trainer.settings import Settings
 from affidavit.trainer.sparing import Sparing
+from affidavit.trainer.supervision import Allowance, Supervision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +75,7 @@ def train(
     now: datetime | None = None,
     demands: Demands | None = None,
     entropy: Entropy = os.urandom,
+    supervision: Supervision | None = None,
 ) -> Outcome:
     """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
 
@@ -89,6 +92,7 @@ def train(
         peers=peers or Peers.alone(settings.device_type),
         quiet=quiet,
         entropy=entropy,
+        supervision=supervision or Supervision(),
     )
     try:
         return run.resumed(out) if resume else run.begun(out)
@@ -117,11 +121,13 @@ class _Run:
         peers: Peers,
         quiet: bool,
         entropy: Entropy,
+        supervision: Supervision,
     ) -> None:
         self._bound, self._model, self._data = bound, model, data
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
-        self._entropy = entropy
+        self._entropy, self._supervision = entropy, supervision
+        self._allowance = Allowance(supervision.allowance)
         self._checkpoints = Sparing(settings.checkpoint_every)
         self._digests = Sparing(settings.digest_every)
         self._performance = settings.as_entry(ranks=peers.size)
@@ -130,7 +136,9 @@ class _Run:
         self._machine: Machine | None = None
 
     def begun(self, out: Path) -> Outcome:
-        """A run from its first step."""
+        """A run from its first step that nobody else may have charged."""
+        charged = self._supervision.charged
+        _require_anew(self._bound, charged)
         secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
         machine = self._built(secrets)
         machine.load(
@@ -144,7 +152,9 @@ class _Run:
             self._kept.checkpoint(machine, 0, secrets)
 
         self._peers.led(begin)
-        return self._steps(machine, 0, secrets)
+        if charged:
+            secrets = self._past(machine, secrets, first=0, known=0, charged=charged)
+        return self._steps(machine, charged, secrets)
 
     def resumed(self, out: Path) -> Outcome:
         """A run from its checkpoint; what was charged after it is lost."""
@@ -163,19 +173,39 @@ class _Run:
         machine = self._built(secrets)
         self._peers.led(lambda: self._keeper.require_same_run(self._bound, machine, self._data))
         machine.load(state)
+        known, charged = charged, _all_charged(self._bound, charged, self._supervision)
+        secrets = self._past(machine, secrets, first=state["step"], known=known, charged=charged)
+        return self._steps(machine, charged, secrets)
+
+    def _past(
+        self, machine: Machine, secrets: RunSecrets, *, first: int, known: int, charged: int
+    ) -> RunSecrets:
+        """Pass over the steps from ``first`` on that were ``charged``, and stir the next key.
+
+        Those up to ``known`` are in the record; the others are written there now, each as one
+        that was charged and lost.
+        """
         parameters, ratchet = machine.digest(), secrets.ratchet
-        for lost in range(state["step"], charged):
+        others: list[tuple[int, Ratchet]] = []
+        for lost in range(first, charged):
             machine.pass_over(lost, ratchet)
+            if lost >= known:
+                others.append((lost, ratchet))
             ratchet = ratchet.next()
         ratchet = self._peers.led(lambda: ratchet.stirred(self._entropy))
         secrets = replace(secrets, ratchet=ratchet)
 
         def go_on() -> None:
-            self._keeper.resumed(charged, state["step"], parameters, self._performance)
+            how = self._performance
+            for lost, key in others:
+                self._keeper.resumed(lost, first, parameters, how, durable=False)
+                public = machine.public(lost)
+                self._keeper.charge(lost, self._bound.plan_digest, public, key, durable=False)
+            self._keeper.resumed(charged, first, parameters, how)
             self._keeper.checkpoint(machine, charged, secrets)
 
         self._peers.led(go_on)
-        return self._steps(machine, charged, secrets)
+        return secrets
 
     def _built(self, secrets: RunSecrets) -> Machine:
         self._machine = Machine(
@@ -200,6 +230,8 @@ class _Run:
         with shown, _asked_to_stop() as asked:
             for step in range(first, steps):
                 due = self._charged(machine, step, secrets, asked)
+                if due is None and self._supervision.ends:
+                    return self._peers.led(lambda: self._ended(machine, "stopped"))
                 if due is None:
                     raise Interrupted(
                         "interrupted",
@@ -221,7 +253,7 @@ class _Run:
                 secrets = replace(secrets, ratchet=secrets.ratchet.next())
                 self._taken(machine, step, records, secrets, due)
                 shown.step(step + 1, loss.mean)
-        return self._peers.led(lambda: self._ended(machine))
+        return self._peers.led(lambda: self._ended(machine, "completed"))
 
     def _charged(
         self, machine: Machine, step: int, secrets: RunSecrets, asked: Callable[[], bool]
@@ -233,8 +265,9 @@ class _Run:
         done, last = step + 1, step + 1 == self._bound.execution.steps
 
         def charge() -> _Due | None:
-            if asked():
-                self._keeper.checkpoint(machine, step, secrets)
+            if asked() or not self._allowance.waited_for(step, asked):
+                if not self._supervision.ends:
+                    self._keeper.checkpoint(machine, step, secrets)
                 return None
             public = machine.public(step)
             self._keeper.charge(step, self._bound.plan_digest, public, secrets.ratchet)
@@ -261,11 +294,11 @@ class _Run:
 
         self._peers.led(say)
 
-    def _ended(self, machine: Machine) -> Outcome:
-        self._keeper.end("completed", machine)
+    def _ended(self, machine: Machine, ended: str) -> Outcome:
+        self._keeper.end(ended, machine)
         standing = self._keeper.journal.standing
         return Outcome(
-            ended="completed",
+            ended=ended,
             charged=standing.charged,
             released=standing.released,
             head=standing.head,
@@ -287,6 +320,36 @@ def _require_going_on(journal: Journal) -> None:
             "ended",
             f"the run in {journal.folder} has ended ({journal.standing.ended}); there is nothing "
             "to go on with.",
+        )
+
+
+def _require_anew(bound: Bound, charged: int) -> None:
+    """Raise unless a run of which others may have charged steps may be begun once more."""
+    _require_certified(bound, charged)
+    if charged and not bound.execution.steps_stand_alone:
+        raise RunFailure(
+            "not_anew",
+            f"{charged} steps were charged elsewhere, and with this plan's lots or noise those "
+            "after them have to go on from their checkpoint. Go on where that is.",
+        )
+
+
+def _all_charged(bound: Bound, known: int, supervision: Supervision) -> int:
+    """The steps that were charged by this record, and by others before."""
+    _require_certified(bound, supervision.charged)
+    if supervision.allowance is not None and known > supervision.charged:
+        raise RunFailure(
+            "beyond_allowance",
+            f"the record charges {known} steps, and {supervision.charged} were allowed.",
+        )
+    return max(known, supervision.charged)
+
+
+def _require_certified(bound: Bound, charged: int) -> None:
+    if charged > bound.execution.steps:
+        raise RunFailure(
+            "too_many_steps",
+            f"{charged} steps were charged before, and {bound.execution.steps} are certified.",
         )
 
 

@@ -1,0 +1,199 @@
+"""Two trainers of one run: whatever the first still does, each step is charged once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.noise import source
+from affidavit.trainer.supervision import Supervision
+from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
+from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed, in_a_process
+from tests.trainer.loop.test_loop import CYCLIC, predicate_of
+
+Run = Callable[..., Ran]
+
+
+def keys_of(out: Path) -> dict[str, int]:
+    """The step of each noise key in a record that may still be written."""
+    lines = (out / "record.jsonl").read_bytes().split(b"\n")[:-1]
+    entries = [json.loads(line) for line in lines]
+    return {e["key_commitment"]: e["step"] for e in entries if e["type"] == "charge"}
+
+
+def until(out: Path, charged: int) -> None:
+    end = time.monotonic() + 30
+    while not (out / "record.jsonl").exists() or len(keys_of(out)) < charged:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def checked(out: Path, bundle: bytes) -> Conformance:
+    return conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+
+
+@pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])
+def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """It is allowed 4 steps, its folder is copied, and it takes all 7 that it was allowed."""
+    plan, zombie, heir = plan_with(**changes), tmp_path / "zombie", tmp_path / "heir"
+    bundle, allowance = bundle_of(plan), tmp_path / "allowance"
+    allowance.write_text("4")
+    first = Supervision(allowance=allowance)
+    child = in_a_process(
+        lambda: ran(plan, out=zombie, bundle=bundle, checkpoint_every=3, supervision=first)
+    )
+    try:
+        until(zombie, 4)
+        time.sleep(0.1)
+        assert len(keys_of(zombie)) == 4  # it waits
+        shutil.copytree(zombie, heir)
+        allowance.write_text("7")
+        until(zombie, 7)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    ran(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
+    taken, kept = keys_of(zombie), keys_of(heir)
+    assert sorted(taken.values()) == list(range(7))
+    assert sorted(kept.values()) == list(range(STEPS))
+    assert taken.items() <= kept.items()  # the heir charged the zombie's very steps
+    found = checked(heir, bundle)
+    assert found.findings == ()
+    assert (found.steps_to_charge, found.steps_released) == (STEPS, 4 - 1 + STEPS - 7 + 1)
+
+
+def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[int, list[torch.Tensor]] = {}
+    real = source.standard_normal
+
+    def noted(key: bytes, *, step: int, tensor: int, **rest: Any) -> torch.Tensor:
+        found = real(key, step=step, tensor=tensor, **rest)
+        if tensor == 0:
+            drawn.setdefault(step, []).append(found.clone())
+        return found
+
+    monkeypatch.setattr(source, "standard_normal", noted)
+    plan, out = plan_with(**CORRELATED), tmp_path / "run"
+    bundle = bundle_of(plan)
+    crashed(run, out, 4, plan, bundle=bundle, checkpoint_every=3)
+    heir = tmp_path / "heir"
+    shutil.copytree(out, heir)
+    cut = (heir / "record.jsonl").read_bytes().splitlines(keepends=True)
+    # The heir saw the record as it stood at its last checkpoint, before steps 3 and 4.
+    place = max(n for n, line in enumerate(cut) if b'"type":"checkpoint"' in line)
+    (heir / "record.jsonl").write_bytes(b"".join(cut[: place + 1]))
+    run(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=5))
+    assert torch.equal(*drawn[3])
+    assert keys_of(out).items() <= keys_of(heir).items()
+
+
+def test_begun_anew_it_takes_only_what_nobody_was_allowed(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(), tmp_path / "run"
+    bundle = bundle_of(plan)
+    made = run(plan, out=out, bundle=bundle, supervision=Supervision(charged=5))
+    found = checked(out, bundle)
+    assert found.findings == ()
+    assert (found.steps_to_charge, found.steps_released) == (STEPS, STEPS - 5)
+    assert len(made.data.asked) == STEPS - 5
+    with pytest.raises(RunFailure, match="12 are certified"):
+        run(plan, out=tmp_path / "x", bundle=bundle, supervision=Supervision(charged=STEPS + 1))
+
+
+@pytest.mark.parametrize("changes", [CYCLIC, CORRELATED], ids=["lots", "noise"])
+def test_steps_that_belong_together_are_not_begun_anew(
+    run: Run, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(RunFailure, match="go on from their checkpoint"):
+        run(plan_with(**changes), out=tmp_path / "run", supervision=Supervision(charged=1))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_beyond_its_allowance_is_not_gone_on_with(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(), tmp_path / "run"
+    bundle, allowance = bundle_of(plan), tmp_path / "allowance"
+    allowance.write_text("12")
+    crashed(run, out, 6, plan, bundle=bundle)
+    less = Supervision(allowance=allowance, charged=6)
+    with pytest.raises(RunFailure, match="6 were allowed"):
+        run(plan, out=out, bundle=bundle, resume=True, supervision=less)
+
+
+def test_a_checkpoint_from_before_the_key_was_stirred_is_refused(run: Run, tmp_path: Path) -> None:
+    """Its next key is not that of the steps in the record: they would be passed over wrongly."""
+    plan, out = plan_with(), tmp_path / "run"
+    bundle = bundle_of(plan)
+    crashed(run, out, 5, plan, bundle=bundle, checkpoint_every=3)
+    old = (out / "checkpoint.pt").read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, out=out, bundle=bundle, resume=True, data=Stops(2))
+    (out / "checkpoint.pt").write_bytes(old)
+    with pytest.raises(RunFailure, match="no checkpoint that its record names"):
+        run(plan, out=out, bundle=bundle, resume=True)
+
+
+@pytest.mark.parametrize("at", [0, 4])
+def test_a_run_that_is_stopped_for_good_ends_with_the_steps_it_took(
+    run: Run, tmp_path: Path, at: int
+) -> None:
+    class Asks(Made):
+        def collate(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            if len(self.asked) == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().collate(indices)
+
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    bundle = bundle_of(plan)
+    made = run(
+        plan,
+        out=out,
+        bundle=bundle,
+        data=Asks(),
+        digest_every=5,
+        supervision=Supervision(ends=True),
+    )
+    assert (made.outcome.ended, made.outcome.charged) == ("stopped", at + 1)
+    found = checked(out, bundle)
+    assert found.conformant
+    assert [each.code for each in found.findings] == ["stopped"]
+    assert found.steps_to_charge == at + 1
+    assert (out / "weights.pt").exists()
+    assert not (out / "checkpoint.pt").exists()
+    with pytest.raises(RunFailure, match="has ended"):
+        run(plan, out=out, bundle=bundle, resume=True)
+
+
+def test_a_run_that_waits_for_its_allowance_can_be_stopped(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(**CYCLIC), tmp_path / "run"
+    allowance = tmp_path / "allowance"
+    allowance.write_text("not a number")
+
+    class Asks(Made):
+        @property
+        def digest(self) -> str:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            return super().digest
+
+    before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        given = Supervision(allowance=allowance, ends=True)
+        made = run(plan, out=out, data=Asks(), supervision=given)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert (made.outcome.charged, made.data.asked) == (0, [])
+    assert [e["type"] for e in entries_of(out)] == ["header", "checkpoint", "final"]
