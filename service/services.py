@@ -31,6 +31,7 @@ from affidavit.service.log.witnessing import Witness
 from affidavit.service.migrate import head
 from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.meters import Meters
+from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs.queue import RunQueue
@@ -39,6 +40,7 @@ from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
+from affidavit.service.use_cases.draft_plan import DraftPlan
 from affidavit.service.use_cases.draw_curve import DrawCurve
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
@@ -60,10 +62,13 @@ class Services:
     status_lists: StatusLists
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
+    drafts: DraftPlan
     ledger: Ledger
     desk: Desk
     runs: Runs
+    tokens: TokenStore
     identities: Identities
+    sessions: Sessions
     limits: Limits
     log: LogReader
     sequencer: Sequencer
@@ -72,12 +77,14 @@ class Services:
     meters: Meters
     log_watch: LogWatch
     head: str
+    public_url: str | None
 
     @classmethod
     def of(cls, settings: Settings) -> Services:
         """The services that ``settings`` describe; opens and starts nothing yet."""
         engine = open_engine(settings.database_url)
         store = CertificateStore(engine)
+        tokens = TokenStore(engine)
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
         log = LogReader(engine)
@@ -107,12 +114,15 @@ class Services:
             status_lists=StatusLists(engine, signers, settings.log_origin),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
+            drafts=DraftPlan(pool, policies, desk.position),
             ledger=ledger,
             desk=desk,
             runs=Runs(RunQueue(engine), ledger, desk, store, settings.worker_keys),
+            tokens=tokens,
             identities=Identities(
-                TokenStore(engine), _provided(settings.provider), loopback=settings.loopback
+                tokens, _provided(settings.provider), loopback=settings.loopback
             ),
+            sessions=Sessions(engine, tokens),
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             log=log,
             sequencer=sequencer,
@@ -123,6 +133,7 @@ class Services:
             meters=Meters(),
             log_watch=LogWatch(),
             head=head(),
+            public_url=settings.public_url,
         )
 
     def close(self) -> None:
