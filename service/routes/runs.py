@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
 
+from affidavit.plan.types import Name
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.requests import (
@@ -18,20 +22,34 @@ from affidavit.service.ledger.requests import (
     in_thread,
     read,
 )
-from affidavit.service.openapi import answers, json_body, problems
+from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
+from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.ledgers import Concerned
+from affidavit.service.routes.parameters import Instant
 from affidavit.service.runs.document import run_document
+from affidavit.service.runs.rows import Filters
 from affidavit.service.runs.wanted import UUID, read_cancellation, read_run
 from affidavit.service.services import TheServices
 
 router = APIRouter()
 
 RunId = Annotated[str, PathParameter(pattern=UUID, description="As the run was answered.")]
-QueueName = Annotated[
-    str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="Of this queue alone.")
-]
-Limit = Annotated[int, Query(ge=1, le=200, description="At most so many, the latest first.")]
+
+
+class WantedRuns(BaseModel):
+    """The parameters; an unknown one is refused, for a misspelt filter would show all."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    state: Literal["queued", "claimed", "running", "settled", "failed", "cancelled"] | None = None
+    queue: Name | None = None
+    certificate: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
+    requested_by: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,255}$")] | None = None
+    requested_after: Instant | None = None
+    requested_before: Instant | None = None
+    cursor: Annotated[str, Field(max_length=512)] | None = None
+    limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
 @router.post(
@@ -66,14 +84,28 @@ async def request(
     "/v1/runs",
     summary="Runs",
     response_class=JSONResponse,
-    responses={200: answers("The latest first.", "Runs"), **problems(401, 403, 422, 503)},
+    responses={200: answers("A page, the latest first.", "Runs"), **problems(401, 403, 422, 503)},
 )
 def runs(
-    _: Concerned, services: TheServices, queue: QueueName = None, limit: Limit = 50
+    _: Concerned, services: TheServices, wanted: Annotated[WantedRuns, Query()]
 ) -> JSONResponse:
-    """The latest runs, of one queue or of all."""
-    found = services.runs.queue.latest(queue, limit)
-    return JSONResponse({"runs": [run_document(each) for each in found]})
+    """Latest first; ``next`` is the path of the following page, or null."""
+    filters = Filters(
+        **wanted.model_dump(exclude={"certificate", "cursor", "limit"}),
+        certificate_id=wanted.certificate,
+    )
+    try:
+        found, cursor = services.runs.queue.page(filters, wanted.cursor, wanted.limit)
+    except InvalidCursor as error:
+        raise invalid_cursor(error) from None
+    following = None
+    if cursor is not None:
+        given = wanted.model_dump(mode="json", exclude_none=True) | {"cursor": cursor}
+        following = f"/v1/runs?{urlencode(given)}"
+    headers = {} if following is None else {"Link": f'<{following}>; rel="next"'}
+    return JSONResponse(
+        {"runs": [run_document(each) for each in found], "next": following}, headers=headers
+    )
 
 
 @router.get(

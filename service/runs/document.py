@@ -28,7 +28,11 @@ def run_document(run: Run) -> dict[str, Any]:
         "worker": run.worker,
         "claims": run.fence,
         "cancel_asked": run.cancel_asked,
-        "steps": {"reported": run.steps, "charged": outcome.get("steps_charged")},
+        "steps": {
+            "certified": run.certified_steps,
+            "reported": run.steps,
+            "charged": outcome.get("steps_charged"),
+        },
         "code": outcome.get("code"),
         "message": outcome.get("message"),
         "record": outcome.get("record"),

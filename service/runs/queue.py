@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Engine, Row, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
+from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import writer
 from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
@@ -70,10 +71,16 @@ class RunQueue:
         with self._engine.connect() as connection:
             return rows.find(connection, run_id)
 
-    def latest(self, queue: str | None, limit: int) -> list[Run]:
-        """The latest runs."""
+    def page(
+        self, filters: rows.Filters, cursor: str | None, limit: int
+    ) -> tuple[list[Run], str | None]:
+        """Runs, latest first, and the cursor of the next page; raises ``InvalidCursor``."""
+        after = None if cursor is None else read_cursor(cursor, str)
         with self._engine.connect() as connection:
-            return rows.latest(connection, queue, limit)
+            found = rows.page(connection, filters, after, limit + 1)
+        more = len(found) > limit
+        items = found[:limit]
+        return items, cursor_at(items[-1].requested_at, items[-1].id) if more else None
 
     def repeated(self, call: Call) -> Run | None:
         """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
+from affidavit.service.ledger.tables import reservations
 from affidavit.service.log import entries
 from affidavit.service.runs.refusals import UnknownRun
 from affidavit.service.runs.tables import run_events, run_leases, runs
@@ -43,7 +44,8 @@ ONCE: dict[str, str] = {
 class Run:
     """A run as it stands: what was asked for, and what happened since.
 
-    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker said last.
+    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker said last,
+    of ``certified_steps``.
     """
 
     id: str
@@ -64,8 +66,21 @@ class Run:
     worker: str | None
     fence: int
     steps: int
+    certified_steps: int
     outcome: dict[str, Any] | None
     request_digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """Which runs to list; None lets all through. The times themselves are left out."""
+
+    state: str | None = None
+    queue: str | None = None
+    certificate_id: str | None = None
+    requested_by: str | None = None
+    requested_after: datetime | None = None
+    requested_before: datetime | None = None
 
 
 def find(connection: Connection, run_id: str) -> Run:
@@ -76,11 +91,26 @@ def find(connection: Connection, run_id: str) -> Run:
     return _read(connection, [row])[0]
 
 
-def latest(connection: Connection, queue: str | None, limit: int) -> list[Run]:
-    """The latest runs, of one queue or of all, latest first."""
+def page(
+    connection: Connection, filters: Filters, after: tuple[datetime, str] | None, limit: int
+) -> list[Run]:
+    """At most ``limit`` runs that pass ``filters``, latest first, beyond the one ``after``."""
     query = _with_lease().order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
-    if queue is not None:
-        query = query.where(runs.c.queue == queue)
+    for name in ("queue", "certificate_id", "requested_by"):
+        if (wanted := getattr(filters, name)) is not None:
+            query = query.where(runs.c[name] == wanted)
+    if filters.state in ENDED:
+        ended = (run_events.c.once == "end", run_events.c.kind == filters.state)
+        query = query.join(run_events, run_events.c.run_id == runs.c.id).where(*ended)
+    elif filters.state is not None:
+        query = query.where(run_leases.c.state == filters.state)
+    if filters.requested_after is not None:
+        query = query.where(runs.c.requested_at > filters.requested_after)
+    if filters.requested_before is not None:
+        query = query.where(runs.c.requested_at < filters.requested_before)
+    if after is not None:
+        place = tuple_(*after, types=[runs.c.requested_at.type, runs.c.id.type])
+        query = query.where(tuple_(runs.c.requested_at, runs.c.id) < place)
     return _read(connection, connection.execute(query).all())
 
 
@@ -143,8 +173,9 @@ def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_lease() -> Any:
-    lease = run_leases.c
-    return select(*runs.c, lease.worker, lease.fence, lease.steps).join(run_leases)
+    lease, certified = run_leases.c, reservations.c.certified_steps
+    known = select(*runs.c, lease.worker, lease.fence, lease.steps, certified)
+    return known.join_from(runs, run_leases).join_from(runs, reservations)
 
 
 def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
@@ -179,6 +210,7 @@ def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
         worker=row.worker,
         fence=row.fence,
         steps=row.steps,
+        certified_steps=row.certified_steps,
         outcome=json.loads(ends[0].body) if ends else None,
         request_digest=row.request_digest,
     )

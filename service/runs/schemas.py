@@ -57,7 +57,7 @@ RUN_SCHEMAS: dict[str, Any] = {
             "worker": _TEXT_OR_NULL,
             "claims": _COUNT,
             "cancel_asked": {"type": "boolean"},
-            "steps": _object({"reported": _COUNT, "charged": _COUNT_OR_NULL}),
+            "steps": _object({"certified": _COUNT, "reported": _COUNT, "charged": _COUNT_OR_NULL}),
             "code": _TEXT_OR_NULL,
             "message": _TEXT_OR_NULL,
             "record": _TEXT_OR_NULL,
@@ -67,7 +67,12 @@ RUN_SCHEMAS: dict[str, Any] = {
             "changed_at": _TIME,
         }
     ),
-    "Runs": _object({"runs": {"type": "array", "items": {"$ref": _REF + "Run"}}}),
+    "Runs": _object(
+        {
+            "runs": {"type": "array", "items": {"$ref": _REF + "Run"}},
+            "next": {**_TEXT_OR_NULL, "description": "Path of the next page."},
+        }
+    ),
     "Job": {
         "type": ["object", "null"],
         "properties": {

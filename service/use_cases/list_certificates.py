@@ -1,25 +1,13 @@
-"""List certificates, newest first, a page at a time.
-
-A page ends with an opaque cursor: the place of its last row. Pages are cut by place and
-not by count, so certificates that are added meanwhile neither repeat nor hide a row.
-"""
+"""List certificates, newest first, a page at a time (``service.cursors``)."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
+from affidavit.service.cursors import InvalidCursor, cursor_at, read_cursor
 from affidavit.service.store import CertificateStore, Filters, Place, Summary
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-
-
-class InvalidCursor(ValueError):
-    """A cursor that this service did not make."""
+__all__ = ["InvalidCursor", "Page", "cursor_of", "list_certificates", "place_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +30,9 @@ def list_certificates(
 
 def cursor_of(row: Summary) -> str:
     """The cursor of a page that ends with ``row``."""
-    moment = (row.created_at - _EPOCH) // _MICROSECOND
-    text = json.dumps([moment, row.id, row.untrusted], separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return cursor_at(row.created_at, row.id, row.untrusted)
 
 
 def place_of(cursor: str) -> Place:
     """The place that ``cursor`` marks; raises ``InvalidCursor``."""
-    try:
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        moment, certificate, untrusted = json.loads(raw)
-        place = Place(_EPOCH + moment * _MICROSECOND, certificate, untrusted)
-    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidCursor("the cursor is not one of this service") from None
-    plain = isinstance(certificate, str) and certificate.isascii() and certificate.isprintable()
-    if not plain or not isinstance(untrusted, bool):
-        raise InvalidCursor("the cursor is not one of this service")
-    return place
+    return Place(*read_cursor(cursor, str, bool))

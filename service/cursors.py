@@ -1,0 +1,48 @@
+"""Cursors: the place where a page ended, opaque to whoever asks for the next one.
+
+A place is the time of the page's last row and what tells rows of one time apart. Pages are cut
+by place and not by count, so that what is added meanwhile neither repeats nor hides a row.
+
+>>> cursor = cursor_at(datetime(2026, 11, 21, tzinfo=UTC), "a", True)
+>>> read_cursor(cursor, str, bool)
+(datetime.datetime(2026, 11, 21, 0, 0, tzinfo=datetime.timezone.utc), 'a', True)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class InvalidCursor(ValueError):
+    """A cursor that this service did not make."""
+
+
+def cursor_at(moment: datetime, *rest: str | bool) -> str:
+    """The cursor of a page whose last row is of ``moment``; ``rest`` tells it from its equals."""
+    text = json.dumps([(moment - _EPOCH) // _MICROSECOND, *rest], separators=(",", ":"))
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
+    """The time and the rest, of these ``kinds``; raises ``InvalidCursor``.
+
+    Texts are printable ASCII, which every database takes.
+    """
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        microseconds, *rest = json.loads(raw)
+        moment = _EPOCH + microseconds * _MICROSECOND
+    except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
+        raise InvalidCursor("the cursor is not one of this service") from None
+    known = [type(each) for each in rest] == list(kinds)
+    plain = all(each.isascii() and each.isprintable() for each in rest if isinstance(each, str))
+    if not known or not plain:
+        raise InvalidCursor("the cursor is not one of this service")
+    return (moment, *rest)

@@ -1,0 +1,79 @@
+"""``GET /v1/runs``: pages that follow their links, and filters that let through what they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from tests.service.runs.test_queue import Yard, yard  # noqa: F401
+
+
+def listed(yard: Yard, query: str) -> list[str]:  # noqa: F811
+    answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
+    assert answer.status_code == 200, answer.text
+    return [each["id"] for each in answer.json()["runs"]]
+
+
+def test_pages_follow_their_links_and_filters(yard: Yard) -> None:  # noqa: F811
+    """Every run once, latest first, whatever is asked for meanwhile; filters join."""
+    certificate = yard.certify()
+    made = [yard.request(certificate, queue=f"q{number % 2}").json() for number in range(5)]
+    seen, path = [], "/v1/runs?limit=2"
+    while path is not None:
+        answer = yard.ask("GET", path, "audit")
+        page = answer.json()
+        seen += [each["id"] for each in page["runs"]]
+        path = page["next"]
+        assert ("link" in answer.headers) == (path is not None)
+        if len(seen) == 2:
+            late = yard.request(certificate).json()
+    ids = [each["id"] for each in made]
+    assert seen == ids[::-1]
+    assert listed(yard, "queue=q1") == [ids[3], ids[1]]
+    assert listed(yard, "queue=q1&limit=1") == [ids[3]]
+
+    job = yard.claim()
+    assert job["run"] == late["id"]
+    assert listed(yard, "state=claimed") == [late["id"]]
+    yard.start(job)
+    assert listed(yard, "state=running") == [late["id"]]
+    yard.complete(job, 10)
+    assert listed(yard, "state=settled") == [late["id"]]
+    assert listed(yard, "state=settled&queue=q0") == []
+    yard.ask("POST", f"/v1/runs/{ids[0]}/cancel", "submit", {"reason": "no"})
+    assert listed(yard, "state=cancelled") == [ids[0]]
+    assert listed(yard, "state=queued") == ids[:0:-1]
+    states = [yard.run(each)["state"] for each in (late, *made)]
+    for state in ("queued", "claimed", "running", "settled", "failed", "cancelled"):
+        assert len(listed(yard, f"state={state}")) == states.count(state)
+
+    after = quote(made[2]["requested_at"][:-1] + "999Z")  # milliseconds are shown
+    assert listed(yard, f"requested_after={after}&queue=q1") == [ids[3]]
+    assert listed(yard, f"requested_before={after}&queue=q0") == [ids[2], ids[0]]
+    assert listed(yard, f"certificate={certificate}&limit=200") == [late["id"], *ids[::-1]]
+    assert listed(yard, f"requested_by={quote(made[0]['requested_by'])}&queue=q0&state=cancelled")
+    assert listed(yard, "requested_by=nobody") == []
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_parameter_that_is_not_one_is_refused_by_name(
+    yard: Yard,  # noqa: F811
+    database_url: str,  # noqa: ARG001
+    client_of: Callable[..., Any],  # noqa: ARG001
+) -> None:
+    for query, field in (
+        ("state=done", "state"),
+        ("status=queued", "status"),
+        ("cursor=abc", "cursor"),
+        ("cursor=WzEsMl0", "cursor"),
+        ("limit=0", "limit"),
+        ("queue=a%20b", "queue"),
+        ("requested_by=%00", "requested_by"),
+        ("requested_after=yesterday", "requested_after"),
+    ):
+        answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
+        assert answer.status_code == 422, (query, answer.text)
+        assert answer.json()["reasons"][0]["pointer"] == f"/query/{field}"
