@@ -5,8 +5,13 @@
 ``run_events``
     What happened to a run, numbered from 1. The state of a run is what its events say.
 ``run_leases``
-    The queue: who holds a run, until when, under which fencing token. The only rows that
-    change; all that matters about them afterwards stands in an event too.
+    The queue: who holds a run, until when, under which fencing token, and how many steps those
+    who held it may have charged (``granted``). While a run that began waits again,
+    ``previous`` is the token under which it ran last, ``place`` where its checkpoint is,
+    ``ready_at`` when it may be claimed, and ``elsewhere_at`` when by a worker of another place.
+    The only rows that change; all that matters about them afterwards stands in an event too.
+``run_records``
+    The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
 
 What no row can say, whoever writes it: a run that is queued, begun or ended twice (``once``
 is unique in a run); a run that began without having been queued, or was settled without having
@@ -23,6 +28,7 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
+    LargeBinary,
     String,
     Table,
     Text,
@@ -41,6 +47,7 @@ IS_AN_EVENT = (
     " AND follows = 'queued')"
     " OR (kind = 'running' AND once IS NOT NULL AND once = 'running' AND follows = 'queued'"
     " AND fence IS NOT NULL)"
+    " OR (kind = 'resumed' AND once IS NULL AND follows = 'running' AND fence IS NOT NULL)"
     " OR (kind = 'settled' AND once IS NOT NULL AND once = 'end' AND follows = 'running'"
     " AND fence IS NOT NULL)"
     " OR (kind IN ('failed', 'cancelled') AND once IS NOT NULL AND once = 'end'"
@@ -114,8 +121,25 @@ run_leases = Table(
     Column("expires_at", UtcDateTime),
     Column("steps", Integer, nullable=False),
     Column("cancel", Boolean, nullable=False),
+    Column("granted", Integer, nullable=False, server_default="0"),
+    Column("head", String(71)),
+    Column("place", String(64)),
+    Column("previous", Integer),
+    Column("ready_at", UtcDateTime),
+    Column("elsewhere_at", UtcDateTime),
     CheckConstraint("state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"),
     CheckConstraint("fence >= 0", name="run_leases_fence"),
     Index("run_leases_waiting", "queue", "state", "priority", "requested_at"),
     Index("run_leases_expiring", "state", "expires_at"),
+)
+
+run_records = Table(
+    "run_records",
+    metadata,
+    Column("run_id", String(36), ForeignKey("runs.id"), primary_key=True),
+    Column("fence", Integer, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("length", Integer, nullable=False),
+    CheckConstraint("fence > 0 AND part > 0", name="run_records_counted"),
 )
