@@ -54,6 +54,8 @@ SMALLEST_LOWER = 1e-300
 """Below this a double has lost digits; no lower bound is claimed."""
 ROUNDING = 16 * sys.float_info.epsilon
 """Relative error allowed for ``log_ndtr``, its argument and the sums around it."""
+_TRIES = 64
+"""Steps towards ε; six are usual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,10 +107,38 @@ class GaussianCurve:
         low, high = 0.0, max(self.mu**2, self.mu)
         while not enough(high):
             low, high = high, 2 * high
+        at = self._near(delta, low, high, 1 if upper else -1)
+        for reach in (8.0, 128.0, 2048.0):
+            below, above = at - reach * math.ulp(at), at + reach * math.ulp(at)
+            if low < below and above < high and not enough(below) and enough(above):
+                low, high = below, above
+                break
         while high - low > 4 * math.ulp(high):
             middle = low + (high - low) / 2
             low, high = (low, middle) if enough(middle) else (middle, high)
         return high if upper else low
+
+    def _near(self, delta: float, low: float, high: float, side: int) -> float:
+        """About where a bound of δ is ``delta``, between ``low`` and ``high``; decides nothing.
+
+        Newton's method on the logarithm of the bound, upper for ``side`` 1 and lower for -1,
+        which falls in ε, and bisection where a step would leave the bounds.
+        """
+        at, wanted = (low + high) / 2, math.log(delta)
+        for _ in range(_TRIES):
+            log_p, log_q, error = _log_terms(self.mu, at)
+            share = -math.expm1(log_q - log_p - side * 2 * error)
+            if share <= 0:
+                return at
+            off = log_p + side * error + math.log(share) - wanted
+            low, high = (at, high) if off > 0 else (low, at)
+            # d log δ / dε = -e^(log_q - log δ)
+            step = off * share * math.exp(log_p - log_q)
+            following = at + step if low < at + step < high else (low + high) / 2
+            if abs(following - at) <= 2 * math.ulp(at):
+                return following
+            at = following
+        return at
 
 
 def _log_terms(mu: float, epsilon: float) -> tuple[float, float, float]:

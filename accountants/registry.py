@@ -22,6 +22,11 @@ _PLACES = {
     "allocation": (OURS, "affidavit.accountants.allocation", "AllocationAccountant"),
     "allocation_rdp": (OURS, "affidavit.accountants.allocation", "RenyiAllocationAccountant"),
     "monte_carlo": (OURS, "affidavit.accountants.monte_carlo", "MonteCarloAccountant"),
+    "analytic_gaussian": (
+        DP_ACCOUNTING,
+        "affidavit.accountants.analytic_gaussian",
+        "AnalyticGaussianAccountant",
+    ),
     "pld": (DP_ACCOUNTING, "affidavit.accountants.pld", "PldAccountant"),
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
@@ -30,7 +35,7 @@ NAMES = tuple(_PLACES)
 """Every engine, in order of preference."""
 SOLVERS = ("gaussian", "fourier", "allocation", "allocation_rdp", "monte_carlo", "rdp")
 """The engines that answer in milliseconds, as a search needs."""
-SECOND_OPINIONS = ("pld", "prv", "rdp", "allocation_rdp")
+SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp")
 """Engines in the order in which they are asked whether ours are right: other people's, and
 for allocations, which nobody else's reaches, one of another method."""
 

@@ -26,6 +26,7 @@ WOBBLE = {
     "fourier": 2e-4,
     "allocation": 2e-4,
     "allocation_rdp": 1e-6,
+    "analytic_gaussian": 1e-8,
     "pld": 2e-3,
     "prv": 1e-2,
     "rdp": 1e-6,
