@@ -161,7 +161,7 @@ def test_engines_that_contradict_each_other_decide_nothing(
     plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Liar:
-        name, version = "pld", "0"
+        name, version = "analytic_gaussian", "0"
 
         def curve(self, _event: Any) -> Liar:
             return self
@@ -171,7 +171,7 @@ def test_engines_that_contradict_each_other_decide_nothing(
 
     real = registry.accountant
     monkeypatch.setattr(
-        certify_module, "accountant", lambda name: Liar() if name == "pld" else real(name)
+        certify_module, "accountant", lambda name: Liar() if name == Liar.name else real(name)
     )
     found = certify(plan)
     assert found.verdict == "undecided"
