@@ -22,6 +22,9 @@ from affidavit.service.identity.guarded import require_guards
 from affidavit.service.operation import figures
 from affidavit.service.operation.observed import Observed
 from affidavit.service.operation.tracing import Tracing
+from affidavit.service.pages import mistakes
+from affidavit.service.pages.headers import SecurityHeaders
+from affidavit.service.pages.routers import PAGES
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
@@ -44,11 +47,13 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     app.state.services = services
     figures.watch(services.meters, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
+    app.add_middleware(SecurityHeaders)
     # Added last, it stands around the others.
     app.add_middleware(Observed, meters=services.meters, tracing=tracing)
     problems.install(app)
+    mistakes.install(app)
     openapi.install(app)
-    for router in ROUTERS:
+    for router in (*ROUTERS, *PAGES):
         app.include_router(router)
     require_guards(app)
     documented.install(app)

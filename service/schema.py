@@ -7,6 +7,7 @@ from affidavit.service.keysets import tables as keysets
 from affidavit.service.ledger import tables as ledger
 from affidavit.service.lifecycle import tables as lifecycle
 from affidavit.service.log import tables as log_tables
+from affidavit.service.pages import tables as pages
 from affidavit.service.policies import tables as policies
 from affidavit.service.runs import tables as runs
 from affidavit.service.tables import metadata
@@ -17,6 +18,7 @@ MODULES = (
     keysets,
     log_tables,
     lifecycle,
+    pages,
     policies,
     runs,
 )

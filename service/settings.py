@@ -12,6 +12,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_RATE_LIMIT``       requests a minute of one token or address, 6000
 ``AFFIDAVIT_CONCURRENCY``      requests of one token or address at once, 128
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
+``AFFIDAVIT_PUBLIC_URL``       where browsers reach the pages, like ``https://dp.example.com``
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
 ``AFFIDAVIT_WITNESSED_LOGS``     a file of verifier keys of other logs to witness
 ``AFFIDAVIT_WITNESS_NAME``       the name under which that is done
@@ -32,6 +33,7 @@ affidavit.service.settings.SettingsError: AFFIDAVIT_WORKERS is 'many'; give a nu
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +52,8 @@ WORKERS = 2
 TIME_LIMIT = 120
 RATE_LIMIT = 6000
 CONCURRENCY_LIMIT = 128
+
+_USUAL = {"http": ":80", "https": ":443"}
 
 WITNESS = "affidavit.invalid/witness"
 
@@ -73,6 +77,7 @@ class Settings:
     rate_limit: int = RATE_LIMIT
     concurrency_limit: int = CONCURRENCY_LIMIT
     provider: Provider | None = None
+    public_url: str | None = None
     loopback: bool = False
     halves: PrivateHalves | None = field(default=None, repr=False)
     app_role: str | None = None
@@ -108,6 +113,7 @@ class Settings:
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
             provider=_provider(given),
+            public_url=_public_url(given.get("AFFIDAVIT_PUBLIC_URL", "").strip()),
             log_origin=_name(given, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
             witness_name=_name(given, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
@@ -115,6 +121,20 @@ class Settings:
             halves=private_halves(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
+
+
+def _public_url(text: str) -> str | None:
+    """Scheme and host as browsers write an origin: small letters, and no slash at the end."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?", text.lower())
+    if found is None:
+        raise SettingsError(
+            f"AFFIDAVIT_PUBLIC_URL is {text[:80]!r}; give scheme and host like "
+            "https://dp.example.com, without a path."
+        )
+    scheme, host, port = found[1], found[2], found[3] or ""
+    return f"{scheme}://{host}{'' if port == _USUAL[scheme] else port}"
 
 
 def _name(given: Mapping[str, str], variable: str) -> str | None:

@@ -45,11 +45,12 @@ class Guard:
         asking too much (429).
         """
         services = _services(request)
-        caller = await _caller(services, request)
+        caller = await self.identify(services, request)
         request.state.actor = caller.actor.name
         _take(services, caller.counted_as)
         if not any(caller.actor.may(scope) for scope in self.scopes):
             raise missing_scope(caller.actor, *self.scopes)
+        await self.admitted(request)
         try:
             with services.limits.running(caller.counted_as):
                 yield caller.actor
@@ -58,6 +59,24 @@ class Guard:
         finally:
             if services.identities.use_is_due(caller):
                 await run_in_threadpool(services.identities.write_use, caller)
+
+    async def identify(self, services: Services, request: Request) -> Caller:
+        """Who asks, by what a program shows; what shows no known identity is counted."""
+        try:
+            return await _caller(services, request)
+        except ProviderUnavailable:
+            raise Problem(
+                503,
+                "identity_provider_unavailable",
+                "the OpenID provider's keys cannot be read, so that its tokens cannot be checked; "
+                "nothing was done. Try again later.",
+                headers={"Retry-After": "5"},
+            ) from None
+        except NotKnown as unknown:
+            raise not_known(services, request, unknown) from None
+
+    async def admitted(self, request: Request) -> None:
+        """What else must hold of the request of somebody who may make it: nothing."""
 
 
 class Open:
@@ -69,7 +88,7 @@ class Open:
     async def __call__(self, request: Request) -> None:
         """Let everybody in who does not ask too often."""
         if self.limited:
-            _take(_services(request), counted(_address(request)))
+            _take(_services(request), counted(address_of(request)))
 
 
 def needs(*scopes: Scope) -> Any:
@@ -106,35 +125,24 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
 
 
 async def _caller(services: Services, request: Request) -> Caller:
-    """Who asks; what shows no known identity is counted by its address."""
     identities = services.identities
-    try:
-        given = bearer(
-            request.headers.getlist("authorization"),
-            request.scope["query_string"].decode("latin-1"),
-        )
-        if given is None:
-            return await run_in_threadpool(
-                identities.without_token,
-                _address(request),
-                request.headers,
-                request.scope["http_version"],
-            )
+    given = bearer(
+        request.headers.getlist("authorization"),
+        request.scope["query_string"].decode("latin-1"),
+    )
+    if given is not None:
         return await identities.by_token(given)
-    except ProviderUnavailable:
-        raise Problem(
-            503,
-            "identity_provider_unavailable",
-            "the OpenID provider's keys cannot be read, so that its tokens cannot be checked; "
-            "nothing was done. Try again later.",
-            headers={"Retry-After": "5"},
-        ) from None
-    except NotKnown as unknown:
-        _take(services, counted(_address(request)))
-        raise _not_known(unknown) from None
+    return await run_in_threadpool(
+        identities.without_token,
+        address_of(request),
+        request.headers,
+        request.scope["http_version"],
+    )
 
 
-def _not_known(unknown: NotKnown) -> Problem:
+def not_known(services: Services, request: Request, unknown: NotKnown) -> Problem:
+    """The problem of somebody who is not known, counted by their address."""
+    _take(services, counted(address_of(request)))
     error = {"unauthenticated": "", "malformed_credentials": ', error="invalid_request"'}.get(
         unknown.code, ', error="invalid_token"'
     )
@@ -168,5 +176,6 @@ def _services(request: Request) -> Services:
     return found
 
 
-def _address(request: Request) -> str | None:
+def address_of(request: Request) -> str | None:
+    """The address of whoever connected."""
     return request.client.host if request.client is not None else None

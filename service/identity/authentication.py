@@ -58,7 +58,7 @@ class Identities:
         """Who holds the bearer token ``text``; raises ``NotKnown`` or ``ProviderUnavailable``."""
         if text.startswith(PREFIX):
             parsed = parse(text)
-            return _caller(None if parsed is None else await self._own(parsed))
+            return caller_of(None if parsed is None else await self._own(parsed))
         if self._provided is None:
             raise _invalid()
         actor = await run_in_threadpool(self._provided.actor, text)
@@ -102,7 +102,8 @@ class Identities:
             log.warning("OPEN: %s %s", warning.message, warning.remedy)
 
 
-def _caller(token: Token | None) -> Caller:
+def caller_of(token: Token | None) -> Caller:
+    """Who holds ``token``; raises ``NotKnown`` for one that does not count, or none."""
     if token is None:
         raise _invalid()
     if token.revoked_at is not None:

@@ -155,6 +155,12 @@ class TokenStore:
                 self._any = connection.execute(query).first() is not None
         return self._any
 
+    def with_id(self, token_id: str) -> Token | None:
+        """The token of that id, whether or not it still counts."""
+        with self._engine.connect() as connection:
+            found = _find(connection, token_id)
+        return None if found is None else found[0]
+
     def find(self, text: TokenText) -> Token | None:
         """The token that ``text`` is, whether or not it still counts."""
         return self.find_all([text])[text]

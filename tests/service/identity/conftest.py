@@ -29,7 +29,7 @@ class Network:
     def ask(self, method: str, path: str, token: str | None, **sent: Any) -> Any:
         """One request with the token of that kind, a scope's or an invalid one's."""
         headers = {} if token is None else {"authorization": f"Bearer {self.tokens[token]}"}
-        return self.client.request(method, path, headers=headers, **sent)
+        return self.client.request(method, path, headers=headers, follow_redirects=False, **sent)
 
 
 @pytest.fixture(scope="module")

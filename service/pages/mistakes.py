@@ -1,0 +1,58 @@
+"""A problem as a page, where a person is reading; a program gets the document.
+
+The status, the code and the words are those of the problem document (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from affidavit.service.pages.access import SignInFirst
+from affidavit.service.pages.answer import html, see_other
+from affidavit.service.pages.wishes import wants_html
+from affidavit.service.problems import MEDIA_TYPE
+
+_KEPT = ("www-authenticate", "retry-after", "allow")
+
+
+def install(app: FastAPI) -> None:
+    """Show people the errors of ``app`` as pages; after ``problems.install``."""
+    for kind, handler in list(app.exception_handlers.items()):
+        if isinstance(kind, type) and not kind.__name__.startswith("WebSocket"):
+            app.add_exception_handler(kind, _shown(handler))
+    app.add_exception_handler(SignInFirst, _sign_in_first)
+
+
+def _shown(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def shown(request: Request, error: Exception) -> Response:
+        made = handler(request, error)
+        answered: Response = await made if isinstance(made, Awaitable) else made
+        if not wants_html(request) or answered.headers.get("content-type") != MEDIA_TYPE:
+            return answered
+        problem = json.loads(bytes(answered.body))
+        kept = {name: answered.headers[name] for name in _KEPT if name in answered.headers}
+        request.state.code = problem["code"]
+        return await run_in_threadpool(
+            html,
+            request,
+            "problem.html",
+            {"problem": problem},
+            status=answered.status_code,
+            headers=kept,
+        )
+
+    return shown
+
+
+async def _sign_in_first(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SignInFirst)
+    if "hx-request" in request.headers:
+        # A part of a page is no place for another page: the browser goes there as a whole.
+        return Response(status_code=204, headers={"HX-Redirect": error.path})
+    return see_other(error.path)

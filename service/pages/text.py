@@ -1,0 +1,42 @@
+"""Text that nobody can hide in: characters without a shape of their own are spelled out.
+
+Names and plans are written by others. A right-to-left override shows a name
+backwards, a zero-width space makes two names look like one, and a
+spreadsheet runs a cell that begins with ``=``. What is shown is the same text, with such
+characters written as escapes.
+
+>>> visible("safe"), visible("a" + chr(0x202E) + "b"), visible(chr(0xD800))
+('safe', 'a\\\\u202eb', '\\\\ud800')
+>>> inert("=HYPERLINK(1)"), inert("plain")
+("'=HYPERLINK(1)", 'plain')
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+_KEPT = frozenset("\n\r\t")
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+
+
+def visible(text: str) -> str:
+    """``text`` with its invisible characters, save line ends and tabs, written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(_spelled(each) if _is_hidden(each) else each for each in text)
+
+
+def inert(text: str) -> str:
+    """A cell of a table for spreadsheets, none of which takes it for a formula."""
+    shown = visible(text)
+    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in _KEPT and unicodedata.category(character) in _HIDDEN
+
+
+def _spelled(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
