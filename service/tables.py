@@ -12,6 +12,8 @@ in this service can rewrite what it has signed.
     again, under the same id, once there is a key that someone trusts. ``bundle`` is the
     signed bundle byte for byte and ``result`` the answer that was given, without what may
     change about it later (see ``affidavit.service.lifecycle``).
+``certificate_facets``
+    By what an issue is searched for beside its own columns; read off its signed bytes.
 ``signing_keys``
     The public half of every key that signed a row, so that a bundle can still be
     verified after its key was retired or, for a development key, forgotten.
@@ -72,6 +74,11 @@ Sequence = BigInteger().with_variant(Integer(), "sqlite")
 
 metadata = MetaData()
 
+
+def _starts(column: str) -> dict[str, str]:
+    return {column: "varchar_pattern_ops"}
+
+
 signing_keys = Table(
     "signing_keys",
     metadata,
@@ -105,6 +112,31 @@ certificates = Table(
     Index("certificates_by_time", "created_at", "id", "untrusted"),
     Index("certificates_by_plan", "plan_digest"),
     Index("certificates_by_name", "name"),
+    Index("certificates_by_verdict", "verdict", "created_at"),
+    Index("certificates_by_epsilon", "epsilon_upper"),
+    Index("certificates_by_end", "not_after"),
+    # By their beginnings: an index of PostgreSQL in the order of a language cannot do that.
+    Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_starts("dataset")),
+    Index("certificates_by_name_start", "name", postgresql_ops=_starts("name")),
+    Index("certificates_by_id_start", "id", postgresql_ops=_starts("id")),
+    Index("certificates_by_plan_start", "plan_digest", postgresql_ops=_starts("plan_digest")),
+)
+
+certificate_facets = Table(
+    "certificate_facets",
+    metadata,
+    Column("certificate_id", String(71), primary_key=True),
+    Column("untrusted", Boolean, primary_key=True),
+    Column("issue", Integer, primary_key=True, autoincrement=False),
+    Column("mechanism", String(64), nullable=False),
+    Column("requester", String(255), nullable=False),
+    ForeignKeyConstraint(
+        ["certificate_id", "untrusted", "issue"],
+        ["certificates.id", "certificates.untrusted", "certificates.issue"],
+        name="certificate_facets_certificate",
+    ),
+    Index("certificate_facets_by_mechanism", "mechanism"),
+    Index("certificate_facets_by_requester", "requester"),
 )
 
 requests = Table(

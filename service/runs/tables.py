@@ -78,6 +78,7 @@ runs = Table(
         name="runs_certificate",
     ),
     Index("runs_by_time", "requested_at", "id"),
+    Index("runs_by_certificate", "certificate_id", "requested_at"),
 )
 
 run_events = Table(
