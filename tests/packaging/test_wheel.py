@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -12,23 +11,15 @@ from pathlib import Path
 import pytest
 
 from affidavit import __version__
+from tests.release.building import copy_of_the_tree
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("src", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     """The wheel, built without network from a copy of the tracked files."""
-    where = tmp_path_factory.mktemp("wheel")
-    rooms = [path.name for path in (ROOT / "src" / "affidavit").iterdir() if path.is_symlink()]
-    for name in (*NEEDED, *rooms):
-        source = ROOT / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(source, where / name, symlinks=True, ignore=ignored)
-        else:
-            shutil.copy(source, where / name)
+    where = copy_of_the_tree(tmp_path_factory.mktemp("wheel"))
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", "dist"],
         cwd=where,

@@ -1,0 +1,67 @@
+"""The source distribution is enough: the wheel made from it is the wheel made from the tree.
+
+And whoever builds at the same commit gets the same bytes, given ``SOURCE_DATE_EPOCH``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.release.building import copy_of_the_tree
+
+
+def built(tree: Path, into: Path, *kinds: str) -> list[Path]:
+    """What ``build`` makes of ``tree``, without network."""
+    done = subprocess.run(
+        [sys.executable, "-m", "build", *kinds, "--no-isolation", "--outdir", str(into), "."],
+        cwd=tree,
+        env={**os.environ, "PIP_NO_INDEX": "1", "SOURCE_DATE_EPOCH": "1700000000"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(into.iterdir())
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist of the tree and the wheel of that sdist, as ``build`` makes them by default."""
+    where = tmp_path_factory.mktemp("sdist")
+    wheel, sdist = built(copy_of_the_tree(where / "tree"), where / "out")
+    return sdist, wheel
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    """Every file of a wheel with the digest of what is in it."""
+    with zipfile.ZipFile(wheel) as found:
+        return {n: hashlib.sha256(found.read(n)).hexdigest() for n in found.namelist()}
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
+    distributions: tuple[Path, Path], tmp_path: Path
+) -> None:
+    _, of_sdist = distributions
+    (of_tree,) = built(copy_of_the_tree(tmp_path / "tree"), tmp_path / "out", "--wheel")
+    assert contents(of_tree) == contents(of_sdist)
+    assert of_tree.read_bytes() == of_sdist.read_bytes()
+
+
+def test_the_sdist_holds_files_and_no_links_and_no_secrets(
+    distributions: tuple[Path, Path],
+) -> None:
+    with tarfile.open(distributions[0]) as found:
+        members = found.getmembers()
+    assert all(member.isfile() or member.isdir() for member in members)
+    names = [member.name for member in members]
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert not [name for name in names if name.endswith((".pem", ".db", ".sqlite", ".env"))]

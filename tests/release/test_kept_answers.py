@@ -1,0 +1,111 @@
+"""What an earlier release certified still reads, verifies and means the same.
+
+Three laws, for every plan of every release (docs/versioning.md): its text has the digest that
+was signed; its bundle verifies with the keys of its time, and fails on nothing but its age
+later; and certifying it again gives the same verdict and a bracket that lies in the old one,
+or exactly the old numbers while the accountant's version is the same.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.issue import issue
+from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.verification import VerificationError
+from affidavit.certificate.verify import verify
+from affidavit.plan.canonical import digest
+from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_in
+
+KEPT = [(release, name) for release in RELEASES for name in bundles(release)]
+ROUNDED = 1e-9
+"""Twelve digits are signed; other processors differ in the last of sixteen."""
+SAME = ("adjacency", "unit", "trajectory", "target")
+
+
+@pytest.mark.parametrize(("release", "name"), KEPT)
+def test_the_text_has_the_digest_that_was_signed(release: str, name: str) -> None:
+    (subject,) = statement_in(bundles(release)[name])["subject"]
+    assert digest(plan_named(release, name)) == f"sha256:{subject['digest']['sha256']}"
+
+
+@pytest.mark.parametrize(("release", "name"), KEPT)
+def test_the_bundle_verifies_and_later_fails_on_its_age_alone(release: str, name: str) -> None:
+    bundle, plan = bundles(release)[name], plan_named(release, name)
+    validity = statement_in(bundle)["predicate"]["validity"]
+    issued = datetime.fromisoformat(validity["not_before"])
+    at = issued + timedelta(days=1)
+    assert verify(bundle, keys(release), plan=plan, now=at).statement == statement_in(bundle)
+    with pytest.raises(VerificationError) as failed:
+        verify(bundle, keys(release), plan=plan, now=datetime(2200, 1, 1, tzinfo=UTC))
+    assert failed.value.step == 9
+
+
+@pytest.mark.parametrize(("release", "name"), KEPT)
+def test_certified_again_it_is_the_same_or_a_narrower_bracket(release: str, name: str) -> None:
+    before = statement_in(bundles(release)[name])["predicate"]
+    found = certify(plan_named(release, name), second_opinion=False)
+    key = SigningKey.generate("now")
+    now = issue(found, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
+    assert now["verdict"] == before["verdict"]
+    assert [each["code"] for each in now["reasons"]] == [each["code"] for each in before["reasons"]]
+    assert now["sampling"] == before["sampling"]
+    assert {each["code"] for each in before["obligations"]} <= {
+        each["code"] for each in now["obligations"]
+    }
+    same = _named(now) == _named(before)
+    _guarantees(now["guarantee"], before["guarantee"], exactly=same)
+    _agree(now["noise_multiplier"], before["noise_multiplier"], ROUNDED if same else 1e-3)
+    _agree(now["strategies"], before["strategies"], ROUNDED)
+
+
+def test_every_release_before_this_one_is_kept() -> None:
+    assert "0.1.0" in RELEASES
+    assert all(len(bundles(release)) >= 50 for release in RELEASES)
+
+
+def _named(predicate: dict[str, Any]) -> list[tuple[str, str]]:
+    """The accountant whose bracket was signed; none where there is no bracket."""
+    return [(first["name"], first["version"]) for first in predicate["accountants"][:1]]
+
+
+def _guarantees(new: Any, old: Any, *, exactly: bool) -> None:
+    assert (new is None) == (old is None)
+    if new is None:
+        return
+    assert [new[field] for field in SAME] == [old[field] for field in SAME]
+    for field in ("epsilon", "delta"):
+        _lies_within(new[field], old[field], exactly=exactly)
+
+
+def _lies_within(new: Any, old: Any, *, exactly: bool) -> None:
+    assert (new is None) == (old is None)
+    if new is None:
+        return
+    ends = [(float(new[end]), float(old[end])) for end in ("lower", "upper")]
+    if exactly:
+        assert all(abs(n - o) <= ROUNDED * max(1.0, abs(o)) for n, o in ends)
+    (lower, old_lower), (upper, old_upper) = ends
+    assert lower >= old_lower - ROUNDED * max(1.0, abs(old_lower))
+    assert upper <= old_upper + ROUNDED * max(1.0, abs(old_upper))
+
+
+def _agree(new: Any, old: Any, tolerance: float) -> None:
+    """The same structure, names and words, and numbers within ``tolerance``."""
+    if isinstance(old, dict):
+        assert old.keys() <= new.keys()
+        for key in old:
+            _agree(new[key], old[key], tolerance)
+    elif isinstance(old, list):
+        assert len(new) == len(old)
+        for one, other in zip(new, old, strict=True):
+            _agree(one, other, tolerance)
+    else:
+        try:
+            assert float(new) == pytest.approx(float(old), rel=tolerance, abs=tolerance)
+        except (TypeError, ValueError):
+            assert new == old
