@@ -96,7 +96,9 @@ class Shop:
             assert time.monotonic() < end, (self.run(run_id), self.logs())
             time.sleep(0.02)
 
-    def worker(self, *options: str, name: str = "w1") -> subprocess.Popen[bytes]:
+    def worker(
+        self, *options: str, name: str = "w1", module: str = "affidavit.worker"
+    ) -> subprocess.Popen[bytes]:
         """A worker process with its own key, which the service trusts."""
         home = self.home / name
         if not home.exists():
@@ -112,7 +114,7 @@ class Shop:
         with (home / "log").open("ab") as log:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "affidavit.worker", "--server", self.server.url),
+                    *(sys.executable, "-m", module, "--server", self.server.url),
                     *("--outputs", str(self.home / "runs"), "--keys", str(trusted)),
                     *("--name", name, "--wait", "0.1", *options),
                 ],

@@ -1,0 +1,94 @@
+"""Many short runs: a service that is asked often, and workers whose training is stubbed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine, text
+
+from affidavit.service.database import open_engine
+from affidavit.service.log.audit import audit, one_state
+from tests.worker.conftest import Shop
+
+STEPS = 4
+
+
+@dataclass
+class Crowd:
+    """A shop with many runs in it, and what is found in its database afterwards."""
+
+    shop: Shop
+    client: httpx.Client
+    engine: Engine
+    trace: Path
+
+    def request(self, certificate: str, **more: Any) -> str:
+        body = {"certificate": certificate, "data": "digits", "model": "mlp:8", "output": "o"}
+        headers = {"authorization": f"Bearer {self.shop.tokens['submit']}"}
+        url = f"{self.shop.server.url}/v1/runs"
+        answer = self.client.post(url, json={**body, **more}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def workers(self, count: int, slots: int) -> None:
+        for number in range(count):
+            self.shop.worker(
+                *("--slots", str(slots), "--once"),
+                name=f"w{number}",
+                module="tests.worker.stubbed_worker",
+            )
+
+    def wait(self, seconds: float = 60.0) -> None:
+        """Until every worker has found that nothing waits."""
+        for process in self.shop.workers:
+            assert process.wait(seconds) == 0, self.shop.logs()
+
+    def rows(self, query: str, **given: Any) -> list[Any]:
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(query), given))
+
+    def trained(self) -> list[dict[str, Any]]:
+        """What the stub wrote of every training."""
+        return [json.loads(line) for line in self.trace.read_text().splitlines()]
+
+    def require_each_once(self, runs: list[str]) -> None:
+        """Every run was claimed, begun, trained, settled and charged once, and the log agrees."""
+        query = "SELECT run_id, kind FROM run_events WHERE kind <> 'queued' ORDER BY run_id, seq"
+        happened: dict[str, list[str]] = {run: [] for run in runs}
+        for run, kind in self.rows(query):
+            happened[run].append(kind)
+        wrong = {
+            run: kinds
+            for run, kinds in happened.items()
+            if kinds != ["claimed", "running", "settled"]
+        }
+        assert not wrong, (wrong, self.shop.logs())
+        assert sorted(each["run"] for each in self.trained()) == sorted(runs)
+        settled = "SELECT reservation_id, steps_run FROM ledger_events WHERE kind = 'settle'"
+        reserved = self.rows("SELECT reservation_id FROM runs")
+        assert sorted(self.rows(settled)) == sorted((one, STEPS) for (one,) in reserved)
+        with one_state(self.engine) as connection:
+            assert list(audit(connection, [], lambda *_: None)) == []
+
+
+@pytest.fixture
+def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stub writes to; the processes that are started after know."""
+    monkeypatch.setenv("STUB_TRACE", str(tmp_path / "trace"))
+    monkeypatch.setenv("STUB_SECONDS", "0.02")
+    monkeypatch.setenv("AFFIDAVIT_RATE_LIMIT", "1000000")
+    return tmp_path / "trace"
+
+
+@pytest.fixture
+def crowd(trace: Path, shop: Shop) -> Iterator[Crowd]:
+    engine = open_engine(shop.database)
+    with httpx.Client(timeout=30) as client:
+        yield Crowd(shop, client, engine, trace)
+    engine.dispose()
