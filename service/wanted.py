@@ -17,11 +17,16 @@ Wanted = TypeVar("Wanted", bound=Part)
 
 
 def read_wanted(
-    model: type[Wanted], raw: bytes, what: str, page: str, refuse: type[PlanError]
+    model: type[Wanted],
+    raw: bytes,
+    what: str,
+    page: str,
+    refuse: type[PlanError],
+    largest: int = LARGEST,
 ) -> Wanted:
     """``what`` is asked for by ``raw``; raises ``refuse`` with every reason found."""
     try:
-        data = load_json(raw, LARGEST).data
+        data = load_json(raw, largest).data
     except MalformedPlan as error:
         raise refuse(*error.reasons) from None
     try:

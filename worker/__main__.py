@@ -18,6 +18,7 @@ import typer
 
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
 from affidavit.certificate.signers.choice import private_halves
+from affidavit.worker.handover import place_of
 from affidavit.worker.job import Site
 from affidavit.worker.queue import Wanting
 from affidavit.worker.remote import RemoteQueue
@@ -75,7 +76,14 @@ def main(
         options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
         pause=min(0.5, lease / 6),
     )
-    wanting = Wanting(queue=queue, worker=worker, seconds=lease, gpu=gpu, memory_mib=memory)
+    wanting = Wanting(
+        queue=queue,
+        worker=worker,
+        seconds=lease,
+        gpu=gpu,
+        memory_mib=memory,
+        place=_place(site.outputs),
+    )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda sent, _: _ask_to_stop(stop, sent))
@@ -86,6 +94,13 @@ def _ask_to_stop(stop: threading.Event, sent: int) -> None:
     if stop.is_set():
         os._exit(128 + sent)  # trainers die with this process
     stop.set()
+
+
+def _place(outputs: Path) -> str:
+    try:
+        return place_of(outputs)
+    except (OSError, UnicodeError) as error:
+        _stop(f"--outputs {outputs} cannot be used: {error}")
 
 
 def _key() -> SigningPort:

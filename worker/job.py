@@ -2,12 +2,15 @@
 
 1. The certificate is fetched with the status list and verified here, with the worker's own
    keys: it must be certified, valid, not called back, and the one that the run is about.
-2. The queue is told that the run begins; it checks everything again in one transaction, and
-   the run's budget is committed. From here on the run costs something.
+   Where somebody had the run before, what it needs of theirs is copied.
+2. The queue is told that the run begins or goes on; it checks everything again in one
+   transaction, and the run's budget is committed. From here on the run costs something.
 3. The trainer runs as a process, which verifies once more and refuses anything but the plan.
-   Meanwhile the lease is renewed with the number of steps charged so far.
-4. The record is held against the certificate, signed with the weights' digest, and reported.
-   A run whose record does not end is given up, and is charged in full.
+   Meanwhile the lease is renewed with the number of steps charged so far, and the trainer
+   is told how many it may charge (``affidavit.worker.watch``).
+4. The record is held against the certificate, sent, signed with the weights' digest, and
+   reported. A run whose record does not end is given back where another attempt may help (the
+   trainer was killed, or could not write), and else given up and charged in full.
 
 When the lease is lost the trainer is killed, and nothing is reported.
 """
@@ -16,11 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,13 +37,23 @@ from affidavit.certificate.verify import verify
 from affidavit.plan.canonical import canonical_json
 from affidavit.plan.reasons import PlanError
 from affidavit.worker import executor
+from affidavit.worker.handover import forget, has_ended, place_of, take_over
 from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job, LeaseLost, Queue, Refused, Unreachable
+from affidavit.worker.queue import Job, Queue, Refused, Unreachable
+from affidavit.worker.watch import Watch
 
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
 """What the trainer, which runs other people's models, is not given."""
 INSISTENCE = 600.0
 """Seconds for which a report is repeated while the service cannot be reached."""
+
+ALLOWANCE = "allowance"
+UNFINISHED = 3
+"""What a trainer ends with that may be gone on with."""
+PART = 256 * 1024
+"""Characters of a record that are sent at once."""
+
+log = logging.getLogger("affidavit.worker")
 
 T = TypeVar("T")
 
@@ -78,19 +92,27 @@ def work(site: Site, job: Job) -> str:
     began = datetime.now(UTC)
     try:
         folder, predicate = _prepared(site, job)
+        resumes = job.previous is not None and _taken_over(site, job, folder)
     except (VerificationError, KeyFailure, PlanError, Refused, OSError, ValueError) as error:
         code, told = str(getattr(error, "code", "not_prepared")), _printable(str(error))
-        insist(lambda: site.source.fail(job, code, told))
+        again = isinstance(error, OSError)
+        insist(lambda: site.source.fail(job, code, told, again=again))
         return f"{code}: {told}"
     try:
-        insist(lambda: site.source.start(job, job.plan_digest))
+        insist(lambda: site.source.start(job, job.plan_digest, place_of(site.outputs)))
     except Refused as error:
         return f"{error.code}: {error}"
-    watch = _Watch(site, job, folder / "run" / "record.jsonl")
-    with (folder / "trainer.log").open("wb") as log:
+    watch = Watch(
+        source=site.source,
+        job=job,
+        record=folder / "run" / "record.jsonl",
+        allowance=folder / ALLOWANCE,
+        lease=site.lease,
+    )
+    with (folder / "trainer.log").open("wb") as said:
         ended = executor.run(
-            _command(site, job, folder),
-            log,
+            _command(site, job, folder, resumes=resumes),
+            said,
             watch,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
             pause=site.pause,
@@ -129,7 +151,7 @@ def _prepared(site: Site, job: Job) -> tuple[Path, dict[str, Any]]:
         raise Refused("other_certificate", "the bundle is of another certificate.")
     if "sha256:" + subject["digest"]["sha256"] != job.plan_digest:
         raise Refused("other_plan", "the bundle is of another plan.")
-    folder = site.outputs / job.output / f"{job.run}-{job.fence}"
+    folder = _folder(site, job, job.fence)
     folder.mkdir(mode=0o700, parents=True)
     (folder / "bundle.json").write_bytes(bundle)
     (folder / "status.json").write_bytes(status)
@@ -137,7 +159,19 @@ def _prepared(site: Site, job: Job) -> tuple[Path, dict[str, Any]]:
     return folder, predicate
 
 
-def _command(site: Site, job: Job, folder: Path) -> list[str]:
+def _folder(site: Site, job: Job, fence: int) -> Path:
+    """Where the attempt of that token is kept."""
+    return site.outputs / job.output / f"{job.run}-{fence}"
+
+
+def _taken_over(site: Site, job: Job, folder: Path) -> bool:
+    """Whether the run goes on here; where no step was granted before, it begins."""
+    assert job.previous is not None  # else nobody had it
+    before = _folder(site, job, job.previous) / "run"
+    return job.granted > 0 and take_over(before, folder / "run")
+
+
+def _command(site: Site, job: Job, folder: Path, *, resumes: bool) -> list[str]:
     """The trainer's command line; every value is joined to its option, so none is one."""
     return [
         sys.executable,
@@ -149,56 +183,13 @@ def _command(site: Site, job: Job, folder: Path) -> list[str]:
         f"--data={job.data}",
         f"--model={job.model}",
         f"--out={folder / 'run'}",
+        f"--allowance={folder / ALLOWANCE}",
+        f"--charged-before={job.granted}",
+        "--stop-ends",
+        *(["--resume"] if resumes else []),
         *(f"--keys={path}" for path in site.keys),
         *site.options,
     ]
-
-
-@dataclass
-class _Watch:
-    """What happens to a run from outside while it trains."""
-
-    site: Site
-    job: Job
-    record: Path
-    steps: int = 0
-    reason: str | None = None
-    lost: LeaseLost | None = None
-    _began: float = field(default_factory=time.monotonic)
-    _renewed: float = field(default_factory=time.monotonic)
-    _read: int = 0
-
-    def __call__(self) -> executor.Stop | None:
-        now, limit = time.monotonic(), self.job.time_limit
-        if now - self._renewed > self.site.lease / 3:
-            self._renewed = now
-            self._renew()
-        if self.lost is not None:
-            return "kill"
-        if self.reason is None and limit is not None and now - self._began > limit:
-            self.reason = "time_limit"
-        return None if self.reason is None else "ask"
-
-    def _renew(self) -> None:
-        self._count()
-        try:
-            if self.site.source.renew(self.job, self.steps) and self.reason is None:
-                self.reason = "cancelled"
-        except LeaseLost as lost:
-            self.lost = lost
-        except (Unreachable, Refused):
-            pass  # the lease says how long this may go on
-
-    def _count(self) -> None:
-        """Steps charged in the whole lines that were written since."""
-        try:
-            with self.record.open("rb") as stream:
-                stream.seek(self._read)
-                whole = stream.read().rpartition(b"\n")[0]
-        except OSError:
-            return
-        self.steps += whole.count(b'"type":"charge"')
-        self._read += len(whole) + 1 if whole else 0
 
 
 def _report(
@@ -207,20 +198,36 @@ def _report(
     folder: Path,
     predicate: dict[str, Any],
     ended: executor.Ended,
-    watch: _Watch,
+    watch: Watch,
     began: datetime,
 ) -> str:
     record = folder / "run" / "record.jsonl"
-    found = conformance(record.read_bytes(), predicate) if record.exists() else None
-    if found is None or any(each.code == "unfinished" for each in found.findings):
+    if not has_ended(record):
         code = watch.reason or ("trainer_killed" if ended.code < 0 else "trainer_failed")
         message = f"the trainer ended with {ended.code}: {_last_line(folder / 'trainer.log')}"
-        insist(lambda: site.source.fail(job, code, message))
+        again = watch.reason is None and (ended.code < 0 or ended.code == UNFINISHED)
+        watch.renew()
+        insist(lambda: site.source.fail(job, code, message, again=again))
         return f"{code}: {message}"
+    content = record.read_bytes()
+    found = conformance(content, predicate)
+    _send(site, job, content)
     envelope = _signed(site, job, folder, found, began)
     insist(lambda: site.source.complete(job, envelope))
+    forget(folder.parent, job.run)
     told = "conformant" if found.conformant else "NOT CONFORMANT"
     return f"{told}, {found.steps_to_charge} of {found.steps_certified} steps charged"
+
+
+def _send(site: Site, job: Job, record: bytes) -> None:
+    """Send the record; the run is charged in full where it is refused."""
+    text = record.decode("utf-8", "replace")
+    try:
+        for part, place in enumerate(range(0, len(text), PART), start=1):
+            lines = text[place : place + PART]
+            insist(lambda part=part, lines=lines: site.source.record(job, part, lines))  # type: ignore[misc]
+    except Refused as error:
+        log.error("run %s: the record was not taken: %s: %s", job.run, error.code, error)
 
 
 def _signed(
@@ -236,7 +243,10 @@ def _signed(
     envelope = provenance(
         job, found, site.key, worker=site.name, weights=digest, header=header, began=began
     )
-    (folder / "provenance.json").write_bytes(canonical_json(envelope))
+    try:
+        (folder / "provenance.json").write_bytes(canonical_json(envelope))
+    except OSError as error:
+        log.error("run %s: provenance.json was not written: %s", job.run, error)
     return envelope
 
 

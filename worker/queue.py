@@ -3,8 +3,10 @@
 Who claims a run holds it for a while (a lease) under a fencing token, a number that grows with
 every claim. Everything a worker says about a run carries the token; once the lease was given
 up for lost, whatever still comes under the old token is refused (``LeaseLost``), however late.
-A run is begun once: one that was claimed and never begun goes back to the queue when its
-lease is lost; one that was begun is over, and charged in full.
+A run that was claimed and never begun goes back to the queue when its lease is lost. One
+that was begun is handed over: a worker charges no step that it was not granted, and whoever
+goes on takes none that was granted before, so that it does not matter whether the one that is
+not heard of any more still trains.
 
 ``affidavit.service.runs.queue`` keeps a queue in the service's own tables, ``worker.remote``
 speaks to it over HTTP. Another engine can stand behind the same port.
@@ -42,20 +44,25 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanting:
-    """What a worker asks for: a run of ``queue`` that fits what it has, for ``seconds``."""
+    """What a worker asks for: a run of ``queue`` that fits what it has, for ``seconds``.
+
+    ``place`` is the name of where it keeps checkpoints, the same for workers that share that.
+    """
 
     queue: str
     worker: str
     seconds: int
     gpu: bool
     memory_mib: int
+    place: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A claimed run: what to train, and the fencing token that it is held under.
 
-    ``time_limit`` is in seconds from the first step.
+    ``time_limit`` is in seconds from the first step. ``granted`` steps may have been charged by
+    those who held it before; ``previous`` is the token under which it was begun last.
     """
 
     run: str
@@ -66,12 +73,22 @@ class Job:
     model: str
     output: str
     time_limit: int | None
+    granted: int = 0
+    previous: int | None = None
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
         """The job of its document; raises ``KeyError`` and ``TypeError``."""
         names = (field for field in cls.__dataclass_fields__)
         return cls(**{name: document[name] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renewal:
+    """What a run that is held longer is told: whether to stop, and how many steps it may charge."""
+
+    cancel: bool
+    granted: int
 
 
 class Queue(Protocol):
@@ -83,14 +100,23 @@ class Queue(Protocol):
     def claim(self, wanting: Wanting) -> Job | None:
         """The next run by priority, then age; None if none fits."""
 
-    def start(self, job: Job, plan_digest: str) -> None:
-        """Begin: everything is checked again and the budget is committed, in one transaction."""
+    def start(self, job: Job, plan_digest: str, place: str | None) -> None:
+        """Begin or go on: all is checked again and the budget committed, in one transaction."""
 
-    def renew(self, job: Job, steps: int) -> bool:
-        """Hold the run longer, saying how many steps were charged; whether to stop it."""
+    def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
+        """Hold the run longer, having charged ``steps`` and wanting to have charged ``wants``.
+
+        ``head`` is the digest of a line of the record that is on the disk.
+        """
+
+    def record(self, job: Job, part: int, lines: str) -> None:
+        """Send a part of the run's record, counted from 1."""
 
     def complete(self, job: Job, provenance: Mapping[str, Any]) -> None:
         """Report the signed provenance of what was run."""
 
-    def fail(self, job: Job, code: str, message: str) -> None:
-        """Give up: free if the run was not begun, charged in full if it was."""
+    def fail(self, job: Job, code: str, message: str, *, again: bool = False) -> None:
+        """Give up: free if the run was not begun, charged in full if it was.
+
+        With ``again`` somebody else may go on with it.
+        """

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from affidavit.worker.queue import Job, LeaseLost, Refused, Unreachable, Wanting
+from affidavit.worker.queue import Job, LeaseLost, Refused, Renewal, Unreachable, Wanting
 
 SECONDS = 30.0
 LOST = frozenset({"lease_lost", "not_found"})
@@ -32,25 +32,31 @@ class RemoteQueue:
             "lease": wanting.seconds,
             "gpu": wanting.gpu,
             "memory": wanting.memory_mib,
+            **({} if wanting.place is None else {"place": wanting.place}),
         }
         found = self._post(f"/v1/queues/{wanting.queue}/claims", body)
         return None if found is None else Job.read(found)
 
-    def start(self, job: Job, plan_digest: str) -> None:
-        """Begin the run."""
-        self._say(job, "start", {"plan_digest": plan_digest})
+    def start(self, job: Job, plan_digest: str, place: str | None) -> None:
+        """Begin the run or go on with it, with no step granted yet."""
+        self._say(job, "start", {"plan_digest": plan_digest, "wants": 0, "place": place})
 
-    def renew(self, job: Job, steps: int) -> bool:
-        """Hold the run longer; whether to stop it."""
-        return bool(self._say(job, "heartbeat", {"steps": steps})["cancel"])
+    def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
+        """Hold the run longer; whether to stop it, and how many steps it may charge."""
+        said = self._say(job, "heartbeat", {"steps": steps, "wants": wants, "head": head})
+        return Renewal(cancel=bool(said["cancel"]), granted=int(said["granted"]))
+
+    def record(self, job: Job, part: int, lines: str) -> None:
+        """Send a part of the record."""
+        self._say(job, "record", {"part": part, "lines": lines})
 
     def complete(self, job: Job, provenance: Mapping[str, Any]) -> None:
         """Report what was run."""
         self._say(job, "complete", {"provenance": dict(provenance)})
 
-    def fail(self, job: Job, code: str, message: str) -> None:
-        """Give the run up."""
-        self._say(job, "fail", {"code": code, "message": message})
+    def fail(self, job: Job, code: str, message: str, *, again: bool = False) -> None:
+        """Give the run up, or back."""
+        self._say(job, "fail", {"code": code, "message": message, "again": again})
 
     def bundle(self, job: Job) -> bytes:
         """The certificate's signed bundle."""

@@ -22,6 +22,7 @@ from affidavit.service.runs.wanted import (
     read_completion,
     read_failure,
     read_heartbeat,
+    read_record,
     read_start,
 )
 from affidavit.service.services import TheServices
@@ -64,6 +65,7 @@ async def claim(
         seconds=wanted.lease,
         gpu=wanted.gpu,
         memory_mib=wanted.memory,
+        place=wanted.place,
     )
     queues, now = services.runs.queue, datetime.now(UTC)
     found = await in_thread(lambda: queues.claim(wanting, actor.name, now))
@@ -100,7 +102,9 @@ async def start(
     """Certificate, status, validity, reservation and plan are checked again, and it is charged."""
     wanted = read(read_start, content)
     held, queue = _held(run_id, wanted.fence, actor), services.runs.queue
-    begun = await in_thread(lambda: queue.start(held, wanted.plan_digest))
+    begun = await in_thread(
+        lambda: queue.start(held, wanted.plan_digest, wanted.wants, wanted.place)
+    )
     return JSONResponse(run_document(begun))
 
 
@@ -109,7 +113,7 @@ async def start(
     summary="Hold a run longer",
     response_class=JSONResponse,
     responses={
-        200: answers("Whether it is to be stopped.", "Renewal"),
+        200: answers("Whether it is to be stopped, and the steps it may charge.", "Renewal"),
         **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
     },
     openapi_extra=json_body("WantedHeartbeat", "The fencing token, and the steps so far."),
@@ -120,8 +124,31 @@ async def heartbeat(
     """The lease begins anew from now."""
     wanted = read(read_heartbeat, content)
     held, queue = _held(run_id, wanted.fence, actor), services.runs.queue
-    cancel = await in_thread(lambda: queue.renew(held, wanted.steps))
-    return JSONResponse({"cancel": cancel})
+    renewed = await in_thread(
+        lambda: queue.renew(held, wanted.steps, wants=wanted.wants, head=wanted.head)
+    )
+    return JSONResponse({"cancel": renewed.cancel, "granted": renewed.granted})
+
+
+@router.post(
+    "/v1/runs/{run_id}/record",
+    summary="Send a part of a run's record",
+    response_class=JSONResponse,
+    responses={
+        200: answers("It is kept.", "RecordPart"),
+        **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
+    },
+    openapi_extra=json_body("WantedRecord", "The fencing token, and whole lines."),
+)
+async def record(
+    actor: Worker, services: TheServices, run_id: RunId, content: JsonBody
+) -> JSONResponse:
+    """The record is held against the certificate once the run is reported."""
+    wanted = read(read_record, content)
+    held, queue = _held(run_id, wanted.fence, actor), services.runs.queue
+    lines = wanted.lines.encode("utf-8", "surrogatepass")
+    await in_thread(lambda: queue.keep_record(held, wanted.part, lines))
+    return JSONResponse({"part": wanted.part})
 
 
 @router.post(
@@ -152,8 +179,10 @@ async def complete(
 async def fail(
     actor: Worker, services: TheServices, run_id: RunId, content: JsonBody
 ) -> JSONResponse:
-    """Free if it was not begun; charged in full if it was."""
+    """Free if it was not begun; charged in full if it was, unless another may go on with it."""
     wanted = read(read_failure, content)
     held, queue = _held(run_id, wanted.fence, actor), services.runs.queue
-    ended = await in_thread(lambda: queue.fail(held, wanted.code, wanted.message))
+    ended = await in_thread(
+        lambda: queue.fail(held, wanted.code, wanted.message, again=wanted.again)
+    )
     return JSONResponse(run_document(ended))

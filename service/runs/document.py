@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.service.runs.rows import Run
+from affidavit.service.runs.rows import Happened, Run
 
 
 def run_document(run: Run) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "cancel_asked": run.cancel_asked,
         "steps": {
             "certified": run.certified_steps,
+            "granted": run.granted,
             "reported": run.steps,
             "charged": outcome.get("steps_charged"),
         },
@@ -43,6 +44,18 @@ def run_document(run: Run) -> dict[str, Any]:
     }
 
 
+def event_document(happened: Happened, state: str) -> dict[str, Any]:
+    """What happened to a run, and the state that it was in afterwards."""
+    told = ("code", "message", "worker", "fence", "steps_charged", "record")
+    return {
+        "seq": happened.seq,
+        "event": happened.kind,
+        "state": state,
+        "at": _instant(happened.at),
+        **{name: happened.body.get(name) for name in told},
+    }
+
+
 def job_document(run: Run) -> dict[str, Any]:
     """What a worker that claimed the run has to know."""
     names = ("data", "model", "output", "time_limit")
@@ -51,6 +64,8 @@ def job_document(run: Run) -> dict[str, Any]:
         "fence": run.fence,
         "certificate": run.certificate_id,
         "plan_digest": run.plan_digest,
+        "granted": run.granted,
+        "previous": run.previous,
         **{name: run.wanted[name] for name in names},
     }
 

@@ -5,20 +5,20 @@ the lease, the event, its log entry and what the ledger must say of it are writt
 Runs wait in order of priority, then age; two workers that ask at once skip what the other
 has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
 
-A lease that ran out is taken back by the next claim in any queue. A run that was claimed and
-not begun waits again, at most ``MOST_CLAIMS`` times, because it may be what kills workers. One
-that was begun is over: without a record it is charged in full.
+A lease that ran out is taken back by the next claim in any queue, and the run is handed over
+(``affidavit.service.runs.handover``). A run that is over without a record is charged in full.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, insert, select
+from sqlalchemy import Connection, Engine, Row, insert, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
@@ -28,17 +28,17 @@ from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.ledger.refusals import IdempotencyKeyReused, LedgerRefusal, WrongState
 from affidavit.service.ledger.rows import Call
-from affidavit.service.runs import rows
+from affidavit.service.runs import handover, records, rows
+from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.tables import run_leases, runs
 from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
-from affidavit.worker.provenance import Reported
-from affidavit.worker.queue import Wanting
+from affidavit.worker.queue import Renewal, Wanting
 
-MOST_CLAIMS = 5
 REAPER = "service:reaper"
 
 
@@ -70,6 +70,18 @@ class RunQueue:
         """The run of that id; raises ``UnknownRun``."""
         with self._engine.connect() as connection:
             return rows.find(connection, run_id)
+
+    def history(self, run_id: str) -> tuple[Run, list[rows.Happened]]:
+        """A run and all that happened to it; raises ``UnknownRun``."""
+        with self._engine.connect() as connection:
+            happened = rows.history(connection, run_id)
+            return rows.find(connection, run_id), happened
+
+    def progress(self, run_ids: Collection[str]) -> dict[str, Sight]:
+        """How far those of these runs are that there are."""
+        with self._engine.connect() as connection:
+            found = rows.progress(connection, run_ids)
+        return {run_id: Sight(*each) for run_id, each in found.items()}
 
     def page(
         self, filters: rows.Filters, cursor: str | None, limit: int
@@ -118,8 +130,7 @@ class RunQueue:
             if lease.state == "ended":
                 raise WrongState(f"run {run_id} is {run.state}.", "There is nothing to stop.")
             if lease.state == "queued":
-                _release(connection, run, "cancelled", call)
-                _end(connection, run, "cancelled", body, call, fence=None)
+                _give_up(connection, run, "cancelled", body, call, None)
             else:
                 rows.change_lease(connection, run_id, cancel=True)
                 rows.add_event(
@@ -136,6 +147,12 @@ class RunQueue:
             run_leases.c.queue == wanting.queue,
             run_leases.c.state == "queued",
             run_leases.c.memory_mib <= wanting.memory_mib,
+            or_(run_leases.c.ready_at.is_(None), run_leases.c.ready_at <= at),
+            or_(
+                run_leases.c.elsewhere_at.is_(None),
+                run_leases.c.elsewhere_at <= at,
+                run_leases.c.place == wanting.place,
+            ),
         ]
         if not wanting.gpu:
             fits.append(run_leases.c.gpu.is_(False))
@@ -170,53 +187,93 @@ class RunQueue:
             )
             return rows.find(connection, lease.run_id)
 
-    def start(self, held: Held, plan_digest: str) -> Run:
-        """Begin a run: check everything again and commit its budget, in one transaction.
+    def start(
+        self, held: Held, plan_digest: str, wants: int | None = None, place: str | None = None
+    ) -> Run:
+        """Begin a run, or go on with it: check everything again, in one transaction.
 
-        Raises ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
+        The first time its budget is committed. ``wants`` as in ``renew``; without it every
+        step is granted, and the run is not handed over. ``place`` is where its checkpoint will
+        be. Raises ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed")
             run = rows.find(connection, held.run)
             why = _obstacle(connection, run, plan_digest, held, cancelled=lease.cancel)
             if why is None:
-                rows.change_lease(connection, run.id, state="running")
-                body = {"fence": held.fence, "plan_digest": plan_digest}
+                granted = run.certified_steps if wants is None else _granted(run, wants)
+                rows.change_lease(
+                    connection,
+                    run.id,
+                    state="running",
+                    granted=granted,
+                    place=place,
+                    previous=held.fence,
+                    head=None,
+                    elsewhere_at=None,
+                )
+                body = {"fence": held.fence, "plan_digest": plan_digest, "granted": granted}
                 rows.add_event(
                     connection,
                     run.id,
-                    "running",
+                    "resumed" if run.begun else "running",
                     body,
                     actor=held.actor,
                     at=held.at,
                     fence=held.fence,
+                    follows="running" if run.begun else "queued",
                 )
                 return rows.find(connection, run.id)
-            _release(connection, run, why["code"], held.call)
             kind: rows.Kind = "cancelled" if lease.cancel else "failed"
-            _end(connection, run, kind, why, held.call, fence=held.fence)
+            _give_up(connection, run, kind, why, held.call, held.fence)
         raise RunNotStarted(f"{why['code']}: {why['message']}", "Claim another run.")
 
-    def renew(self, held: Held, steps: int) -> bool:
-        """Hold the run longer; returns whether it is to be stopped. Raises ``LeaseLost``."""
+    def renew(self, held: Held, steps: int, *, wants: int = 0, head: str | None = None) -> Renewal:
+        """Hold the run longer, having charged ``steps``; raises ``LeaseLost``.
+
+        ``wants`` is how many steps it asks to have charged by the next time, and ``head`` the
+        digest of a line of its record. Whatever is granted here is spent if another has to go
+        on with the run.
+        """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
+            granted = lease.granted
+            if lease.state == "running" and max(steps, wants) > granted:
+                granted = _granted(rows.find(connection, held.run), max(steps, wants))
             rows.change_lease(
                 connection,
                 held.run,
                 expires_at=held.at + timedelta(seconds=lease.seconds),
                 steps=max(lease.steps, steps),
+                granted=granted,
+                head=head or lease.head,
             )
-            return bool(lease.cancel)
+            return Renewal(cancel=bool(lease.cancel), granted=granted)
+
+    def keep_record(self, held: Held, part: int, content: bytes) -> None:
+        """Keep a part of the run's record, and hold the run longer.
+
+        Raises ``LeaseLost`` or ``RecordRefused``.
+        """
+        with self._writer.begin() as connection:
+            lease = _held(connection, held, "running")
+            records.keep(connection, held.run, held.fence, part, content)
+            expires_at = held.at + timedelta(seconds=lease.seconds)
+            rows.change_lease(connection, held.run, expires_at=expires_at)
+
+    def records(self, run_id: str) -> dict[int, list[bytes]]:
+        """The parts of the run's records, by fencing token."""
+        with self._engine.connect() as connection:
+            return records.kept(connection, run_id)
 
     def complete(
-        self, held: Held, reported: Reported, envelope: dict[str, Any], cost: Cost | None
+        self, held: Held, judged: Judged, envelope: dict[str, Any], cost: Cost | None
     ) -> Run:
         """Settle a run on what its record comes to, and keep its provenance.
 
-        ``cost`` is that of ``reported.steps_to_charge`` steps, None for all that were
-        certified. A run that does not conform has failed, and keeps its charge. A report that
-        came before is answered as it was. Raises ``LeaseLost``.
+        ``cost`` is that of ``judged.steps`` steps, None for all that were certified. A run that
+        does not conform has failed, and keeps its charge. A report that came before is
+        answered as it was. Raises ``LeaseLost``.
         """
         with self._writer.begin() as connection:
             rows.lock(connection, held.run)
@@ -224,31 +281,36 @@ class RunQueue:
             if known.outcome is not None and known.outcome.get("provenance") == envelope:
                 return known
             lease = _held(connection, held, "running")
-            steps = None if cost is None else reported.steps_to_charge
-            charged = _settle(connection, known, steps, reported.record, cost, held.call)
-            kind, code = _verdict(reported, cancelled=lease.cancel)
+            steps = None if cost is None else judged.steps
+            charged = _settle(connection, known, steps, judged.record, cost, held.call)
+            kind, code = _verdict(judged, known, held.at, cancelled=lease.cancel)
             body = {
                 "code": code,
-                "message": reported.summary,
+                "message": judged.summary,
                 "fence": held.fence,
                 "steps_charged": charged,
-                "record": reported.record,
+                "record": judged.record,
                 "provenance": envelope,
             }
             _end(connection, known, kind, body, held.call, fence=held.fence)
             return rows.find(connection, held.run)
 
-    def fail(self, held: Held, code: str, message: str) -> Run:
+    def fail(self, held: Held, code: str, message: str, *, again: bool = False) -> Run:
         """End a run: free if it was not begun, charged in full if it was.
 
-        Raises ``LeaseLost``.
+        With ``again`` it is given back instead, for somebody to go on with it, unless it is
+        over anyhow. Raises ``LeaseLost``.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
             run = rows.find(connection, held.run)
-            kind: rows.Kind = "cancelled" if lease.cancel else "failed"
             body = {"code": code, "message": message, "fence": held.fence}
-            _give_up(connection, run, kind, body, held.call, held.fence)
+            if again and not handover.is_over(run, lease):
+                by: dict[str, Any] = {"actor": held.actor, "at": held.at, "given_back": True}
+                handover.requeue(connection, run, lease, body, **by)
+            else:
+                kind: rows.Kind = "cancelled" if lease.cancel else "failed"
+                _give_up(connection, run, kind, body, held.call, held.fence)
             return rows.find(connection, held.run)
 
     def reap(self, at: datetime) -> int:
@@ -355,7 +417,7 @@ def _held(connection: Connection, held: Held, *states: str) -> Row[Any]:
 def _obstacle(
     connection: Connection, run: Run, plan_digest: str, held: Held, *, cancelled: bool
 ) -> dict[str, str] | None:
-    """Why the run must not begin; commits its budget if nothing stands against it."""
+    """Why the run must not begin or go on; commits its budget if nothing stands against it."""
     if cancelled:
         return {"code": "cancelled", "message": "it was cancelled before it began."}
     if plan_digest != run.plan_digest:
@@ -364,6 +426,8 @@ def _obstacle(
     reservation = ledger_rows.find_reservation(connection, run.reservation_id)
     assert reservation is not None
     certificate = current(connection, run.certificate_id)
+    if run.begun and reservation.state != "committed":
+        return {"code": "reservation_not_usable", "message": f"it is {reservation.state}."}
     try:
         ledger_steps.require_usable(
             certificate, reservation.scope.dataset, untrusted_too=run.untrusted
@@ -374,6 +438,8 @@ def _obstacle(
                 "code": "certificate_not_usable",
                 "message": "it was issued anew since the run was asked for.",
             }
+        if run.begun:
+            return None
         _, taken = ledger_steps.commit_in(connection, run.reservation_id, held.call)
     except LedgerRefusal as refusal:
         return {"code": refusal.code, "message": refusal.message}
@@ -382,10 +448,21 @@ def _obstacle(
     return None
 
 
-def _verdict(reported: Reported, *, cancelled: bool) -> tuple[rows.Kind, str]:
-    if reported.conformant:
+def _granted(run: Run, wants: int) -> int:
+    """How many steps may have been charged from now on: never fewer, and none uncertified."""
+    return max(run.granted, min(wants, run.certified_steps))
+
+
+def _verdict(judged: Judged, run: Run, at: datetime, *, cancelled: bool) -> tuple[rows.Kind, str]:
+    if judged.conformant and not judged.stopped:
         return "settled", "conformant"
-    return ("cancelled", "cancelled") if cancelled else ("failed", "not_conformant")
+    if cancelled:
+        return "cancelled", "cancelled"
+    if not judged.conformant:
+        return "failed", judged.code
+    limit, began = run.wanted["time_limit"], run.began_at
+    too_late = limit is not None and began is not None and at >= began + timedelta(seconds=limit)
+    return "failed", "time_limit" if too_late else "stopped"
 
 
 def _release(connection: Connection, run: Run, reason: str, call: Call) -> None:
@@ -419,7 +496,7 @@ def _give_up(
     kind: rows.Kind,
     body: dict[str, Any],
     call: Call,
-    fence: int,
+    fence: int | None,
 ) -> None:
     """End a run without a record."""
     if run.begun:
@@ -458,9 +535,8 @@ def _take_back(connection: Connection, lease: Row[Any], at: datetime) -> None:
         "message": f"worker {lease.worker} was not heard of in time.",
         "fence": lease.fence,
     }
-    if lease.state == "running" or lease.cancel or lease.fence >= MOST_CLAIMS:
+    if handover.is_over(run, lease):
         kind: rows.Kind = "cancelled" if lease.cancel and not run.begun else "failed"
         _give_up(connection, run, kind, body, call, lease.fence)
         return
-    rows.change_lease(connection, run.id, state="queued", expires_at=None)
-    rows.add_event(connection, run.id, "requeued", body, actor=REAPER, at=at, fence=lease.fence)
+    handover.requeue(connection, run, lease, body, actor=REAPER, at=at, given_back=False)

@@ -34,6 +34,12 @@ class ReservationNotUsable(LedgerRefusal):
     code = "reservation_not_usable"
 
 
+class RecordRefused(LedgerRefusal):
+    """A part of a run's record that does not follow the one before, or is too much."""
+
+    code = "record_refused"
+
+
 class BadProvenance(LedgerRefusal):
     """The provenance is unsigned, signed by nobody known, or about something else."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -13,17 +13,27 @@ from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
 
 from affidavit.service.ledger.tables import reservations
 from affidavit.service.log import entries
+from affidavit.service.runs.attempts import Attempt
 from affidavit.service.runs.refusals import UnknownRun
 from affidavit.service.runs.tables import run_events, run_leases, runs
 
 Kind = Literal[
-    "queued", "claimed", "requeued", "cancel_asked", "running", "settled", "failed", "cancelled"
+    "queued",
+    "claimed",
+    "requeued",
+    "cancel_asked",
+    "running",
+    "resumed",
+    "settled",
+    "failed",
+    "cancelled",
 ]
 STATES: dict[str, str] = {
     "queued": "queued",
     "requeued": "queued",
     "claimed": "claimed",
     "running": "running",
+    "resumed": "running",
     "settled": "settled",
     "failed": "failed",
     "cancelled": "cancelled",
@@ -45,7 +55,8 @@ class Run:
     """A run as it stands: what was asked for, and what happened since.
 
     ``outcome`` is the body of the event that ended it. ``steps`` is what its worker said last,
-    of ``certified_steps``.
+    of ``certified_steps``, with ``head`` of its record; ``granted`` is how many may have been
+    charged by all who held it, ``previous`` the token under which it was last begun.
     """
 
     id: str
@@ -67,6 +78,11 @@ class Run:
     fence: int
     steps: int
     certified_steps: int
+    granted: int
+    previous: int | None
+    head: str | None
+    began_at: datetime | None
+    attempts: tuple[Attempt, ...]
     outcome: dict[str, Any] | None
     request_digest: str | None
 
@@ -81,6 +97,42 @@ class Filters:
     requested_by: str | None = None
     requested_after: datetime | None = None
     requested_before: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Happened:
+    """An event of a run; ``body`` is what the log says of it too."""
+
+    seq: int
+    kind: str
+    at: datetime
+    actor: str
+    fence: int | None
+    body: dict[str, Any]
+
+
+def history(connection: Connection, run_id: str) -> list[Happened]:
+    """The events of a run, in their order."""
+    query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
+    return [
+        Happened(
+            seq=row.seq,
+            kind=row.kind,
+            at=row.at,
+            actor=row.actor,
+            fence=row.fence,
+            body=json.loads(row.body),
+        )
+        for row in connection.execute(query)
+    ]
+
+
+def progress(connection: Connection, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """The number of the last event of each run, and the steps that were reported."""
+    last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_leases.c.run_id)
+    query = select(run_leases.c.run_id, last.scalar_subquery(), run_leases.c.steps)
+    found = connection.execute(query.where(run_leases.c.run_id.in_(run_ids)))
+    return {run_id: (seq, steps) for run_id, seq, steps in found}
 
 
 def find(connection: Connection, run_id: str) -> Run:
@@ -174,7 +226,8 @@ def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_lease() -> Any:
     lease, certified = run_leases.c, reservations.c.certified_steps
-    known = select(*runs.c, lease.worker, lease.fence, lease.steps, certified)
+    held = (lease.worker, lease.fence, lease.steps, lease.granted, lease.previous, lease.head)
+    known = select(*runs.c, *held, certified)
     return known.join_from(runs, run_leases).join_from(runs, reservations)
 
 
@@ -211,6 +264,15 @@ def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
         fence=row.fence,
         steps=row.steps,
         certified_steps=row.certified_steps,
+        granted=row.granted,
+        previous=row.previous,
+        head=row.head,
+        began_at=next((event.at for event in events if event.kind == "running"), None),
+        attempts=tuple(
+            Attempt.of(event.fence, json.loads(event.body))
+            for event in events
+            if event.kind == "requeued"
+        ),
         outcome=json.loads(ends[0].body) if ends else None,
         request_digest=row.request_digest,
     )

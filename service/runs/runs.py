@@ -15,6 +15,8 @@ from affidavit.service.ledger.desk import Desk
 from affidavit.service.ledger.ledger import Ledger, require_usable
 from affidavit.service.ledger.refusals import LedgerRefusal
 from affidavit.service.ledger.rows import Call
+from affidavit.service.pool import AccountingPool
+from affidavit.service.runs.judging import Judged, judge
 from affidavit.service.runs.queue import Held, RunQueue
 from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
 from affidavit.service.runs.rows import Run
@@ -33,11 +35,13 @@ class Runs:
         desk: Desk,
         store: CertificateStore,
         worker_keys: Path,
+        pool: AccountingPool,
     ) -> None:
         self.queue = queue
         self._ledger = ledger
         self._desk = desk
         self._store = store
+        self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
 
     async def request(self, wanted: WantedRun, call: Call, *, anybodys: bool) -> tuple[Run, bool]:
@@ -70,7 +74,11 @@ class Runs:
             raise
 
     async def complete(self, held: Held, envelope: dict[str, Any]) -> Run:
-        """Settle a run by its signed provenance; raises ``BadProvenance``."""
+        """Settle a run by its record, which its signed provenance names.
+
+        The record is what was sent; without one the run is charged in full. Raises
+        ``BadProvenance``.
+        """
         run = await run_in_threadpool(self.queue.find, held.run)
         trusted = await run_in_threadpool(self._worker_keys.public_keys)
         try:
@@ -80,9 +88,31 @@ class Runs:
         about = (reported.run, reported.certificate, reported.plan_digest)
         if about != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
+        judged = await self._judged(run, held.fence, reported.record)
         reservation = await run_in_threadpool(self._ledger.reservation, run.reservation_id)
-        cost = await self._desk.cost_of_steps(reservation, reported.steps_to_charge)
-        return await run_in_threadpool(self.queue.complete, held, reported, envelope, cost)
+        cost = await self._desk.cost_of_steps(reservation, judged.steps)
+        return await run_in_threadpool(self.queue.complete, held, judged, envelope, cost)
+
+    async def _judged(self, run: Run, fence: int, signed_for: str | None) -> Judged:
+        others = await run_in_threadpool(self.queue.records, run.id)
+        parts = others.pop(fence, [])
+        if not parts:
+            return Judged.nothing(run.certified_steps)
+        issues = await run_in_threadpool(self._store.issues, run.certificate_id)
+        bundle = next(
+            each.bundle
+            for each in issues
+            if (each.issue, each.untrusted) == (run.issue, run.untrusted)
+        )
+        return await self._pool.run(
+            judge,
+            bundle,
+            parts,
+            signed_for=signed_for,
+            told=run.head,
+            before=[each for each in run.attempts if each.granted],
+            others=others,
+        )
 
 
 def _its_own(call: Call) -> Call:

@@ -13,6 +13,7 @@ _COUNT = {"type": "integer", "minimum": 0}
 _COUNT_OR_NULL = {"type": ["integer", "null"]}
 _DIGEST = {"type": "string", "pattern": r"^sha256:[0-9a-f]{64}$"}
 _TIME = {"type": "string", "format": "date-time"}
+_STATE = {"enum": ["queued", "claimed", "running", "settled", "failed", "cancelled"]}
 _REF = "#/components/schemas/"
 
 
@@ -36,13 +37,14 @@ RUN_SCHEMAS: dict[str, Any] = {
         wanted.WantedClaim,
         wanted.WantedStart,
         wanted.WantedHeartbeat,
+        wanted.WantedRecord,
         wanted.WantedCompletion,
         wanted.WantedFailure,
     ),
     "Run": _object(
         {
             "id": _TEXT,
-            "state": {"enum": ["queued", "claimed", "running", "settled", "failed", "cancelled"]},
+            "state": _STATE,
             "certificate": _DIGEST,
             "issue": _COUNT,
             "plan_digest": _DIGEST,
@@ -57,7 +59,14 @@ RUN_SCHEMAS: dict[str, Any] = {
             "worker": _TEXT_OR_NULL,
             "claims": _COUNT,
             "cancel_asked": {"type": "boolean"},
-            "steps": _object({"certified": _COUNT, "reported": _COUNT, "charged": _COUNT_OR_NULL}),
+            "steps": _object(
+                {
+                    "certified": _COUNT,
+                    "granted": _COUNT,
+                    "reported": _COUNT,
+                    "charged": _COUNT_OR_NULL,
+                }
+            ),
             "code": _TEXT_OR_NULL,
             "message": _TEXT_OR_NULL,
             "record": _TEXT_OR_NULL,
@@ -73,6 +82,40 @@ RUN_SCHEMAS: dict[str, Any] = {
             "next": {**_TEXT_OR_NULL, "description": "Path of the next page."},
         }
     ),
+    "RunEvent": {
+        **_object(
+            {
+                "seq": _COUNT,
+                "event": _TEXT,
+                "state": _STATE,
+                "at": _TIME,
+                "code": _TEXT_OR_NULL,
+                "message": _TEXT_OR_NULL,
+                "worker": _TEXT_OR_NULL,
+                "fence": _COUNT_OR_NULL,
+                "steps_charged": _COUNT_OR_NULL,
+                "record": _TEXT_OR_NULL,
+            }
+        ),
+        "description": "The data of a server-sent event `state`.",
+    },
+    "RunProgress": {
+        **_object(
+            {
+                "steps": _COUNT,
+                "certified": _COUNT,
+                "spent": {
+                    "description": "ε at the certificate's δ, rounded up, of so many steps, which "
+                    "are at least those reported; null where it is not known yet.",
+                    "oneOf": [
+                        _object({"steps": _COUNT, "epsilon": _TEXT, "delta": _TEXT}),
+                        {"type": "null"},
+                    ],
+                },
+            }
+        ),
+        "description": "The data of a server-sent event `progress`.",
+    },
     "Job": {
         "type": ["object", "null"],
         "properties": {
@@ -80,11 +123,14 @@ RUN_SCHEMAS: dict[str, Any] = {
             "fence": _COUNT,
             "certificate": _DIGEST,
             "plan_digest": _DIGEST,
+            "granted": _COUNT,
+            "previous": _COUNT_OR_NULL,
             "data": _TEXT,
             "model": _TEXT,
             "output": _TEXT,
             "time_limit": _COUNT_OR_NULL,
         },
     },
-    "Renewal": _object({"cancel": {"type": "boolean"}}),
+    "Renewal": _object({"cancel": {"type": "boolean"}, "granted": _COUNT}),
+    "RecordPart": _object({"part": _COUNT}),
 }

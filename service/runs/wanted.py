@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from affidavit.plan.loading import MAX_JSON_BYTES
 from affidavit.plan.types import Integer, Name, Part
 from affidavit.service.ledger.wanted import Comment, Digest, MalformedRequest
 from affidavit.service.wanted import Wanted, read_wanted
@@ -66,20 +67,40 @@ class WantedClaim(Part):
     lease: Annotated[Integer, Field(ge=1, le=86_400)] = 60
     gpu: Flag = False
     memory: Memory = 0
+    place: Name | None = None
 
 
 class WantedStart(Part):
-    """The first step is about to be taken, of the plan with this digest."""
+    """The first step is about to be taken, of the plan with this digest.
+
+    A worker that gives ``wants`` charges no step that it was not granted (``WantedHeartbeat``),
+    so that another may go on with the run; ``place`` is the name of where its checkpoint is.
+    """
 
     fence: Fence
     plan_digest: Digest
+    wants: Steps | None = None
+    place: Name | None = None
 
 
 class WantedHeartbeat(Part):
-    """The run goes on, and has charged so many steps."""
+    """The run goes on, has charged so many steps, and wants to have charged ``wants`` at most.
+
+    ``head`` is the digest of a line of its record that is on the disk.
+    """
 
     fence: Fence
     steps: Steps
+    wants: Steps = 0
+    head: Digest | None = None
+
+
+class WantedRecord(Part):
+    """A part of the run's record, counted from 1: whole lines."""
+
+    fence: Fence
+    part: Annotated[Integer, Field(ge=1, le=2**31 - 1)]
+    lines: Annotated[str, StringConstraints(strict=True, min_length=1)]
 
 
 class WantedCompletion(Part):
@@ -90,11 +111,15 @@ class WantedCompletion(Part):
 
 
 class WantedFailure(Part):
-    """The run cannot be begun or ended without a record that counts."""
+    """The run cannot be begun or ended without a record that counts.
+
+    With ``again`` another worker may go on with it.
+    """
 
     fence: Fence
     code: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z][a-z0-9_]{0,63}$")]
     message: Comment
+    again: Flag = False
 
 
 def read_run(raw: bytes) -> WantedRun:
@@ -120,6 +145,13 @@ def read_start(raw: bytes) -> WantedStart:
 def read_heartbeat(raw: bytes) -> WantedHeartbeat:
     """A heartbeat; raises ``MalformedRequest``."""
     return _read(WantedHeartbeat, raw, "a heartbeat")
+
+
+def read_record(raw: bytes) -> WantedRecord:
+    """A part of a record; raises ``MalformedRequest``."""
+    return read_wanted(
+        WantedRecord, raw, "a part of a record", "docs/worker.md", MalformedRequest, MAX_JSON_BYTES
+    )
 
 
 def read_completion(raw: bytes) -> WantedCompletion:

@@ -8,16 +8,16 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.service.runs.test_queue import Yard, yard  # noqa: F401
+from tests.service.runs.conftest import Yard
 
 
-def listed(yard: Yard, query: str) -> list[str]:  # noqa: F811
+def listed(yard: Yard, query: str) -> list[str]:
     answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
     assert answer.status_code == 200, answer.text
     return [each["id"] for each in answer.json()["runs"]]
 
 
-def test_pages_follow_their_links_and_filters(yard: Yard) -> None:  # noqa: F811
+def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     """Every run once, latest first, whatever is asked for meanwhile; filters join."""
     certificate = yard.certify()
     made = [yard.request(certificate, queue=f"q{number % 2}").json() for number in range(5)]
@@ -60,7 +60,7 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_parameter_that_is_not_one_is_refused_by_name(
-    yard: Yard,  # noqa: F811
+    yard: Yard,
     database_url: str,  # noqa: ARG001
     client_of: Callable[..., Any],  # noqa: ARG001
 ) -> None:

@@ -3,122 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.conformance import Conformance, Finding
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.certificate.keys import SigningKey
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.queue import MOST_CLAIMS, RunQueue
-from affidavit.service.settings import Settings
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job, Wanting
+from affidavit.service.runs.handover import MOST_IN_VAIN
+from affidavit.service.runs.queue import RunQueue
+from affidavit.worker.queue import Wanting
+from tests.service.runs.conftest import Yard
+from tests.service.runs.records import Record
 
 HEAD = "sha256:" + "1" * 64
-
-
-@dataclass
-class Yard:
-    """A running service, a token for each scope, and a worker's key that it trusts."""
-
-    client: Any
-    tokens: dict[str, str]
-    engine: Engine
-    key: SigningKey
-    document: Callable[..., dict[str, Any]]
-
-    def ask(self, method: str, path: str, who: str, body: Any = None, **headers: str) -> Any:
-        sent = {"authorization": f"Bearer {self.tokens[who]}"}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.client.request(method, path, headers=sent, json=body)
-
-    def certify(self) -> str:
-        found = self.ask("POST", "/v1/certificates", "submit", self.document()).json()
-        return str(found["certificate"]["id"])
-
-    def request(self, certificate: str, **more: Any) -> Any:
-        body = {"certificate": certificate, "data": "digits", "model": "mlp:8", "output": "o"}
-        return self.ask("POST", "/v1/runs", "submit", {**body, **more})
-
-    def claim(self, **more: Any) -> Any:
-        answer = self.ask("POST", "/v1/queues/default/claims", "work", {"worker": "w", **more})
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def say(self, job: Any, what: str, **body: Any) -> Any:
-        path = f"/v1/runs/{job['run']}/{what}"
-        return self.ask("POST", path, "work", {"fence": job["fence"], **body})
-
-    def start(self, job: Any) -> Any:
-        return self.say(job, "start", plan_digest=job["plan_digest"])
-
-    def complete(self, job: Any, steps: int, *codes: str, key: SigningKey | None = None) -> Any:
-        found = Conformance(
-            certificate_id=job["certificate"],
-            plan_digest=job["plan_digest"],
-            run="r",
-            head=HEAD,
-            steps_certified=10,
-            steps_charged=steps,
-            steps_released=steps,
-            steps_to_charge=steps,
-            findings=tuple(Finding(code=code, line=1, message="") for code in codes),
-        )
-        envelope = provenance(
-            Job.read(job),
-            found,
-            key or self.key,
-            worker="w",
-            weights="2" * 64,
-            header=None,
-            began=datetime.now(UTC),
-        )
-        return self.say(job, "complete", provenance=envelope)
-
-    def charged(self, run: Any) -> tuple[str, int | None]:
-        found = self.ask("GET", f"/v1/reservations/{run['reservation']}", "audit").json()
-        return found["state"], found["steps"]["run"]
-
-    def run(self, run: Any) -> Any:
-        return self.ask("GET", f"/v1/runs/{run['id']}", "audit").json()
-
-    def later(self, seconds: int) -> int:
-        """The reaper, so many seconds from now."""
-        return RunQueue(self.engine).reap(datetime.now(UTC) + timedelta(seconds=seconds))
-
-
-@pytest.fixture
-def yard(
-    database_url: str, tmp_path: Path, client_of: Any, document: Callable[..., dict[str, Any]]
-) -> Iterator[Yard]:
-    KeyStore(tmp_path / "keys").new("test")
-    key = SigningKey.generate("worker")
-    KeyStore(tmp_path / "worker-keys").keep(key.public)
-    settings = Settings(
-        database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
-    )
-    engine = open_engine(database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
-    tokens = {
-        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
-    }
-    with client_of(settings) as client:
-        found = Yard(client, tokens, engine, key, document)
-        budget = {"adjacency": "add_remove", "epsilon": 500, "delta": 1e-3}
-        assert found.ask("POST", "/v1/ledgers/toy/budget", "admin", budget).is_success
-        yield found
-    engine.dispose()
 
 
 def test_a_run_goes_its_way_once(yard: Yard) -> None:
@@ -138,12 +39,12 @@ def test_a_run_goes_its_way_once(yard: Yard) -> None:
     job = yard.claim()
     assert yard.start(job).json()["state"] == "running"
     assert yard.start(job).json()["code"] == "lease_lost"
-    assert yard.say(job, "heartbeat", steps=2).json() == {"cancel": False}
+    assert yard.say(job, "heartbeat", steps=2).json() == {"cancel": False, "granted": 10}
     assert yard.run(run)["steps"]["reported"] == 2
-    stranger = yard.complete(job, 3, key=SigningKey.generate())
+    stranger = yard.complete(job, 10, key=SigningKey.generate(), send=False)
     assert (stranger.status_code, stranger.json()["code"]) == (422, "bad_provenance")
-    first = yard.complete(job, 3)
-    assert (first.json()["state"], yard.charged(run)) == ("settled", ("settled", 3))
+    first = yard.complete(job, 10)
+    assert (first.json()["state"], yard.charged(run)) == ("settled", ("settled", 10))
     assert yard.complete(job, 2).json()["code"] == "lease_lost"
     assert not replay(yard.engine)
 
@@ -152,7 +53,10 @@ def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> No
     run = yard.request(yard.certify()).json()
     job = yard.claim()
     yard.start(job)
-    assert yard.complete(job, 10**6, "too_many_steps").json()["state"] == "failed"
+    record = Record(yard.predicate(job))
+    for _ in range(11):
+        record.step()
+    assert yard.complete(job, record.end()).json()["state"] == "failed"
     state, steps = yard.charged(run)
     certified = yard.ask("GET", f"/v1/reservations/{run['reservation']}", "audit").json()
     assert (state, steps) == ("settled", certified["steps"]["certified"])
@@ -162,7 +66,7 @@ def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> No
 def test_a_lost_lease_gives_back_what_was_not_begun_and_charges_what_was(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate).json()
-    for fence in range(1, MOST_CLAIMS + 1):
+    for fence in range(1, MOST_IN_VAIN + 1):
         zombie = yard.claim()
         assert zombie["fence"] == fence
         assert yard.later(61) == 1
@@ -225,7 +129,7 @@ def test_cancelling_and_asking_again(yard: Yard) -> None:
     job = yard.claim()
     yard.start(job)
     yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
-    assert yard.say(job, "heartbeat", steps=0).json() == {"cancel": True}
+    assert yard.say(job, "heartbeat", steps=0).json()["cancel"]
     assert yard.say(job, "fail", code="cancelled", message="").json()["state"] == "cancelled"
     assert yard.charged(run)[0] == "settled"
 
@@ -266,7 +170,7 @@ def test_the_database_keeps_what_happened(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()
     job = yard.claim()
     yard.start(job)
-    yard.complete(job, 3)
+    yard.complete(job, 10)
     insert = (
         "INSERT INTO run_events (run_id, seq, kind, once, follows, fence, at, actor, body) "
         f"VALUES ('{run['id']}', 9, "

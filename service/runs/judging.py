@@ -1,0 +1,170 @@
+"""Judging: what a run's record comes to, found by the service itself from what it was sent.
+
+The worker's word is not taken for it. The record is held against the certificate as
+``affidavit conformance`` does (certificate, plan, chain, steps, noise, clip norms, sampler,
+keys), and then against what the service knows of the run's attempts and the record cannot
+choose:
+
+==================  ===========================================================================
+finding             what does not fit
+==================  ===========================================================================
+other_record        the worker signed for another record than it sent
+other_history       the record does not contain what was told of it while it was written
+granted_not_passed  a worker before was allowed steps that the record does not pass over
+key_in_two_steps    another record of the run has one of its noise keys, at another step
+==================  ===========================================================================
+
+What it cannot show: that the noise was drawn and the data read as the record says. That is
+the word of whoever holds the worker's key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from affidavit.certificate.certified_plan import NotClosed, certified_plan
+from affidavit.certificate.conformance import Conformance, Finding, conformance
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.execution import Execution
+from affidavit.service.runs.attempts import Attempt
+
+MOST_NAMED = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """What a record comes to; ``record`` is its last digest.
+
+    ``code`` is ``conformant``, ``not_conformant`` or ``no_record``, ``stopped`` says that it was
+    ended early, as somebody asked, and ``steps`` are to be charged.
+    """
+
+    code: str
+    stopped: bool
+    steps: int
+    record: str | None
+    summary: str
+
+    @classmethod
+    def nothing(cls, certified: int) -> Self:
+        """Of a run without a record."""
+        return cls(
+            code="no_record",
+            stopped=False,
+            steps=certified,
+            record=None,
+            summary="no record was sent.",
+        )
+
+    @property
+    def conformant(self) -> bool:
+        """Whether the certificate's guarantee is the run's, as far as a record can show."""
+        return self.code == "conformant"
+
+
+def judge(
+    bundle: bytes,
+    parts: Sequence[bytes],
+    *,
+    signed_for: str | None,
+    told: str | None,
+    before: Sequence[Attempt],
+    others: Mapping[int, Sequence[bytes]],
+) -> Judged:
+    """The record of ``parts`` against the certificate in ``bundle`` and what is known of the run.
+
+    ``signed_for`` is the head that the worker signed, ``told`` the one that it told last while
+    it trained, ``before`` the attempts before it to which steps were granted, oldest first, and
+    ``others`` their records as far as they were sent.
+    """
+    envelope = read_envelope(json.loads(bundle)["envelope"])
+    predicate = json.loads(envelope.payload)["predicate"]
+    record = _joined(parts)
+    found = conformance(record, predicate)
+    more = [*_of_attempts(record, predicate, told, before), *_of_keys(record, others)]
+    if found.head != signed_for:
+        more.append(_finding("other_record", "the worker signed for another record."))
+    return _judged(found, more)
+
+
+def _judged(found: Conformance, more: Sequence[Finding]) -> Judged:
+    findings = [*found.findings, *more]
+    codes = sorted({each.code for each in findings})
+    sound = found.conformant and not more
+    return Judged(
+        code="conformant" if sound else "not_conformant",
+        stopped="stopped" in codes,
+        steps=found.steps_to_charge if sound else max(found.steps_certified, found.steps_charged),
+        record=found.head,
+        summary=", ".join(codes[:MOST_NAMED]) or "the record conforms.",
+    )
+
+
+def _of_attempts(
+    record: bytes, predicate: dict[str, Any], told: str | None, before: Sequence[Attempt]
+) -> Iterator[Finding]:
+    """What does not fit in with the attempts that there were.
+
+    Where a run goes on it may be begun anew only if its steps stand alone, and its record
+    has nothing then of the record before. Either way every step that was granted before is
+    passed over, so that the record has a line that says that it went on from there.
+    """
+    resumed = {entry["step"] for entry in _entries(record, b"resumed")}
+    for attempt in before:
+        if attempt.granted not in resumed:
+            message = f"{attempt.granted} steps were granted under token {attempt.fence}."
+            yield _finding("granted_not_passed", message)
+    anew = before and _steps_stand_alone(predicate)
+    heads = [told, *(() if anew else (attempt.head for attempt in before))]
+    for head in heads:
+        if head is not None and f'"digest":"{head}"'.encode() not in record:
+            yield _finding("other_history", f"{head} was told of it, and is not in it.")
+
+
+def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[Finding]:
+    """Keys that stand for one step here and for another in a record before."""
+    if not others:
+        return
+    mine = _steps_of_keys(record)
+    for fence, parts in others.items():
+        for key, step in _steps_of_keys(_joined(parts)).items():
+            if mine.get(key, step) != step:
+                message = f"the key of step {mine[key]} was that of step {step} under {fence}."
+                yield _finding("key_in_two_steps", message)
+
+
+def _steps_of_keys(record: bytes) -> dict[str, int]:
+    return {entry["key_commitment"]: entry["step"] for entry in _entries(record, b"charge")}
+
+
+def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
+    """The lines of a kind that can be read at all; conformance has found the others."""
+    wanted = re.compile(rb'"type":"' + kind + rb'"[,}]')
+    for line in record.split(b"\n"):
+        if wanted.search(line):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+                yield {"key_commitment": None, **entry}
+
+
+def _steps_stand_alone(predicate: dict[str, Any]) -> bool:
+    try:
+        return Execution.of(certified_plan(predicate)).steps_stand_alone
+    except (NotClosed, ValueError):
+        return False
+
+
+def _joined(parts: Sequence[bytes]) -> bytes:
+    return b"".join(zlib.decompress(part) for part in parts)
+
+
+def _finding(code: str, message: str) -> Finding:
+    return Finding(code=code, line=0, message=message)
