@@ -7,6 +7,7 @@ guarantee beside its. Where there is none before it, all of it is new, and the p
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +27,8 @@ from affidavit.service.tables import certificates, requests
 LISTED = 50
 DIGITS = 6
 MOST_ASKERS = 5
+SHOWN = 2000
+"""Characters of a value that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +71,8 @@ class FieldChange:
     """A field that differs; None where it is not there on that side."""
 
     pointer: str
-    before: Any
-    after: Any
+    before: str | None
+    after: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,7 +179,7 @@ def differences(before: StoredCertificate, after: StoredCertificate) -> tuple[Fi
 
 
 def _base(connection: Connection, found: StoredCertificate) -> StoredCertificate | None:
-    """The latest usable certificate of the same plan name and data set, if there is another."""
+    """The last usable certificate of that plan name and data set before ``found``, if any."""
     if found.name is None:
         return None
     query = (
@@ -185,6 +188,7 @@ def _base(connection: Connection, found: StoredCertificate) -> StoredCertificate
             certificates.c.name == found.name,
             certificates.c.dataset == found.dataset,
             certificates.c.id != found.id,
+            certificates.c.created_at < found.created_at,
             certificates.c.verdict == "certified",
             certificates.c.approvals_given >= certificates.c.approvals_required,
             ~SUPERSEDED,
@@ -248,5 +252,9 @@ def _up(value: float | None) -> str | None:
     return None if value is None else decimal_up(value, DIGITS)
 
 
-def _shown(value: Any) -> Any:
-    return None if value is ABSENT else value
+def _shown(value: Any) -> str | None:
+    """A value as text, a long one cut; the certificate has all of it."""
+    if value is ABSENT:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"

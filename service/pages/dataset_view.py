@@ -102,16 +102,17 @@ class Dataset:
     """One data set: its ledgers, and the one that is shown with its entries and chart.
 
     ``forecast`` is of a run like the latest one. ``composed`` is None until it is asked for.
+    ``policy_names_it`` says whether a policy is for this very data set.
     """
 
     name: str
+    policy_names_it: bool
     lines: tuple[LedgerLine, ...]
     shown: LedgerLine | None
     entries: tuple[EntryLine, ...]
     next: str | None
     forecast: str | None
     forecast_of: str | None
-    chart: str | None
     policy: PolicyLine
     composed: str | None = None
     composed_by: str | None = None
@@ -141,21 +142,23 @@ def dataset(
     """
     ledgers = rows.all_ledgers(connection, name)
     chosen = _chosen(ledgers, scope)
-    policy = _policy(rules.policy_of(name), name)
+    rule = rules.policy_of(name)
+    named = rule.datasets != "default"
+    policy = _policy(rule, name)
     if chosen is None:
-        return _without_budget(name, policy), None
+        return _without_budget(name, policy, named), None
     made = rows.reservations_before(connection, chosen.id, before, LISTED + 1)
     entries = [each for _, each in made[:LISTED]]
     latest = entries[0] if entries and before is None else None
     return Dataset(
         name=name,
+        policy_names_it=named,
         lines=tuple(_line(each, rules) for each in ledgers),
         shown=_line(chosen, rules),
         entries=tuple(_entry(each) for each in entries),
         next=str(made[LISTED - 1][0]) if len(made) > LISTED else None,
         forecast=None if latest is None else _forecast(chosen, latest),
         forecast_of=None if latest is None else latest.certificate_id,
-        chart=_chart(connection, chosen),
         policy=policy,
     ), chosen
 
@@ -190,16 +193,16 @@ def _chosen(ledgers: Sequence[KeptLedger], scope: tuple[str, str] | None) -> Kep
     return wanted[0] if wanted else None
 
 
-def _without_budget(name: str, policy: PolicyLine) -> Dataset:
+def _without_budget(name: str, policy: PolicyLine, named: bool) -> Dataset:
     return Dataset(
         name=name,
+        policy_names_it=named,
         lines=(),
         shown=None,
         entries=(),
         next=None,
         forecast=None,
         forecast_of=None,
-        chart=None,
         policy=policy,
     )
 
@@ -271,7 +274,7 @@ def _forecast(kept: KeptLedger, latest: Reservation) -> str:
     return message
 
 
-def _chart(connection: Connection, kept: KeptLedger) -> str:
+def spent_chart(connection: Connection, kept: KeptLedger) -> str:
     """What was spent after each of the last changes, beside the budget in force."""
     states = rows.states_of(connection, kept.id, DRAWN)
     after = [(float(state.seq), replace(kept, state=state)) for _, state in states]

@@ -231,9 +231,10 @@ def refused(reasons: Sequence[Reason]) -> Checked:
 
 
 def yaml_of(document: Mapping[str, Any]) -> str:
-    """A plan's document as the YAML that a person would go on with."""
+    """A plan's or a policy's document as the YAML that a person would go on with."""
     first = [name for name in _ORDER if name in document]
-    rest = [name for name in document if name not in _ORDER]
+    empty = [name for name in _EMPTY if not document.get(name)]
+    rest = [name for name in document if name not in (*_ORDER, *empty)]
     return "".join(_block({name: document[name] for name in (*first, *rest)}, 0))
 
 
@@ -242,6 +243,10 @@ _ORDER = (
     *("releases", "clipping", "noise", "participation", "phases", "allocation", "optimizer"),
     "target",
 )
+
+
+_EMPTY = ("extra", "accountants", "caps")
+"""Fields of plans and policies that say nothing when they are empty."""
 
 
 @dataclass(frozen=True, slots=True)

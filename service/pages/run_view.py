@@ -182,7 +182,7 @@ def run_of(connection: Connection, run_id: str) -> tuple[RunView, Reservation]:
         time_limit=run.wanted["time_limit"],
         message=outcome.get("message"),
         events=events,
-        record=_record(outcome.get("provenance")),
+        record=record_said(outcome.get("provenance")),
         unit=reservation.scope.unit,
         adjacency=reservation.scope.adjacency,
     ), reservation
@@ -228,7 +228,7 @@ def _epsilon(cost: Any) -> str:
     return "not bounded" if said == "Infinity" else decimal_up(float(said), DIGITS)
 
 
-def _record(envelope: Any) -> Record | None:
+def record_said(envelope: Any) -> Record | None:
     """What a provenance that was checked when it came says; None where there is none."""
     if envelope is None:
         return None
