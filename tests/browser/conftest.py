@@ -1,0 +1,278 @@
+"""Headless Chromium in front of a served application.
+
+Every ``Visitor`` is a browser of its own, with or without scripts, light or dark, as wide
+as a phone or a desk. Whatever a test does with it, it fails where the console shows an
+error, a script throws, a subresource does not load, or anything is asked of another host;
+with scripts, ``look`` runs axe over the page. Where ``AFFIDAVIT_SCREENSHOTS`` names a
+folder, ``look`` leaves a picture there.
+
+The four browsers of ``browsers`` have every pair of those settings among them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import uvicorn
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.app import create_app
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.migrate import upgrade
+from affidavit.service.settings import Settings
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WAIT_MILLISECONDS = 20_000
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A browser as somebody has set it up."""
+
+    scripts: bool
+    scheme: str
+    width: int
+
+    def __str__(self) -> str:
+        return f"{'scripts' if self.scripts else 'plain'}-{self.scheme}-{self.width}"
+
+
+KINDS = (
+    Kind(True, "light", 1280),
+    Kind(True, "dark", 360),
+    Kind(False, "light", 360),
+    Kind(False, "dark", 1280),
+)
+
+
+@pytest.fixture(params=KINDS, ids=str)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each of the four."""
+    found: Kind = request.param
+    return found
+
+
+# ---- the service -------------------------------------------------------------------
+
+
+@dataclass
+class Site:
+    """A served application, and what it takes to fill it."""
+
+    url: str
+    settings: Settings
+
+    def token(self, name: str, *scopes: str) -> str:
+        """The text of a new token."""
+        engine = open_engine(self.settings.database_url)
+        try:
+            wanted = [Scope(each) for each in scopes]
+            _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
+            return text.text
+        finally:
+            engine.dispose()
+
+    def ask(self, method: str, path: str, token: str, **sent: Any) -> httpx.Response:
+        """One request of a program; what it answers must be no error."""
+        headers = {"authorization": f"Bearer {token}"}
+        answer = httpx.request(method, self.url + path, headers=headers, timeout=60, **sent)
+        assert answer.status_code < 400, answer.text
+        return answer
+
+
+@contextmanager
+def served(settings: Settings) -> Iterator[Site]:
+    """Serve ``settings`` on a free loopback port, in a thread of this process."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    app = create_app(settings)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        end = time.monotonic() + 30
+        while not server.started:
+            assert thread.is_alive(), "it did not start"
+            assert time.monotonic() < end, "it did not start in time"
+            time.sleep(0.02)
+        yield Site(f"http://127.0.0.1:{listening.getsockname()[1]}", settings)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def settings_in(home: Path, template: Path, **changes: Any) -> Settings:
+    """Settings of a service with a database and a key of its own."""
+    shutil.copy(template, home / "affidavit.db")
+    KeyStore(home / "keys").new("production 2026")
+    given = {"workers": 1, "loopback": True, **changes}
+    return Settings(
+        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", **given
+    )
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated SQLite file to copy."""
+    path = tmp_path_factory.mktemp("template") / "affidavit.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture(scope="module")
+def site(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A service for a whole module."""
+    home = tmp_path_factory.mktemp("site")
+    with served(settings_in(home, migrated)) as found:
+        yield found
+
+
+# ---- the browser -------------------------------------------------------------------
+
+
+@dataclass
+class Visitor:
+    """A person at a browser."""
+
+    page: Any
+    kind: Kind
+    url: str
+    wrong: list[str] = field(default_factory=list)
+
+    def goto(self, path: str) -> None:
+        """Open a page of the service."""
+        self.page.goto(self.url + path)
+
+    def sign_in(self, token: str, to: str = "/") -> None:
+        """Sign in by a token, and be where one wanted to be."""
+        self.goto(f"/sign-in?next={to}")
+        self.page.fill("input[name=token]", token)
+        self.page.click("main button[type=submit]")
+        assert urlsplit(self.page.url).path == to, self.page.inner_text("main")
+
+    def text(self) -> str:
+        """What the page's main part says."""
+        found: str = self.page.inner_text("main")
+        return found
+
+    def look(self, name: str) -> None:
+        """Look at the page: nothing sticks out of it, axe finds no fault, and a picture."""
+        folder = os.environ.get("AFFIDAVIT_SCREENSHOTS")
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            path = Path(folder) / f"{name}-{self.kind}.png"
+            self.page.screenshot(path=str(path), full_page=True)
+        if self.kind.scripts:
+            wide = self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{name} is {wide} pixels wider than the window"
+            assert not faults_of(self.page), name
+
+
+def faults_of(page: Any) -> list[str]:
+    """What axe says is serious or critical."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """The browser, for a module alone: while it runs, its event loop is this thread's."""
+    found_programs = filter(None, map(shutil.which, PROGRAMS))
+    program = os.environ.get("AFFIDAVIT_CHROMIUM") or next(found_programs, None)
+    if program is None:
+        pytest.skip("there is no Chromium; apt-get install chromium has one")
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with driver.sync_playwright() as found:
+        browser = found.chromium.launch(
+            executable_path=program,
+            args=["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb"],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visitor_of(chromium: Any) -> Iterator[Callable[..., Visitor]]:
+    """Make visitors of a site; what went wrong for them is found out at the end."""
+    made: list[Visitor] = []
+    with ExitStack() as contexts:
+
+        def visitor(site: Site, kind: Kind = KINDS[0]) -> Visitor:
+            context = chromium.new_context(
+                java_script_enabled=kind.scripts,
+                color_scheme=kind.scheme,
+                viewport={"width": kind.width, "height": 800},
+                reduced_motion="reduce",
+            )
+            contexts.callback(context.close)
+            context.set_default_timeout(WAIT_MILLISECONDS)
+            found = Visitor(context.new_page(), kind, site.url)
+            _watch(found, urlsplit(site.url).netloc)
+            made.append(found)
+            return found
+
+        yield visitor
+    for each in made:
+        assert not each.wrong, f"{each.kind}: {each.wrong}"
+
+
+def _watch(visitor: Visitor, host: str) -> None:
+    """Note what no page may do."""
+    page, wrong = visitor.page, visitor.wrong
+
+    def said(message: Any) -> None:
+        # What a page answers to a form may be an error; a file that is missing is found below.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            wrong.append(f"console: {message.text}")
+
+    def answered(response: Any) -> None:
+        if response.status >= 500 or (response.status >= 400 and not _is_page(response.request)):
+            wrong.append(f"{response.status} {response.url}")
+
+    def asked(request: Any) -> None:
+        if urlsplit(request.url).netloc != host:
+            wrong.append(f"asked another host: {request.url}")
+
+    page.on("console", said)
+    page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
+    page.on("response", answered)
+    page.on("request", asked)
+
+
+def _is_page(request: Any) -> bool:
+    return request.resource_type in ("document", "xhr", "fetch")
+
+
+@pytest.fixture(name="served")
+def _served() -> Callable[..., Any]:
+    return served
+
+
+@pytest.fixture
+def visitor(visitor_of: Callable[..., Visitor], site: Site, kind: Kind) -> Visitor:
+    """Somebody with each of the four browsers at the module's site."""
+    return visitor_of(site, kind)
