@@ -197,9 +197,9 @@ class Server:
         )
 
     def start(self) -> None:
-        """Start serving on a free port, and return when it listens."""
+        """Start serving on a free port, or the one that it had; return when it listens."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "affidavit.service", "serve", "--port", "0"],
+            [sys.executable, "-m", "affidavit.service", "serve", "--port", str(self.port)],
             env=self._environment(),
             stderr=subprocess.PIPE,
             text=True,

@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,13 +62,42 @@ def user() -> str:
     raise RuntimeError(f"root needs one of the users {UNPRIVILEGED} to run PostgreSQL as")
 
 
+@dataclass
+class Cluster:
+    """A server's data directory, and the process that serves it on ``port`` of the loopback."""
+
+    programs: Path
+    directory: Path
+    port: int
+    durable: bool
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the server, on the data that is there; it may not listen yet."""
+        options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", self.directory]
+        if not self.durable:
+            options.append("-F")
+        self.process = subprocess.Popen(
+            [self.programs / "postgres", "-D", self.directory / "data", *options],
+            cwd=self.directory,
+            stderr=subprocess.DEVNULL,
+            **_as_user(),
+        )
+
+    def stop(self, sent: signal.Signals) -> None:
+        """SIGQUIT ends it at once, as a crash does; SIGINT breaks off what is being done."""
+        if self.process is not None:
+            self.process.send_signal(sent)
+            self.process.wait(20)
+            self.process = None
+
+
 @contextmanager
-def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Path]:
-    """A server on ``port`` of the loopback, its superuser ``affidavit``, nothing kept.
+def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Cluster]:
+    """An empty server that is running, its superuser ``affidavit``; nothing is kept.
 
-    A ``durable`` one flushes every commit, as in production; for tests that is slow.
-
-    Yields the directory of the programs, which are copied where the user cannot reach them.
+    A ``durable`` one flushes every commit, as in production; for tests that is slow. The
+    programs are copied where the user cannot reach them.
     """
     # Its socket's path must be short.
     directory = Path(tempfile.mkdtemp(prefix="affidavit-pg-"))
@@ -75,22 +105,21 @@ def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Pat
         shutil.chown(directory, user())
         programs = _reachable(programs, directory)
         _run(programs, "initdb", directory, "-A", "trust", "-N", "-U", "affidavit")
-        options = ["-h", "127.0.0.1", "-p", str(port), "-k", directory]
-        if not durable:
-            options.append("-F")
-        process = subprocess.Popen(
-            [programs / "postgres", "-D", directory / "data", *options],
-            cwd=directory,
-            stderr=subprocess.DEVNULL,
-            **_as_user(),
-        )
+        found = Cluster(programs, directory, port, durable)
+        found.start()
         try:
-            yield programs
+            yield found
         finally:
-            process.send_signal(signal.SIGQUIT)  # at once: nothing is to be kept
-            process.wait(20)
+            found.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Path]:
+    """The same for who never restarts it; yields the directory of the programs."""
+    with cluster(programs, port, durable=durable) as found:
+        yield found.programs
 
 
 def _reachable(programs: Path, directory: Path) -> Path:

@@ -36,9 +36,10 @@ def test_two_hundred_runs_each_once_by_priority_and_within_the_slots(crowd: Crow
         crowd.request(certificate, priority=rank): rank
         for rank in (drawn.randrange(-2, 3) for _ in range(RUNS))
     }
-    crowd.workers(WORKERS, SLOTS)
+    crowd.workers(WORKERS, SLOTS, "--once")
     crowd.wait()
     crowd.require_each_once(list(priority))
+    assert {len(kinds) for kinds in crowd.happened().values()} == {3}
 
     trainings = crowd.trained()
     workers = by("worker", trainings)

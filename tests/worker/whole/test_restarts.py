@@ -1,0 +1,138 @@
+"""The service and PostgreSQL die and come back while workers are at runs: nothing is lost.
+
+Workers repeat what they have to say until it is answered, so a service or a database that is
+gone for less than a lease costs time and nothing else: every run is trained and settled once.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import httpx
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
+
+from affidavit.service.migrate import upgrade
+from tests.service import postgresql_server
+from tests.service.conftest import free_port
+from tests.service.postgresql_server import Cluster
+from tests.worker.whole.conftest import STEPS, Crowd
+
+RUNS = 24
+LEASE = 10
+"""Seconds; longer than anything is gone here, but a claim whose answer was lost waits for it."""
+
+
+def until_settled(crowd: Crowd, runs: int) -> None:
+    query = "SELECT count(*) FROM run_events WHERE kind = 'settled'"
+    end = time.monotonic() + 60
+    while crowd.rows(query)[0][0] < runs:
+        assert time.monotonic() < end, (crowd.happened(), crowd.shop.logs())
+        time.sleep(0.02)
+
+
+def during_runs(crowd: Crowd, *deaths: Callable[[], None]) -> None:
+    """Have ``RUNS`` runs done, with a death each time that so many more are settled."""
+    certificate = crowd.shop.certify(STEPS)
+    runs = [crowd.request(certificate) for _ in range(RUNS)]
+    crowd.workers(2, 2, "--lease", str(LEASE))
+    for number, die in enumerate(deaths, 1):
+        until_settled(crowd, number * RUNS // (len(deaths) + 2))
+        die()
+    until_settled(crowd, RUNS)
+    for process in crowd.shop.workers:
+        process.terminate()
+    crowd.wait()
+    crowd.require_each_once(runs)
+
+
+def test_the_service_is_killed_and_starts_again_while_runs_go_on(crowd: Crowd) -> None:
+    server = crowd.shop.server
+
+    def killed() -> None:
+        server.stop(signal.SIGKILL)
+        server.start()
+
+    def stopped() -> None:
+        server.stop(signal.SIGTERM)
+        server.start()
+
+    during_runs(crowd, killed, stopped)
+
+
+@pytest.fixture(scope="module")
+def own_postgresql() -> Iterator[Cluster]:
+    """A server of PostgreSQL that other tests do not need."""
+    programs = postgresql_server.binaries()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL")
+    with postgresql_server.cluster(programs, free_port()) as found:
+        until_it_answers(found)
+        yield found
+
+
+@pytest.fixture
+def own_postgresql_url(own_postgresql: Cluster) -> str:
+    upgrade(url := url_of(own_postgresql))
+    return url
+
+
+def url_of(cluster: Cluster) -> str:
+    return f"postgresql+psycopg://affidavit@127.0.0.1:{cluster.port}/postgres"
+
+
+def until_it_answers(cluster: Cluster) -> None:
+    engine, end = create_engine(url_of(cluster)), time.monotonic() + 20
+    while True:
+        try:
+            engine.connect().close()
+        except OperationalError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        else:
+            return engine.dispose()
+
+
+def restarted(cluster: Cluster, sent: signal.Signals, away: float = 0.0) -> None:
+    cluster.stop(sent)
+    time.sleep(away)
+    cluster.start()
+    until_it_answers(cluster)
+
+
+@pytest.mark.parametrize("database_url", ["own_postgresql"], indirect=True)
+def test_postgresql_crashes_and_starts_again_while_runs_go_on(
+    crowd: Crowd, request: pytest.FixtureRequest
+) -> None:
+    own: Cluster = request.getfixturevalue("own_postgresql")
+    answers: set[tuple[int, str]] = set()
+    over = threading.Event()
+
+    def ask() -> None:
+        url = crowd.shop.server.url + "/v1/runs?limit=1"
+        headers = {"authorization": f"Bearer {crowd.shop.tokens['audit']}"}
+        with httpx.Client(timeout=30) as client:
+            while not over.wait(0.02):
+                with suppress(httpx.TransportError):
+                    answer = client.get(url, headers=headers)
+                    answers.add((answer.status_code, answer.headers["content-type"]))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        during_runs(
+            crowd,
+            lambda: restarted(own, signal.SIGQUIT),
+            lambda: restarted(own, signal.SIGINT, away=2.0),
+        )
+    finally:
+        over.set()
+        asking.join()
+    # Meanwhile it says that it cannot be done now; it is not the service's fault, and no 500.
+    assert {code for code, _ in answers} <= {200, 503}
+    assert (200, "application/json") in answers
