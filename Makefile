@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
 
 install: $(STAMP)
 
@@ -62,6 +62,12 @@ docs: install
 	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md
 	$(BIN)/python -m affidavit.certificate.diagnose.document > docs/mistakes.md
 	$(BIN)/python -m affidavit.service.described > docs/openapi.json
+	$(BIN)/python -m docs.generate
+
+# The documents as a site, in build/site; a link that leads nowhere fails it.
+site: install
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
+	@echo "build/site/index.html"
 
 bench-accounting: install
 	$(BIN)/python bench/accounting.py

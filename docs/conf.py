@@ -1,0 +1,26 @@
+"""How the documents become a site: ``make site`` (Sphinx with MyST and furo, nothing remote).
+
+Pages are the Markdown files of this folder as they stand, which are readable without the site
+too. Every warning is an error: a link to a page, heading or file that is not there, a page that
+no table of contents leads to, a block in a language that is not one.
+"""
+
+from __future__ import annotations
+
+from affidavit import __version__
+
+project = "Affidavit"
+author = "the authors of Affidavit"
+version = release = __version__
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_site"]
+nitpicky = True
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+html_theme = "furo"
+html_title = "Affidavit"
+html_copy_source = False
+html_show_copyright = False

@@ -1,0 +1,32 @@
+"""The reference pages that are written from the code: ``python -m docs.generate``.
+
+Run by ``make docs`` in the root of the repository. Each file of this folder makes one page from
+the thing it describes, and nothing else: the command line from the program, the API from its
+OpenAPI document, the plan's schema from its classes, the codes from the source. A test makes
+them anew and compares, so that a page that was not written again is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from docs.generate import api, certificate, cli, codes, plan_schema
+
+DOCS = Path(__file__).resolve().parents[1]
+
+PAGES: dict[str, Callable[[], str]] = {
+    "reference/api.md": api.page,
+    "reference/certificate.example.json": certificate.example,
+    "reference/cli.md": cli.page,
+    "reference/codes.md": codes.page,
+    "reference/plan-schema.md": plan_schema.page,
+    "reference/plan.schema.json": plan_schema.schema_text,
+}
+"""Every generated file below ``docs``, with what makes its text."""
+
+
+def write() -> None:
+    """Write all of them."""
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")

@@ -1,0 +1,5 @@
+"""``python -m docs.generate``."""
+
+from docs.generate import write
+
+write()

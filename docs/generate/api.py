@@ -1,0 +1,79 @@
+"""The HTTP API, from ``docs/openapi.json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docs.generate.tables import table, words
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "openapi.json"
+HEAD = """# The HTTP API
+
+Written from [openapi.json](../openapi.json) by `make docs`; change `service/routes/`, not this
+file. The service answers the same document at `/openapi.json`, with the schema of every body.
+
+Every error is a problem document (`application/problem+json`, RFC 9457) with a stable `code`; the
+reasons inside it have codes too ([codes](codes.md)). A route that asks for a token names the scope
+that the token must have ([tokens](../how-to/tokens.md)).
+
+Any route may also answer what is not listed with it:
+
+"""
+"""How the page begins."""
+ANYWHERE = ("401", "403", "413", "429", "500", "503")
+"""Answers that are listed once."""
+
+
+def page() -> str:
+    """Every operation: what it is, who may, what goes in, what comes out."""
+    document = json.loads(DOCUMENT.read_text(encoding="utf-8"))
+    operations = [
+        (f"{method.upper()} {path}", operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    answers = {c: t for _, each in operations for c, t in _answers(each) if c in ANYWHERE}
+    scopes = re.compile(r"has no scope .*")
+    shared = [(code, scopes.sub("lacks the scope.", answers[code])) for code in sorted(answers)]
+    head = HEAD + table(("answer", "meaning"), shared) + "\n"
+    return head + "\n".join(_operation(*each) for each in operations)
+
+
+def _answers(operation: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(code, each["description"]) for code, each in operation["responses"].items()]
+
+
+def _operation(name: str, operation: dict[str, Any]) -> str:
+    about = f"{operation['summary']}. {operation.get('description', '')}".strip()
+    told = [f"## {name}\n", about.replace("``", "`")]
+    told.append(f"\n{_who(operation)}{_body(operation)}\n")
+    if parameters := list(_parameters(operation)):
+        told.append(table(("parameter", "takes", "meaning"), parameters))
+    answers = [each for each in _answers(operation) if each[0] not in ANYWHERE]
+    told.append(table(("answer", "meaning"), answers))
+    return "\n".join(told)
+
+
+def _who(operation: dict[str, Any]) -> str:
+    asked = operation.get("security", [])
+    scopes = [scope for each in asked for scope in each.get("bearer", ())]
+    if scopes:
+        return "Scope " + " or ".join(f"`{scope}`" for scope in scopes) + "."
+    return "Any token." if asked else "Open to everybody."
+
+
+def _body(operation: dict[str, Any]) -> str:
+    content = operation.get("requestBody", {}).get("content", {})
+    names = {each["schema"].get("$ref", "").rsplit("/", 1)[-1] for each in content.values()}
+    named = " or ".join(f"`{name}`" for name in sorted(names) if name)
+    return f" Body: {named}, as {', '.join(sorted(content))}." if content else ""
+
+
+def _parameters(operation: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for each in operation.get("parameters", ()):
+        takes = words(each["schema"]) if "$ref" not in str(each["schema"]) else "see the schema"
+        yield f"`{each['name']}` ({each['in']})", takes, each.get("description", "")

@@ -1,0 +1,30 @@
+"""A whole statement, as the certificate's page shows it: small, with a fixed time and requester."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.statement import statement
+from affidavit.plan.parse import plan_from
+
+PLAN = {
+    "version": 1,
+    "name": "digits",
+    "dataset": {"name": "digits", "size": 1797},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "full_batch"},
+    "steps": 10,
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+    "target": {"epsilon": 8, "delta": 1e-5},
+}
+"""A single Gaussian, which all engines account exactly."""
+ISSUED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def example() -> str:
+    """The statement about ``PLAN``."""
+    found = certify(plan_from(PLAN))
+    said = statement(found, requester="me", issued_at=ISSUED, untrusted=False)
+    return json.dumps(said, indent=1, ensure_ascii=False) + "\n"

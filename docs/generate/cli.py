@@ -1,0 +1,67 @@
+"""The command line, as the program itself describes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from typer.main import get_command
+
+from affidavit.gate.cli import app
+from docs.generate.tables import table
+
+HEAD = """# The command line
+
+Written from the program by `make docs`; change `gate/`, not this file.
+`affidavit COMMAND --help` says the same.
+
+| exit code | meaning |
+|---|---|
+| 0 | certified, verified, done |
+| 1 | blocked: under-noised, refused, over budget, or a bundle that does not verify |
+| 2 | usage, or malformed input |
+| 3 | could not decide: engines that disagree, a server or a status list that cannot be reached |
+
+Nothing that was not checked ends with 0.
+
+"""
+"""How the page begins."""
+
+
+def page() -> str:
+    """Every command with its arguments and options."""
+    root = get_command(app)
+    return HEAD + "\n".join(_section(path, command) for path, command in _walk(root, "affidavit"))
+
+
+def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "list_commands"):
+        yield path, command
+        return
+    for name in command.list_commands(None):
+        found = command.get_command(None, name)
+        if found is not None and not found.hidden:
+            yield from _walk(found, f"{path} {name}")
+
+
+def _section(path: str, command: Any) -> str:
+    about = re.sub(r"``(.+?)``", r"`\1`", command.help or "").replace("\f", "")
+    shown = [each for each in command.params if not getattr(each, "hidden", False)]
+    rows = [(_name(each), _help(each)) for each in shown if each.name != "help"]
+    told = f"## {path}\n\n{about.strip()}\n"
+    return told + (f"\n{table(('', 'meaning'), rows)}" if rows else "")
+
+
+def _name(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        optional = "" if parameter.required else " (may be left out)"
+        return f"`{(parameter.metavar or parameter.name).upper()}`{optional}"
+    return ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _help(parameter: Any) -> str:
+    variable = getattr(parameter, "envvar", None)
+    also = f" Or the environment variable `{variable}`." if isinstance(variable, str) else ""
+    needed = parameter.param_type_name == "option" and parameter.required
+    return f"{parameter.help or ''}{also}{' Required.' if needed else ''}"

@@ -1,0 +1,178 @@
+"""Every code that a person or a program can meet, found in the source.
+
+A code is the argument ``code`` of a call, of whatever class or function has a parameter of that
+name: reasons, problems, verification errors, stops of the guard, findings. Its message
+and remedy are those of the same call, with what is filled in shown as ``…``.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from docs.generate.tables import table
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("plan", "mechanisms", "accountants", "certificate", "service", "gate", "trainer", "worker")
+CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|conflict|unsigned|revoked|superseded")
+MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
+REMEDIES = ("remedy", "to_do", "do")
+SHOWN = 240
+HEAD = """# Codes
+
+Written from the source by `make docs`; change the source, not this file.
+
+A code is published once and keeps its meaning for ever; a new meaning is a new code. Messages may
+change. `…` stands for what is filled in. A code that is met in several ways has the text of the
+first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
+
+| room | where its codes are met |
+|---|---|
+| plan, mechanisms, accountants | `reasons[].code` of a result, on the command line and over HTTP |
+| certificate | `reasons[].code`, and the code of the step at which `verify` stops |
+| service | `code` of a problem document |
+| gate | findings of `check`, stops of the guard, refusals of commands |
+| trainer, worker | why a run was not begun, or ended; findings of `conformance` |
+
+"""
+"""How the page begins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """The parameters of a class or function that takes a code, without ``self``."""
+
+    parameters: tuple[str, ...]
+
+    def arguments(self, call: ast.Call) -> dict[str, ast.expr]:
+        named = {each.arg: each.value for each in call.keywords if each.arg}
+        return {**dict(zip(self.parameters, call.args, strict=False)), **named}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """One place where a code is given out."""
+
+    code: str
+    room: str
+    message: str
+    remedy: str
+
+
+def page() -> str:
+    """A table for each room."""
+    sections = []
+    for room in ROOMS:
+        kept: dict[str, Use] = {}
+        for use in uses(room):
+            known = kept.get(use.code)
+            if known is None or (not known.message and use.message):
+                kept[use.code] = use
+        rows = [(f"`{c}`", kept[c].message, kept[c].remedy) for c in sorted(kept)]
+        if rows:
+            sections.append(f"## {room}\n\n" + table(("code", "says", "to do"), rows))
+    return HEAD + "\n".join(sections)
+
+
+def uses(room: str) -> Iterator[Use]:
+    """Every use of a code in a room, in the order of its files."""
+    shared = _shared()
+    for tree in _trees(room):
+        signatures = {**shared, **dict(_signatures(tree))}
+        for call in ast.walk(tree):
+            if isinstance(call, ast.Call):
+                yield from _use(call, signatures, room)
+
+
+@cache
+def _trees(room: str) -> tuple[ast.Module, ...]:
+    files = sorted((ROOT / room).rglob("*.py"))
+    return tuple(ast.parse(path.read_text(encoding="utf-8")) for path in files)
+
+
+@cache
+def _shared() -> dict[str, Signature]:
+    """Public classes and functions of all rooms, which are called from other files."""
+    found: dict[str, Signature] = {}
+    for tree in (tree for room in ROOMS for tree in _trees(room)):
+        for name, signature in _signatures(tree):
+            if not name.startswith("_"):
+                found.setdefault(name, signature)
+    return found
+
+
+def _signatures(tree: ast.Module) -> Iterator[tuple[str, Signature]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            names = _parameters(node)
+        elif isinstance(node, ast.ClassDef):
+            names = _fields(node)
+        else:
+            continue
+        if "code" in names:
+            yield node.name, Signature(parameters=names)
+
+
+def _parameters(node: ast.FunctionDef) -> tuple[str, ...]:
+    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+    names += [each.arg for each in node.args.kwonlyargs]
+    return tuple(name for name in names if name not in {"self", "cls"})
+
+
+def _fields(node: ast.ClassDef) -> tuple[str, ...]:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            return _parameters(each)
+    annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
+    return tuple(each.id for each in annotated if isinstance(each, ast.Name))
+
+
+def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterator[Use]:
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    signature = signatures.get(name)
+    if signature is None and not any(each.arg == "code" for each in call.keywords):
+        return
+    given = (signature or Signature(parameters=())).arguments(call)
+    for code in _constants(given.get("code")):
+        if CODE.fullmatch(code):
+            yield Use(
+                code=code,
+                room=room,
+                message=_first(given, MESSAGES),
+                remedy=_first(given, REMEDIES),
+            )
+
+
+def _constants(value: ast.expr | None) -> Iterator[str]:
+    """The text of a constant, or of both branches of a choice."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+    elif isinstance(value, ast.IfExp):
+        yield from _constants(value.body)
+        yield from _constants(value.orelse)
+
+
+def _first(given: dict[str, ast.expr], names: tuple[str, ...]) -> str:
+    for name in names:
+        if told := _text(given.get(name)):
+            return told if len(told) <= SHOWN else told[:SHOWN].rsplit(" ", 1)[0] + " …"
+    return ""
+
+
+def _text(value: ast.expr | None) -> str:
+    """A literal, with ``…`` for what is filled in; nothing for what is only a name."""
+    match value:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(each) if isinstance(each, ast.Constant) else "…" for each in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text(left) + (_text(right) or "…")
+        case ast.IfExp(body=body, orelse=orelse):
+            return _text(body) or _text(orelse)
+        case _:
+            return ""

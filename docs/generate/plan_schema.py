@@ -1,0 +1,86 @@
+"""The plan as a JSON Schema, for editors and other programs, and as tables."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from functools import cache
+from typing import Any
+
+from affidavit.plan.model import PHASE_FIELDS, Plan
+from docs.generate.tables import Schema, table, words
+
+HEAD = """# The plan's schema
+
+Written from the classes by `make docs`; change `plan/`, not this file.
+
+[plan.schema.json](plan.schema.json) is a JSON Schema (2020-12) of plans, version 1. Editors
+that know JSON Schema complete and check plans with it; for YAML, put this in the first line:
+
+<!-- excerpt: a comment for editors -->
+```yaml
+# yaml-language-server: $schema=plan.schema.json
+```
+
+The schema describes shapes and ranges. What fields mean together, and which plans may be
+certified, is checked by `affidavit check` and told in [the plan](../plan.md).
+
+"""
+"""How the page begins."""
+
+
+@cache
+def schema() -> Schema:
+    """A plan with phases, or with the fields of its only phase at the top."""
+    phased: Schema = json.loads(json.dumps(Plan.model_json_schema()))
+    parts: dict[str, Schema] = phased.pop("$defs")
+    phase = parts["Phase"]
+    single = {
+        **phased,
+        "title": "PlanOfOnePhase",
+        "properties": {
+            **{name: part for name, part in phased["properties"].items() if name != "phases"},
+            **{name: phase["properties"][name] for name in sorted(PHASE_FIELDS)},
+        },
+        "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Affidavit training plan, version 1",
+        "anyOf": [{"$ref": "#/$defs/PlanOfOnePhase"}, {"$ref": "#/$defs/PlanOfPhases"}],
+        "$defs": {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts},
+    }
+
+
+def schema_text() -> str:
+    """The schema as text whose lines can be compared."""
+    return json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def page() -> str:
+    """A table for each object of the schema."""
+    return HEAD + "\n".join(_part(name, part) for name, part in schema()["$defs"].items())
+
+
+def _part(name: str, part: Schema) -> str:
+    rows = [
+        (f"`{field}`", words(each), _default(each, field in part.get("required", ())))
+        for field, each in part.get("properties", {}).items()
+    ]
+    about = _prose(part.get("description", ""))
+    return f"## {name}\n\n{about}" + table(("field", "takes", "default"), rows)
+
+
+def _default(field: Schema, required: bool) -> str:
+    if required:
+        return "required"
+    given: Any = field.get("default")
+    if isinstance(given, dict):
+        given = {name: value for name, value in given.items() if value is not None}
+    return "" if given is None else f"`{json.dumps(given, ensure_ascii=False)}`"
+
+
+def _prose(docstring: str) -> str:
+    text = re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(docstring))
+    return f"{text}\n\n" if text else ""
