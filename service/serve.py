@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 
 import uvicorn
@@ -63,8 +64,9 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
     # stop is no failure, so that by then the signal means nothing any more.
     signal.signal(signal.SIGTERM, lambda *_: None)
+    app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
     config = uvicorn.Config(
-        create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing),
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -73,7 +75,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     try:
-        _Server(config).run(sockets=[listening])
+        _Server(config, app.state.services.feed.watching.stop).run(sockets=[listening])
     finally:
         if tracing is not None:
             tracing.close()
@@ -90,13 +92,24 @@ def _require_somebody(address: str, *, known: bool) -> None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says where it listens once it really does."""
+    """uvicorn's server, which says where it listens once it really does.
+
+    ``end_streams`` is called before it waits for the answers in progress to be finished.
+    """
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listening in sockets or []:
             host, port = listening.getsockname()[:2]
             log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end_streams()
+        await super().shutdown(sockets)
 
 
 def _listen(host: str, port: int) -> socket.socket:

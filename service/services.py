@@ -34,8 +34,11 @@ from affidavit.service.operation.meters import Meters
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
+from affidavit.service.runs.feed import Feed
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.runs import Runs
+from affidavit.service.runs.spent import Spending
+from affidavit.service.runs.watching import Watching
 from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 from affidavit.service.store import CertificateStore
@@ -66,6 +69,7 @@ class Services:
     ledger: Ledger
     desk: Desk
     runs: Runs
+    feed: Feed
     tokens: TokenStore
     identities: Identities
     sessions: Sessions
@@ -99,6 +103,7 @@ class Services:
             kept_elsewhere=lambda: kept_in(exports),
         )
         desk = Desk(ledger, store, pool, signers, loopback=settings.loopback)
+        run_queue = RunQueue(engine)
         submit_plan = SubmitPlan(store, pool, signers, policies, desk.position)
         return cls(
             engine=engine,
@@ -117,7 +122,12 @@ class Services:
             drafts=DraftPlan(pool, policies, desk.position),
             ledger=ledger,
             desk=desk,
-            runs=Runs(RunQueue(engine), ledger, desk, store, settings.worker_keys),
+            runs=Runs(run_queue, ledger, desk, store, settings.worker_keys),
+            feed=Feed(
+                queue=run_queue,
+                watching=Watching(run_queue.progress),
+                spending=Spending(desk, ledger),
+            ),
             tokens=tokens,
             identities=Identities(
                 tokens, _provided(settings.provider), loopback=settings.loopback

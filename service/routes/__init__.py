@@ -25,6 +25,7 @@ from affidavit.service.routes import (
     readyz,
     reservations,
     revocation,
+    run_events,
     runs,
     runs_work,
     simulate,
@@ -61,5 +62,6 @@ ROUTERS = (
     reservations.router,
     runs.router,
     runs_work.router,
+    run_events.router,
     document.router,
 )
