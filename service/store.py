@@ -18,7 +18,7 @@ Rules it keeps:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -37,10 +37,18 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from affidavit.certificate.envelope import read_envelope
 from affidavit.service.database import writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
-from affidavit.service.log.entries import append_certificate
-from affidavit.service.tables import UtcDateTime, audit, certificates, requests, signing_keys
+from affidavit.service.log.entries import append_certificates
+from affidavit.service.tables import (
+    UtcDateTime,
+    audit,
+    certificate_facets,
+    certificates,
+    requests,
+    signing_keys,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +123,9 @@ class Overtaken(Exception):
 Outdated = Callable[[StoredCertificate], bool]
 """Whether an issue is to be followed by another when its certificate is asked for."""
 
+Made = tuple[StoredCertificate, Request, Outdated]
+"""A new issue, who asked for it, and what it may supersede."""
+
 
 def expired(certificate: StoredCertificate) -> bool:
     """Whether its time is over; what people decided about it is not a matter of time."""
@@ -137,10 +148,12 @@ class CertificateStore:
         with self._engine.connect() as connection:
             return current(connection, certificate_id)
 
-    def last(self, certificate_id: str, *, untrusted: bool) -> StoredCertificate | None:
-        """The issue that a new one of that trust would supersede."""
+    def last(
+        self, certificate_ids: Iterable[str], *, untrusted: bool
+    ) -> dict[str, StoredCertificate]:
+        """The issues that new ones of that trust would supersede, by id, where there are any."""
         with self._engine.connect() as connection:
-            return current(connection, certificate_id, untrusted=untrusted)
+            return currents(connection, certificate_ids, untrusted=untrusted)
 
     def issues(self, certificate_id: str) -> list[StoredCertificate]:
         """All issues of that id, the untrusted ones after the trusted, latest first."""
@@ -202,15 +215,34 @@ class CertificateStore:
         outdated: Outdated,
         within: Callable[[Connection], None],
     ) -> StoredCertificate:
+        self.add_all([(certificate, request, outdated)], key, within=within)
+        return certificate
+
+    def add_all(
+        self,
+        made: Sequence[Made],
+        key: Mapping[str, Any],
+        *,
+        within: Callable[[Connection], None] = _nothing_more,
+    ) -> None:
+        """Keep certificates of one key in one transaction, each as ``add`` would.
+
+        Where it raises, ``Overtaken``, ``IntegrityError`` or what ``within`` raises, it has
+        kept none of them.
+        """
+        ids = sorted({certificate.id for certificate, _, _ in made})
         with self._writer.begin() as connection:
             within(connection)
-            hold(connection, certificate.id)
-            former = current(connection, certificate.id, untrusted=certificate.untrusted)
-            if former is not None and not outdated(former):
-                raise Overtaken
-            keep(connection, certificate, key, former)
-            record(connection, certificate, request, "certificate.issued")
-            return certificate
+            for each in ids:  # in one order, so that two batches never wait for each other
+                hold(connection, each)
+            formers = currents(connection, ids, untrusted=made[0][0].untrusted)
+            for certificate, _, outdated in made:
+                former = formers.get(certificate.id)
+                if former is not None and not outdated(former):
+                    raise Overtaken
+            keep_all(connection, [(each, formers.get(each.id)) for each, _, _ in made], key)
+            asked = [(certificate, request) for certificate, request, _ in made]
+            record_all(connection, asked, "certificate.issued")
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
         """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""
@@ -244,6 +276,18 @@ def current(
     return None if row is None else _stored(row)
 
 
+def currents(
+    connection: Connection, certificate_ids: Iterable[str], *, untrusted: bool | None = None
+) -> dict[str, StoredCertificate]:
+    """As ``current``, for several ids in one look; those that have none are left out."""
+    asked = {"wanted": sorted(set(certificate_ids)), "now": datetime.now(UTC)}
+    found: dict[str, StoredCertificate] = {}
+    for row in connection.execute(_CURRENTS, asked).mappings():
+        if untrusted is None or row["untrusted"] is untrusted:
+            found.setdefault(row["id"], _stored(row))
+    return found
+
+
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
     """All issues of that id, the untrusted ones after the trusted, latest first."""
     return [_stored(row) for row in connection.execute(_ISSUES, _now(certificate_id)).mappings()]
@@ -259,12 +303,39 @@ def keep(
 
     Raises ``Overtaken`` unless it follows ``former``, the current one.
     """
-    if certificate.issue != 1 + (0 if former is None else former.issue):
-        raise Overtaken
-    _keep_key(connection, certificate, key)
-    row = {column.name: getattr(certificate, column.name) for column in certificates.columns}
-    connection.execute(insert(certificates).values(**row))
-    append_certificate(connection, certificate.bundle)
+    keep_all(connection, [(certificate, former)], key)
+
+
+def keep_all(
+    connection: Connection,
+    issued: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
+    key: Mapping[str, Any],
+) -> None:
+    """Write several new issues of one key, each after its former one, as ``keep`` does."""
+    for certificate, former in issued:
+        if certificate.issue != 1 + (0 if former is None else former.issue):
+            raise Overtaken
+    made = [certificate for certificate, _ in issued]
+    _keep_key(connection, made[0], key)
+    connection.execute(
+        _CERTIFICATES, [{name: getattr(each, name) for name in _COLUMNS} for each in made]
+    )
+    connection.execute(insert(certificate_facets), [facets_of(each) for each in made])
+    append_certificates(connection, [each.bundle for each in made])
+
+
+def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
+    """The row of ``certificate_facets`` of an issue."""
+    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
+    predicate = json.loads(envelope.payload)["predicate"]
+    return {
+        "certificate_id": certificate.id,
+        "untrusted": certificate.untrusted,
+        "issue": certificate.issue,
+        # A plan that names none means the first one.
+        "mechanism": predicate["plan"].get("optimizer", {}).get("name", "dp_sgd"),
+        "requester": predicate["requester"],
+    }
 
 
 def _stored(row: RowMapping) -> StoredCertificate:
@@ -282,6 +353,16 @@ _ISSUES = (
     .order_by(certificates.c.untrusted, certificates.c.issue.desc())
 )
 """All issues, with where they stand now; the current one first."""
+
+_CURRENTS = (
+    select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
+    .where(certificates.c.id.in_(bindparam("wanted", expanding=True)), ~SUPERSEDED)
+    .order_by(certificates.c.id, certificates.c.untrusted)
+)
+"""The current issues of several ids, at most one of each trust."""
+
+_CERTIFICATES = insert(certificates)
+_COLUMNS = tuple(column.name for column in certificates.columns)
 
 _CURRENT: dict[bool | None, Select[Any]] = {
     None: _ISSUES.limit(1),
@@ -312,11 +393,9 @@ def repeated(
 ) -> list[StoredCertificate | None]:
     """What ``CertificateStore.repeat`` returns, for each of ``wanted``."""
     trust = None if untrusted_too else False
-    known = {each: current(connection, each, untrusted=trust) for each, _ in wanted}
-    for each, kept in known.items():
-        if kept is not None and outdated(kept):
-            known[each] = None
-    found = [known[each] for each, _ in wanted]
+    known = currents(connection, (each for each, _ in wanted), untrusted=trust)
+    still = {each: kept for each, kept in known.items() if not outdated(kept)}
+    found = [still.get(each) for each, _ in wanted]
     asked = [request for _, request in wanted]
     answered = [(kept, of) for kept, of in zip(found, asked, strict=True) if kept is not None]
     record_all(connection, answered, "certificate.requested")

@@ -6,7 +6,7 @@ afterwards, when the sequencer takes it up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -52,12 +52,13 @@ def append(
     ``body`` is JSON data without private values; what is hashed into the tree is the
     canonical JSON (RFC 8785) of kind, subject, actor, time and body.
     """
-    return _append(connection, Entry(kind=kind, subject=subject, actor=actor, at=at, body=body))
+    entry = Entry(kind=kind, subject=subject, actor=actor, at=at, body=body)
+    return _append(connection, [entry])[0]
 
 
-def append_certificate(connection: Connection, bundle: bytes) -> int:
-    """Write the entry of a certificate or refusal, which follows from its bundle alone."""
-    return _append(connection, entry_of(bundle))
+def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:
+    """Write the entries of certificates or refusals, which follow from their bundles alone."""
+    return _append(connection, [entry_of(bundle) for bundle in bundles])
 
 
 def entry_of(bundle: bytes) -> Entry:
@@ -66,17 +67,20 @@ def entry_of(bundle: bytes) -> Entry:
     return certificate_entry(envelope, load_json(envelope.payload, MAX_BUNDLE_BYTES).data)
 
 
-def _append(connection: Connection, entry: Entry) -> int:
-    made = connection.execute(
-        insert(log_entries)
-        .values(
-            kind=entry.kind,
-            subject=entry.subject,
-            at=entry.at,
-            content=entry.content.decode(),
-        )
-        .returning(log_entries.c.id)
-    )
-    entry_id = int(made.scalar_one())
-    connection.execute(insert(log_pending).values(entry_id=entry_id))
-    return entry_id
+_ENTRIES = insert(log_entries).returning(log_entries.c.id, sort_by_parameter_order=True)
+_PENDING = insert(log_pending)
+
+
+def _append(connection: Connection, entries: Sequence[Entry]) -> list[int]:
+    rows = [
+        {
+            "kind": entry.kind,
+            "subject": entry.subject,
+            "at": entry.at,
+            "content": entry.content.decode(),
+        }
+        for entry in entries
+    ]
+    made = [int(each) for each in connection.execute(_ENTRIES, rows).scalars()]
+    connection.execute(_PENDING, [{"entry_id": each} for each in made])
+    return made

@@ -44,6 +44,11 @@ class Question:
         """The id of its certificate."""
         return certificate_id(self.plan, self.policy, self.waivers)
 
+    def with_id(self, known: str) -> Question:
+        """This question; its id was worked out before."""
+        self.__dict__["id"] = known  # where cached_property keeps it
+        return self
+
 
 def budget_of(found: Assessment, ledger: Mapping[str, Any] | None) -> Budget:
     """Whether the run fits its data set's budget; ``ledger`` is where that stands, if anywhere.
@@ -70,10 +75,11 @@ def question(store: PolicyStore, plan: Plan, requester: str) -> Question:
     return question_by(store.rulebook(), plan, requester)
 
 
-def require_unchanged(store: PolicyStore, connection: Connection, asked: Question) -> None:
+def require_unchanged(store: PolicyStore, connection: Connection, *asked: Question) -> None:
     """Hold the rules still until the transaction ends; raises ``RulesChanged``, ``Altered``."""
     rely(connection)
-    if question_by(store.rulebook_in(connection), asked.plan, asked.requester) != asked:
+    rules = store.rulebook_in(connection)
+    if any(question_by(rules, each.plan, each.requester) != each for each in asked):
         raise RulesChanged
 
 

@@ -23,9 +23,11 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.policy.judgement import judge
+from affidavit.certificate.policy.waiver import Waiver
 from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax, parse_plan
+from affidavit.plan.parse import Syntax
 from affidavit.service.batches import Batches
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED
@@ -34,7 +36,6 @@ from affidavit.service.policies.judging import (
     RulesChanged,
     budget_of,
     question,
-    question_by,
     require_unchanged,
     waits_for_budget,
 )
@@ -44,12 +45,15 @@ from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import (
     CertificateStore,
+    Made,
     Outdated,
+    Overtaken,
     Request,
     StoredCertificate,
     expired,
     repeated,
 )
+from affidavit.service.use_cases.read_plans import ReadPlan, ReadPlans
 
 MOST_WAITING = 256
 """Plans being accounted or waiting for it, beyond which a new one is turned away."""
@@ -61,7 +65,7 @@ Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 """Where the ledger of a plan's data set stands; None where there is none."""
 
 
-Asked = tuple[Plan, Request]
+Asked = tuple[ReadPlan, Request]
 Recalled = tuple[Question, StoredCertificate | None]
 
 
@@ -75,6 +79,26 @@ class Answer:
 
     certificate: StoredCertificate
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found about a question, for whoever asks, and what it may supersede."""
+
+    asked: Question
+    assessment: Assessment
+    request: Request
+    outdated: Outdated
+    ledger: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """A certificate that is to be kept, with the waivers that it rests on."""
+
+    asked: Question
+    made: Made
+    used: tuple[Waiver, ...]
 
 
 class SubmitPlan:
@@ -93,8 +117,10 @@ class SubmitPlan:
         self._signers = signers
         self._policies = policies
         self._position = position
+        self._read = ReadPlans()
         self._flights: SingleFlight[Answer] = SingleFlight()
         self._recalled: Batches[Asked, Recalled] = Batches(self._recall)
+        self._keeping: Batches[Found, Answer] = Batches(self._keep_all)
 
     @property
     def waiting(self) -> int:
@@ -107,7 +133,7 @@ class SubmitPlan:
         Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``,
         ``Altered``.
         """
-        plan = await run_in_threadpool(parse_plan, request.body, syntax)
+        plan = await self._read(request.body, syntax)
         for _ in range(MOST_CHANGES):
             asked, known = await self._recalled((plan, request))
             if known is not None:
@@ -137,7 +163,7 @@ class SubmitPlan:
         untrusted = self._signers.current().public.development
         with self._store.writing() as connection:
             rules = self._policies.rulebook_in(connection)
-            asked = [question_by(rules, plan, request.requester) for plan, request in wanted]
+            asked = [plan.question(rules, request.requester) for plan, request in wanted]
             ids = [(each.id, request) for each, (_, request) in zip(asked, wanted, strict=True)]
             return list(
                 zip(asked, repeated(connection, ids, untrusted, self._outdated), strict=True)
@@ -147,7 +173,7 @@ class SubmitPlan:
         """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
         ledger = await self._position(asked.plan, assessment)
-        return await run_in_threadpool(self._keep, asked, assessment, request, outdated, ledger)
+        return await self._keeping(Found(asked, assessment, request, outdated, ledger))
 
     def _repeat(
         self, wanted: str, request: Request, outdated: Outdated
@@ -163,56 +189,86 @@ class SubmitPlan:
             return True
         return expired(certificate) or certificate.key_id in self._signers.revoked()
 
-    def _keep(
-        self,
-        asked: Question,
-        assessment: Assessment,
-        request: Request,
-        outdated: Outdated,
-        ledger: Mapping[str, Any] | None,
-    ) -> Answer:
+    def _keep_all(self, found: Sequence[Found]) -> list[Answer]:
+        """Keep what was found about several plans, by one transaction; or do nothing.
+
+        Where one of them needs a second look, because it was issued or the rules changed
+        meanwhile, each is then kept by itself.
+        """
+        if len(found) == 1:
+            return [self._keep(found[0])]
+        key = self._signers.current()
+        made = self._signed(found, key)
+        if not all(isinstance(each, Signed) for each in made):
+            raise Overtaken
+        signed = [each for each in made if isinstance(each, Signed)]
+        self._store.add_all(
+            [each.made for each in signed], key.public.as_record(), within=self._still_so(signed)
+        )
+        return [Answer(each.made[0], created=True) for each in signed]
+
+    def _keep(self, found: Found) -> Answer:
+        """Keep what was found about one plan, judged by the rules of now."""
         for _ in range(MOST_CHANGES):
+            key = self._signers.current()
+            (made,) = self._signed([found], key)
+            if isinstance(made, Answer):
+                return made
+            certificate, request, outdated = made.made
             try:
-                return self._keep_judged(asked, assessment, request, outdated, ledger)
+                kept, created = self._store.add(
+                    certificate,
+                    key.public.as_record(),
+                    request,
+                    outdated=outdated,
+                    within=self._still_so([made]),
+                )
             except RulesChanged:
-                asked = question(self._policies, asked.plan, asked.requester)
+                asked = question(self._policies, found.asked.plan, found.asked.requester)
+                found = replace(found, asked=asked)
+            else:
+                return Answer(kept, created)
         raise TooBusy
 
-    def _keep_judged(
-        self,
-        asked: Question,
-        assessment: Assessment,
-        request: Request,
-        outdated: Outdated,
-        ledger: Mapping[str, Any] | None,
-    ) -> Answer:
-        """Keep what was found, judged by the rules of ``asked``; raises ``RulesChanged``."""
-        budget = budget_of(assessment, ledger)
-        found, judgement = judge(asked.plan, assessment, asked.policy, asked.waivers, budget)
-        key = self._signers.current()
-        former = self._store.last(asked.id, untrusted=key.public.development)
+    def _signed(self, found: Sequence[Found], key: SigningPort) -> list[Signed | Answer]:
+        """What was found, judged by the rules of its question and signed.
+
+        An answer where the current issue says the same and goes on saying it.
+        """
+        untrusted = key.public.development
+        formers = self._store.last([each.asked.id for each in found], untrusted=untrusted)
+        return [self._sign(each, key, formers.get(each.asked.id)) for each in found]
+
+    def _sign(
+        self, given: Found, key: SigningPort, former: StoredCertificate | None
+    ) -> Signed | Answer:
+        asked, ledger = given.asked, given.ledger
+        budget = budget_of(given.assessment, ledger)
+        found, judgement = judge(asked.plan, given.assessment, asked.policy, asked.waivers, budget)
         if former is not None and _waits(former) and _says(former, found):
-            kept = self._repeat(asked.id, request, expired)
+            kept = self._repeat(asked.id, given.request, expired)
             return Answer(kept or former, created=False)
         certificate = sign(
             asked.plan,
             found,
             key,
-            requester=request.requester,
+            requester=given.request.requester,
             former=former,
             under=judgement,
             ledger=ledger if found.verdict == "certified" else None,
         )
-        used = [each.waiver for each in judgement.waived]
+        used = tuple(each.waiver for each in judgement.waived)
+        return Signed(asked, (certificate, given.request, given.outdated), used)
+
+    def _still_so(self, signed: Sequence[Signed]) -> Callable[[Connection], None]:
+        """Holds the rules by which they were judged, in the transaction that keeps them."""
 
         def still_so(connection: Connection) -> None:
-            require_unchanged(self._policies, connection, asked)
-            note_use(connection, certificate.id, used, datetime.now(UTC))
+            require_unchanged(self._policies, connection, *(each.asked for each in signed))
+            for each in signed:
+                note_use(connection, each.made[0].id, each.used, datetime.now(UTC))
 
-        kept, created = self._store.add(
-            certificate, key.public.as_record(), request, outdated=outdated, within=still_so
-        )
-        return Answer(kept, created)
+        return still_so
 
 
 def _waits(certificate: StoredCertificate) -> bool:

@@ -8,7 +8,9 @@ its process id, and how it ended. A point is a moment and the beginning of a sta
     uncommitted|committed STATEMENT   around the commit of the transaction that it was in
     statement N                       before the N-th statement of all
 
-and counts from the time that the process gets SIGUSR1. Accounting is done in the process.
+``MANY`` before the statement means one that writes several rows at once; the first that
+writes one is then held up, so that there are others to be written together after it. A point
+counts from the time that the process gets SIGUSR1. Accounting is done in the process.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,9 @@ from affidavit.certificate import certify  # noqa: F401  # so that no child impo
 from affidavit.service.__main__ import main
 from affidavit.service.pool import AccountingPool
 
+HELD_UP = 0.4
+"""Seconds."""
+
 
 async def _here(_pool: Any, work: Any, *given: Any, **named: Any) -> Any:
     return await run_in_threadpool(work, *given, **named)
@@ -37,21 +43,33 @@ def arm(moment: str, statement: str) -> None:
     """Kill this process at that point."""
     inside: set[int] = set()
     numbers = count(1)
+    many = statement.startswith("MANY ")
+    wanted = statement.removeprefix("MANY ")
+    held_up = count(1)
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def before(connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+    def is_it(text: str, rows: Any) -> bool:
+        if not text.lstrip().startswith(wanted):
+            return False
+        if many and not (isinstance(rows, list) and len(rows) > 1):
+            if next(held_up) == 1:
+                time.sleep(HELD_UP)
+            return False
+        return True
+
+    def before(connection: Any, _cursor: Any, text: str, rows: Any, *_: Any) -> None:
         if moment == "statement":
             if next(numbers) == int(statement):
                 die()
-        elif text.lstrip().startswith(statement):
+        elif is_it(text, rows):
             if moment == "before":
                 die()
             inside.add(id(connection.connection.dbapi_connection))
 
-    def after(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
-        if moment == "after" and text.lstrip().startswith(statement):
+    def after(_connection: Any, _cursor: Any, text: str, rows: Any, *_: Any) -> None:
+        if moment == "after" and is_it(text, rows):
             die()
 
     commit = DefaultDialect.do_commit

@@ -7,6 +7,7 @@ all tables, and holds it to the checkpoint that was seen last.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +48,17 @@ POINTS = (
         for moment in ("before", "uncommitted", "committed")
     ),
 )
+TOGETHER = tuple(
+    f"{moment} MANY {statement}"
+    for moment, statement in (
+        ("after", CERTIFICATE),
+        ("before", "INSERT INTO audit"),
+        ("uncommitted", CERTIFICATE),
+        ("committed", CERTIFICATE),
+    )
+)
+"""Points of a transaction that keeps several certificates."""
+CROWD = 8
 RECORD = "sha256:" + "0" * 64
 NEVER = "before NOTHING"
 
@@ -259,6 +272,29 @@ def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_tw
     unanswered.finish()
     assert any(work.answered for work in made)
     mortal.remember()
+    mortal.look()
+
+
+def test_killed_while_several_are_kept_together_each_is_kept_once_or_can_be_asked_again(
+    mortal: Mortal, plan: Any
+) -> None:
+    number = itertools.count(100)
+    before: list[Work] = []
+    for point in (*TOGETHER, NEVER):
+        mortal.start(point)
+        for work in before:
+            work.finish()
+        mortal.remember()
+        if point == NEVER:
+            break
+        before = [Work(mortal, "certify", plan(steps=next(number))) for _ in range(CROWD)]
+        mortal.arm()
+        with ThreadPoolExecutor(CROWD) as callers:
+            list(callers.map(Work.try_it, before))
+        assert mortal.died() == -signal.SIGKILL, point
+        # The one that was held up, and nobody whose certificate was on its way.
+        assert sum(work.answered is not None for work in before) <= CROWD // 2, point
+        mortal.look()
     mortal.look()
 
 

@@ -1,0 +1,69 @@
+"""What is remembered of plans: what their bytes say, and no more of them than may be."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.policy.document import Policy
+from affidavit.plan.parse import Syntax
+from affidavit.plan.reasons import MalformedPlan
+from affidavit.service.policies.judging import question_by
+from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.use_cases import read_plans
+from affidavit.service.use_cases.read_plans import ReadPlan, ReadPlans
+
+
+def read(plans: ReadPlans, body: bytes, syntax: Syntax = "json") -> ReadPlan:
+    return asyncio.run(plans(body, syntax))
+
+
+def body_of(plan: Any, **changes: Any) -> bytes:
+    return json.dumps(plan(**changes)).encode()
+
+
+def test_the_same_bytes_are_read_once(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, body = ReadPlans(), body_of(plan)
+    first = read(plans, body)
+    monkeypatch.setattr(read_plans, "parse_plan", None)
+    assert read(plans, body) is first
+
+
+def test_the_same_bytes_in_another_syntax_are_another_body(plan: Any) -> None:
+    plans, body = ReadPlans(), body_of(plan)
+    assert read(plans, body, "yaml") is not read(plans, body)
+
+
+def test_what_cannot_be_read_is_refused_every_time() -> None:
+    plans = ReadPlans()
+    for _ in range(2):
+        with pytest.raises(MalformedPlan):
+            read(plans, b'{"version": 1}')
+
+
+def test_no_more_bytes_are_kept_than_may_be(plan: Any) -> None:
+    bodies = [body_of(plan, steps=number) for number in range(10, 20)]
+    plans = ReadPlans(most_bytes=3 * len(bodies[0]))
+    kept = [read(plans, each) for each in bodies]
+    again = [read(plans, each) for each in bodies[-3:]]
+    assert all(one is other for one, other in zip(again, kept[-3:], strict=True))
+    assert read(plans, bodies[0]) is not kept[0]
+
+
+def test_a_large_body_is_not_kept(plan: Any) -> None:
+    plans = ReadPlans()
+    body = body_of(plan) + b" " * read_plans.LARGEST
+    assert read(plans, body) is not read(plans, body)
+
+
+def test_its_id_is_that_of_the_question_under_the_rules_of_now(plan: Any) -> None:
+    known = read(ReadPlans(), body_of(plan))
+    strict = Policy(schema_version=1, name="house", version=1, datasets=("toy",), epsilon_cap=1.0)
+    ids = []
+    for rules in (Rulebook(), Rulebook(), Rulebook((1, 0, 0), {"house": strict}), Rulebook()):
+        ids.append(known.question(rules, "token:ci").id)
+        assert ids[-1] == question_by(rules, known.plan, "token:ci").id
+    assert ids[0] == ids[1] == ids[3] != ids[2]
