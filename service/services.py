@@ -122,7 +122,7 @@ class Services:
             drafts=DraftPlan(pool, policies, desk.position),
             ledger=ledger,
             desk=desk,
-            runs=Runs(run_queue, ledger, desk, store, settings.worker_keys),
+            runs=Runs(run_queue, ledger, desk, store, settings.worker_keys, pool),
             feed=Feed(
                 queue=run_queue,
                 watching=Watching(run_queue.progress),
