@@ -83,9 +83,11 @@ def uses(room: str) -> Iterator[Use]:
     shared = _shared()
     for tree in _trees(room):
         signatures = {**shared, **dict(_signatures(tree))}
-        for call in ast.walk(tree):
-            if isinstance(call, ast.Call):
-                yield from _use(call, signatures, room)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call):
+                yield from _use(node, signatures, room)
+            elif isinstance(node, ast.ClassDef):
+                yield from _class(node, room)
 
 
 @cache
@@ -145,6 +147,16 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
                 message=_first(given, MESSAGES),
                 remedy=_first(given, REMEDIES),
             )
+
+
+def _class(node: ast.ClassDef, room: str) -> Iterator[Use]:
+    """An error whose code is its class's says what it is in the class's docstring."""
+    for each in node.body:
+        match each:
+            case ast.Assign(targets=[ast.Name(id="code")], value=value):
+                about = (ast.get_docstring(node) or "").split("\n\n")[0]
+                for code in _constants(value):
+                    yield Use(code=code, room=room, message=about.replace("``", "`"), remedy="")
 
 
 def _constants(value: ast.expr | None) -> Iterator[str]:
