@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel sbom licences audit soak clean
 
 install: $(STAMP)
 
@@ -109,6 +109,36 @@ test-opacus: install-trainer
 	@.venv-opacus/bin/python -m pip install --quiet --disable-pip-version-check --editable . opacus==1.6.0 torch==2.13.0 'scikit-learn>=1.5'
 	OPACUS_PYTHON=$(CURDIR)/.venv-opacus/bin/python $(BIN)/pytest -q tests/gate/guard/test_opacus.py
 
+# The wheel as strangers get it, on the oldest and the newest Python at hand.
+test-wheel: install
+	$(BIN)/python -m tests.release.installed
+
+# What is installed with the wheel, alone in one environment; what examines it, in another.
+SHIPPED := .venv-shipped/bin/python
+EXAMINE := .venv-examine/bin
+
+.venv-shipped: requirements-run.lock
+	$(PYTHON) -m venv --clear $@
+	$(SHIPPED) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-run.lock
+	touch $@
+
+.venv-examine:
+	$(PYTHON) -m venv $@
+	$(EXAMINE)/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+
+sbom: .venv-examine
+	mkdir -p dist
+	$(EXAMINE)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate --output-file dist/sbom.cdx.json requirements-run.lock
+
+# prv-accountant names its licence, MIT, in a file only.
+LICENCES := MIT;MIT-0;BSD;0BSD;Apache;ISC;PSF;Python Software Foundation;MPL;Mozilla;LGPL
+licences: .venv-shipped .venv-examine
+	$(EXAMINE)/pip-licenses --python $(SHIPPED) --partial-match --allow-only '$(LICENCES)' --ignore-packages prv-accountant
+
+# Needs the feed of known vulnerabilities; what could not be looked up is a failure, not a pass.
+audit: .venv-examine
+	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
+
 # The random plans that the tests draw a few of, in the numbers that their rates are stated for.
 soak: install
 	AFFIDAVIT_DIAGNOSES=500 $(BIN)/pytest -q tests/certificate/diagnose/test_random.py
@@ -117,4 +147,4 @@ soak: install
 	AFFIDAVIT_REQUESTS=200 $(BIN)/pytest -q tests/service/whole/test_every_answer.py
 
 clean:
-	rm -rf .venv build dist .affidavit
+	rm -rf .venv .venv-shipped .venv-examine build dist .affidavit
