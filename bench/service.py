@@ -279,12 +279,6 @@ def databases(home: Path) -> Iterator[dict[str, str]]:
     port = free_port()
     with postgresql_server.running(programs, port, durable=True):
         server = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
-        for _ in range(100):
-            try:
-                create_engine(f"{server}/postgres").connect().close()
-                break
-            except Exception:
-                time.sleep(0.1)
         engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text("CREATE DATABASE load"))

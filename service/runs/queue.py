@@ -197,8 +197,10 @@ class RunQueue:
         be. Raises ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
         """
         with self._writer.begin() as connection:
-            lease = _held(connection, held, "claimed")
+            lease = _held(connection, held, "claimed", "running")
             run = rows.find(connection, held.run)
+            if lease.state == "running":
+                return run  # it was begun under this token, and the answer was lost
             why = _obstacle(connection, run, plan_digest, held, cancelled=lease.cancel)
             if why is None:
                 granted = run.certified_steps if wants is None else _granted(run, wants)

@@ -71,7 +71,6 @@ def postgresql() -> Iterator[str]:
     port = free_port()
     url = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
     with postgresql_server.running(programs, port):
-        _wait_until(lambda: _answers(port), 20)
         _administer(url, "CREATE DATABASE template_affidavit")
         upgrade(f"{url}/template_affidavit")
         yield url
@@ -105,11 +104,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float) -> None:

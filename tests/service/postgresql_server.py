@@ -15,12 +15,16 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+
+from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 PROGRAMS = ("initdb", "postgres")
 UNPRIVILEGED = ("postgres", "nobody")
@@ -73,7 +77,7 @@ class Cluster:
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server, on the data that is there; it may not listen yet."""
+        """Start the server on the data that is there; returns when it answers."""
         options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", self.directory]
         if not self.durable:
             options.append("-F")
@@ -83,6 +87,20 @@ class Cluster:
             stderr=subprocess.DEVNULL,
             **_as_user(),
         )
+        engine, end = create_engine(f"{self.url}/postgres"), time.monotonic() + 30
+        while True:  # it listens a while before it lets anybody in
+            try:
+                engine.connect().close()
+                return engine.dispose()
+            except OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    @property
+    def url(self) -> str:
+        """Up to the name of a database."""
+        return f"postgresql+psycopg://affidavit@127.0.0.1:{self.port}"
 
     def stop(self, sent: signal.Signals) -> None:
         """SIGQUIT ends it at once, as a crash does; SIGINT breaks off what is being done."""
@@ -106,8 +124,8 @@ def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Clu
         programs = _reachable(programs, directory)
         _run(programs, "initdb", directory, "-A", "trust", "-N", "-U", "affidavit")
         found = Cluster(programs, directory, port, durable)
-        found.start()
         try:
+            found.start()
             yield found
         finally:
             found.stop(signal.SIGQUIT)

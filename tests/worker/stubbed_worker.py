@@ -19,89 +19,9 @@ from typing import IO, Any
 from affidavit.certificate.certified_plan import certified_plan
 from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.execution import Execution
-from affidavit.certificate.run_record import START, VERSION, sealed
-from affidavit.plan.canonical import digest_of
 from affidavit.worker import executor
 from affidavit.worker.__main__ import app
-
-
-def record_of(predicate: dict[str, Any], run: str = "stub") -> bytes:
-    """The record of a run that took every step of a certificate and conforms to it."""
-    plan, at = certified_plan(predicate), predicate["validity"]["not_before"]
-    execution, digest = Execution.of(plan), digest_of(predicate["plan"])
-    entries: list[dict[str, Any]] = [
-        {
-            "type": "header",
-            "version": VERSION,
-            "run": run,
-            "certificate_id": predicate["certificate_id"],
-            "plan_digest": digest,
-            "started_at": at,
-            "code": {"version": "0", "digest": "sha256:0"},
-            "generator": {"sampling": "chacha20", "noise": "chacha20"},
-            "adjacency": plan.adjacency,
-            "unit": plan.dataset.unit,
-            "steps": execution.steps,
-            "data": {"size": plan.dataset.size, "commitment": "sha256:1"},
-            "phases": execution.phases(),
-            "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
-            "tensors": [
-                {
-                    "name": f"{release.name}.{number}",
-                    "shape": [2],
-                    "release": release.name,
-                    "block": f"{release.name}[{number}]",
-                }
-                for release in plan.phases[0].releases
-                for number in range(release.count)
-            ],
-            "parameters": "p0",
-            "performance": {"ranks": 1},
-        },
-        {"type": "checkpoint", "step": 0, "checkpoint": "c0", "parameters": "p0"},
-    ]
-    for step in range(execution.steps):
-        required = execution.at(step)
-        entries += [
-            {
-                "type": "charge",
-                "step": step,
-                "phase": required.phase,
-                "plan_digest": digest,
-                "clip_norm": required.clip_norm,
-                "noise_std": required.noise_std,
-                "divisor": required.divisor,
-                "learning_rate": 0.1,
-                "key_commitment": f"{run}-{step}",
-            },
-            {
-                "type": "release",
-                "step": step,
-                "lot_size_commitment": f"l{step}",
-                "parameters": f"p{step + 1}",
-            },
-        ]
-    entries.append(
-        {
-            "type": "final",
-            "ended": "completed",
-            "charged": execution.steps,
-            "released": execution.steps,
-            "parameters": f"p{execution.steps}",
-            "at": at,
-        }
-    )
-    lines, previous = [], START
-    for entry in entries:
-        line, previous = sealed(entry, previous)
-        lines.append(line)
-    return b"".join(lines)
-
-
-def predicate_of(bundle: bytes) -> dict[str, Any]:
-    """What the certificate in ``bundle`` says."""
-    found: dict[str, Any] = json.loads(read_envelope(json.loads(bundle)["envelope"]).payload)
-    return dict(found["predicate"])
+from tests.service.runs.records import record_of
 
 
 def trained(
@@ -121,9 +41,12 @@ def trained(
         time.sleep(min(left, 0.1))
         if watch() is not None:
             return executor.Ended(code=-15, stopped="kill")
+    sealed = json.loads(bundle.read_bytes())["envelope"]
+    predicate = json.loads(read_envelope(sealed).payload)["predicate"]
+    steps = Execution.of(certified_plan(predicate)).steps
     folder.mkdir(exist_ok=True)
     (folder / "weights.pt").write_bytes(b"weights")
-    (folder / "record.jsonl").write_bytes(record_of(predicate_of(bundle.read_bytes())))
+    (folder / "record.jsonl").write_bytes(record_of(predicate, steps).content.encode())
     _trace(bundle.parent.name.rpartition("-")[0], began)
     return executor.Ended(code=0, stopped=None)
 
