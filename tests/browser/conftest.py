@@ -174,6 +174,7 @@ class Visitor:
 
     def look(self, name: str) -> None:
         """Look at the page: nothing sticks out of it, axe finds no fault, and a picture."""
+        self.page.wait_for_load_state()
         folder = os.environ.get("AFFIDAVIT_SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
