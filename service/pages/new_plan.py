@@ -149,7 +149,8 @@ def _shown(
 ) -> Response:
     drawn = {f"picture_{index}": svg for index, svg in enumerate(pictures)}
     # htmx leaves a page as it is for an answer that is an error.
-    told = 200 if fragment is not None and is_fragment(request) else status
+    part = fragment is not None and is_fragment(request)
+    view, told = replace(view, part=part), 200 if part else status
     return answer(request, view, template=TEMPLATE, drawn=drawn, fragment=fragment, status=told)
 
 

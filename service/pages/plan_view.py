@@ -83,7 +83,10 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewPlan:
-    """The page; ``answer`` stands where the plan was accounted, ``trouble`` where it was not."""
+    """The page; ``answer`` stands where the plan was accounted, ``trouble`` where it was not.
+
+    ``part`` says that the form stands on the screen already, and is told of its mistakes.
+    """
 
     mode: Mode
     sections: tuple[SectionView, ...]
@@ -98,6 +101,7 @@ class NewPlan:
     answer: Answered | None = None
     trouble: str | None = None
     no_curve: str | None = None
+    part: bool = False
 
 
 def new_plan(
