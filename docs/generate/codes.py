@@ -22,6 +22,7 @@ CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|conflict|unsigned|revoke
 MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
 REMEDIES = ("remedy", "to_do", "do")
 SHOWN = 240
+KINDS = (ast.Call, ast.FunctionDef, ast.ClassDef)
 HEAD = """# Codes
 
 Written from the source by `make docs`; change the source, not this file.
@@ -81,9 +82,9 @@ def page() -> str:
 def uses(room: str) -> Iterator[Use]:
     """Every use of a code in a room, in the order of its files."""
     shared = _shared()
-    for tree in _trees(room):
-        signatures = {**shared, **dict(_signatures(tree))}
-        for node in ast.walk(tree):
+    for nodes in _files(room):
+        signatures = {**shared, **dict(_signatures(nodes))}
+        for node in nodes:
             if isinstance(node, ast.Call):
                 yield from _use(node, signatures, room)
             elif isinstance(node, ast.ClassDef):
@@ -91,24 +92,26 @@ def uses(room: str) -> Iterator[Use]:
 
 
 @cache
-def _trees(room: str) -> tuple[ast.Module, ...]:
+def _files(room: str) -> tuple[list[ast.AST], ...]:
+    """Of every file its calls, functions and classes."""
     files = sorted((ROOT / room).rglob("*.py"))
-    return tuple(ast.parse(path.read_text(encoding="utf-8")) for path in files)
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in files)
+    return tuple([each for each in ast.walk(tree) if isinstance(each, KINDS)] for tree in trees)
 
 
 @cache
 def _shared() -> dict[str, Signature]:
     """Public classes and functions of all rooms, which are called from other files."""
     found: dict[str, Signature] = {}
-    for tree in (tree for room in ROOMS for tree in _trees(room)):
-        for name, signature in _signatures(tree):
+    for nodes in (nodes for room in ROOMS for nodes in _files(room)):
+        for name, signature in _signatures(nodes):
             if not name.startswith("_"):
                 found.setdefault(name, signature)
     return found
 
 
-def _signatures(tree: ast.Module) -> Iterator[tuple[str, Signature]]:
-    for node in ast.walk(tree):
+def _signatures(nodes: list[ast.AST]) -> Iterator[tuple[str, Signature]]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             names = _parameters(node)
         elif isinstance(node, ast.ClassDef):

@@ -1,0 +1,75 @@
+"""The site builds without a warning, and what is written from the code is what the code says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from affidavit.certificate.verify import PREDICATE_TYPE
+from docs.generate import PAGES
+from docs.generate.codes import ROOMS, uses
+from docs.generate.plan_schema import schema
+from tests.docs.pages import DOCS, ROOT
+
+PLANS = sorted(path for path in (ROOT / "examples").rglob("*.yaml") if "policies" not in path.parts)
+
+
+def test_no_link_leads_nowhere_and_every_page_is_in_the_contents(tmp_path: Path) -> None:
+    """A page that no contents in docs/index.md lead to fails too."""
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "--nitpicky"]
+    command = [sys.executable, "-m", "sphinx", *options, "-d", tmp_path / "trees"]
+    built = subprocess.run(
+        [*command, DOCS, tmp_path / "site"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    assert (tmp_path / "site/cases/cholesky.html").exists()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    """`make docs` writes it."""
+    assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run make docs"
+
+
+@pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
+def test_every_example_fits_the_schema(path: Path) -> None:
+    jsonschema.Draft202012Validator(schema()).validate(YAML(typ="safe").load(path.read_text()))
+
+
+@pytest.mark.parametrize("change", [{"stepz": 3}, {"steps": "10"}, {"adjacency": "both"}])
+def test_the_schema_refuses_what_is_no_plan(change: dict[str, object]) -> None:
+    plan = YAML(typ="safe").load((ROOT / "examples/e2e-lora-dp-adam.yaml").read_text())
+    assert not jsonschema.Draft202012Validator(schema()).is_valid({**plan, **change})
+
+
+def test_every_field_of_the_predicate_is_told_and_no_other() -> None:
+    page = (DOCS / "reference/certificate.md").read_text(encoding="utf-8")
+    fields = page.split("## Fields")[1].split("\n## ")[0]
+    told = set(re.findall(r"^\| `(\w+)` \|", fields, re.MULTILINE))
+    example = json.loads((DOCS / "reference/certificate.example.json").read_text())
+    assert told == {*example["predicate"], "supersedes"}
+    assert f"Type URI: `{PREDICATE_TYPE}`" in page
+
+
+def test_codes_that_programs_meet_are_found() -> None:
+    """A sample by hand: of reasons, problems, steps of verification, stops and refusals."""
+    found = {use.code for room in ROOMS for use in uses(room)}
+    assert {"unknown_field", "under_noised", "over_budget", "bad_status", "out_of_reach"} <= found
+    assert {"tensor_not_noised", "unsound_optimizer", "rules_changed", "key_revoked"} <= found
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("pictures/*.svg")), ids=lambda path: path.stem)
+def test_pictures_say_what_they_show_and_follow_a_dark_page(path: Path) -> None:
+    picture = ElementTree.fromstring(path.read_text(encoding="utf-8"))
+    name = {"svg": "http://www.w3.org/2000/svg"}
+    assert picture.findtext("svg:title", namespaces=name)
+    assert picture.findtext("svg:desc", namespaces=name)
+    assert "prefers-color-scheme:dark" in (picture.findtext("svg:style", namespaces=name) or "")
