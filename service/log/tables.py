@@ -43,6 +43,7 @@ log_entries = Table(
     Column("at", UtcDateTime, nullable=False),
     Column("content", Text, nullable=False),
     Index("log_entries_by_subject", "subject"),
+    Index("log_entries_by_kind", "kind", "id"),
 )
 
 log_pending = Table(

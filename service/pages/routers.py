@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from affidavit.service.pages import (
     approvals,
+    audit,
     compare,
     datasets,
     keys,
     new_plan,
+    overview,
     policies,
     runs,
     sign_in,
     static_files,
+    tokens,
     waivers,
 )
 
 PAGES = (
     static_files.router,
     sign_in.router,
+    overview.router,
+    audit.router,
+    tokens.router,
     keys.router,
     approvals.router,
     compare.router,

@@ -103,6 +103,7 @@ run_events = Table(
     CheckConstraint("seq > 0", name="run_events_seq_positive"),
     CheckConstraint("fence IS NULL OR fence > 0", name="run_events_fence_positive"),
     CheckConstraint(IS_AN_EVENT, name="run_events_kind"),
+    Index("run_events_by_kind", "kind", "at"),
 )
 
 run_leases = Table(

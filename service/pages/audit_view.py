@@ -1,0 +1,198 @@
+"""What the pages of the audit log show: the checkpoint, entries, one entry with its proof.
+
+Entries come in the order of the log, newest first, in pages that follow a cursor; a search
+by kind or subject follows its index. Only what a checkpoint covers is shown; what waits for
+its place is counted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, get_args
+
+from sqlalchemy import Connection, Select, func, select
+
+from affidavit.service.log.entries import EntryKind
+from affidavit.service.log.proofs import InclusionProof, LogReader, NothingLogged
+from affidavit.service.log.range_check import RangeChecked
+from affidavit.service.log.stored_tree import last_checkpoint
+from affidavit.service.log.tables import log_entries, log_leaves, log_pending
+
+KINDS: tuple[str, ...] = get_args(EntryKind)
+PAGE = 50
+EXPORT = 1000
+"""Entries of one answer, on a page and as data."""
+MOST_WAITING = 1000
+_SAID = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointShown:
+    """The newest checkpoint, its signature checked."""
+
+    origin: str
+    size: int
+    root: str
+    signed_at: datetime | None
+    key_id: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An entry of the log; ``said`` is the beginning of what its body says."""
+
+    index: int
+    kind: str
+    subject: str
+    actor: str
+    at: str
+    said: str
+    leaf_hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What of the log is wanted: by kind or subject, and what comes before a place."""
+
+    kind: str = ""
+    subject: str = ""
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A part of the log; ``next`` goes on behind it, None where it ends."""
+
+    checkpoint: CheckpointShown | None
+    waiting: int
+    search: Search
+    kinds: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    next: int | None
+    checked: RangeChecked | None = None
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvedEntry:
+    """One entry, the very bytes that were hashed, and its way up to the signed root."""
+
+    entry: Entry
+    content: str
+    proof: tuple[str, ...]
+    checkpoint: CheckpointShown
+
+
+def audit_view(
+    connection: Connection,
+    search: Search,
+    limit: int = PAGE,
+    *,
+    checked: RangeChecked | None = None,
+    wrong: str = "",
+) -> Audit:
+    """At most ``limit`` entries."""
+    checkpoint = checkpoint_of(connection)
+    size = 0 if checkpoint is None else checkpoint.size
+    query = _query(search, size).limit(limit + 1)
+    rows = connection.execute(query).all()
+    cursor = "id" if search.kind or search.subject else "leaf_index"
+    return Audit(
+        checkpoint=checkpoint,
+        waiting=_waiting(connection),
+        search=search,
+        kinds=KINDS,
+        entries=tuple(_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:limit]),
+        next=getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
+        checked=checked,
+        wrong=wrong,
+    )
+
+
+def entry_view(log: LogReader, connection: Connection, index: int) -> ProvedEntry:
+    """The entry at ``index``, its proof verified; raises ``NothingLogged``."""
+    proof: InclusionProof = log.inclusion(index, None, None)
+    found = log.entries(index, index)
+    checkpoint = checkpoint_of(connection)
+    if not found or checkpoint is None:
+        raise NothingLogged(f"no such leaf is among the first {proof.size} of the log")
+    return ProvedEntry(
+        entry=_entry(index, found[0].leaf_hash, found[0].content),
+        content=found[0].content,
+        proof=tuple(each.hex() for each in proof.hashes),
+        checkpoint=checkpoint,
+    )
+
+
+def checkpoint_of(connection: Connection) -> CheckpointShown | None:
+    """The newest checkpoint; raises ``LogDamaged`` if its signature does not hold."""
+    kept = last_checkpoint(connection)
+    if kept is None:
+        return None
+    return CheckpointShown(
+        origin=kept.checkpoint.origin,
+        size=kept.checkpoint.size,
+        root=kept.checkpoint.root_hash.hex(),
+        signed_at=kept.checkpoint.signed_at,
+        key_id=kept.key.key_id,
+        note=kept.note,
+    )
+
+
+def _query(search: Search, size: int) -> Select[Any]:
+    columns = (
+        log_leaves.c.leaf_index,
+        log_leaves.c.leaf_hash,
+        log_entries.c.content,
+        log_entries.c.id,
+    )
+    query = select(*columns).select_from(log_leaves.join(log_entries))
+    query = query.where(log_leaves.c.leaf_index < size)
+    if not search.kind and not search.subject:
+        if search.before is not None:
+            query = query.where(log_leaves.c.leaf_index < search.before)
+        return query.order_by(log_leaves.c.leaf_index.desc())
+    if search.kind:
+        query = query.where(log_entries.c.kind == search.kind)
+    if search.subject:
+        query = query.where(log_entries.c.subject == search.subject)
+    if search.before is not None:
+        query = query.where(log_entries.c.id < search.before)
+    return query.order_by(log_entries.c.id.desc())
+
+
+def _waiting(connection: Connection) -> int:
+    """Entries without a place yet, counted up to a bound."""
+    some = select(log_pending.c.entry_id).limit(MOST_WAITING + 1).subquery()
+    return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+
+
+def _entry(index: int, leaf: bytes, content: str) -> Entry:
+    said: Mapping[str, Any] = json.loads(content)
+    return Entry(
+        index=index,
+        kind=said["kind"],
+        subject=said["subject"],
+        actor=said["actor"],
+        at=said["at"],
+        said=_said(said["body"]),
+        leaf_hash=bytes(leaf).hex(),
+    )
+
+
+def _said(body: Mapping[str, Any]) -> str:
+    """The first few plain fields of a body, in one line.
+
+    >>> _said({"action": "created", "name": "ci", "scopes": ["submit"]})
+    'action created, name ci'
+    """
+    plain = [
+        f"{name} {value[:64] if isinstance(value, str) else value}"
+        for name, value in body.items()
+        if isinstance(value, str | int | float) and not str(value).startswith("sha256:")
+    ]
+    return ", ".join(plain[:_SAID])

@@ -1,0 +1,236 @@
+"""What the first page shows: what needs somebody, and whether the log is in order.
+
+Each list has its newest or most urgent few, by an index, and a way to all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, select
+
+from affidavit.plan.reasons import Reason
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.standing import Status, status_at
+from affidavit.service.pages.audit_view import CheckpointShown, checkpoint_of
+from affidavit.service.pages.dataset_view import LedgerLine, datasets
+from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.runs.tables import run_events, runs
+from affidavit.service.tables import certificates
+
+FEW = 6
+SOON = timedelta(days=30)
+LEDGER_PAGES = 4
+"""Pages of ledgers that are looked through for budgets at risk."""
+LOOKED_AT = 200
+"""Certificates that are looked through for those that still stand."""
+NOT_CERTIFIED = ("refused", "under_noised", "undecided")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateLine:
+    """A certificate in one line."""
+
+    id: str
+    name: str | None
+    dataset: str | None
+    verdict: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRun:
+    """A run that failed; ``code`` says why, ``not_conformant`` that its record does not hold."""
+
+    id: str
+    certificate: str
+    code: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that is wrong with the service itself, and what to do."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Anything that needs somebody, in one line, for the table of all of them."""
+
+    what: str
+    subject: str
+    name: str
+    at: datetime | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The page; lists that the actor may not see are empty."""
+
+    sees_certificates: bool
+    at_risk: tuple[LedgerLine, ...]
+    more_ledgers: bool
+    awaiting: tuple[CertificateLine, ...]
+    expiring: tuple[CertificateLine, ...]
+    refused: tuple[CertificateLine, ...]
+    failed: tuple[FailedRun, ...]
+    checkpoint: CheckpointShown | None
+    troubles: tuple[Trouble, ...]
+    anything: bool
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All of it as one table."""
+        found = [
+            Item(
+                what="budget",
+                subject=each.dataset,
+                name=f"{each.unit}, {each.adjacency}",
+                at=None,
+                said=f"{each.standing}: ε {each.spent} of {each.epsilon} at δ {each.delta}",
+            )
+            for each in self.at_risk
+        ]
+        for what, lines in (
+            ("awaiting approval", self.awaiting),
+            ("expiring", self.expiring),
+            ("not certified", self.refused),
+        ):
+            found += [
+                Item(
+                    what=what, subject=each.id, name=each.name or "", at=each.at, said=each.verdict
+                )
+                for each in lines
+            ]
+        found += [
+            Item(what="failed run", subject=each.id, name="", at=each.at, said=each.code)
+            for each in self.failed
+        ]
+        found += [
+            Item(what="service", subject=each.code, name="", at=None, said=each.message)
+            for each in self.troubles
+        ]
+        return tuple(found)
+
+
+def overview_view(
+    connection: Connection,
+    rules: Rulebook,
+    actor: Actor,
+    reasons: tuple[Reason, ...],
+    now: datetime,
+) -> Overview:
+    """What ``actor`` may see of it; ``reasons`` are against the service's being ready."""
+    sees = any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT))
+    at_risk, more = _at_risk(connection, rules)
+    return Overview(
+        sees_certificates=sees,
+        at_risk=at_risk,
+        more_ledgers=more,
+        awaiting=_awaiting(connection, now) if sees else (),
+        expiring=_expiring(connection, now) if sees else (),
+        refused=_refused(connection) if sees else (),
+        failed=_failed(connection),
+        checkpoint=checkpoint_of(connection),
+        troubles=tuple(
+            Trouble(code=each.code, message=each.message, remedy=each.remedy or "")
+            for each in reasons
+        ),
+        anything=connection.execute(select(certificates.c.id).limit(1)).first() is not None,
+    )
+
+
+def _at_risk(connection: Connection, rules: Rulebook) -> tuple[tuple[LedgerLine, ...], bool]:
+    """Budgets that are used up or nearly, fullest first, and whether some were not looked at."""
+    found: list[LedgerLine] = []
+    cursor = None
+    for _ in range(LEDGER_PAGES):
+        page = datasets(connection, rules, cursor)
+        found += [each for each in page.lines if each.standing != "within budget"]
+        cursor = page.next
+        if cursor is None:
+            break
+    found.sort(key=lambda line: line.share, reverse=True)
+    return tuple(found[:FEW]), cursor is not None
+
+
+def _expiring(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
+    """Certificates in use whose validity ends soon, the soonest first."""
+    some = (
+        _lines(certificates.c.not_after.label("at"))
+        .add_columns(status_at(now).label("status"))
+        .where(certificates.c.not_after > now, certificates.c.not_after <= now + SOON)
+        .order_by(certificates.c.not_after)
+        .limit(LOOKED_AT)
+        .subquery()
+    )
+    query = select(some).where(some.c.status == Status.ACTIVE.value, some.c.verdict == "certified")
+    return _read(connection, query.order_by(some.c.at).limit(FEW))
+
+
+def _awaiting(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
+    """The newest certificates that nobody can use before others have approved them."""
+    some = (
+        _lines(certificates.c.created_at.label("at"))
+        .add_columns(status_at(now).label("status"))
+        .order_by(certificates.c.created_at.desc())
+        .limit(LOOKED_AT)
+        .subquery()
+    )
+    query = select(some).where(some.c.status == Status.AWAITING_APPROVAL.value)
+    return _read(connection, query.order_by(some.c.at.desc()).limit(FEW))
+
+
+def _refused(connection: Connection) -> tuple[CertificateLine, ...]:
+    """The newest plans that were not certified; each verdict by its index."""
+    found: list[CertificateLine] = []
+    for verdict in NOT_CERTIFIED:
+        query = (
+            _lines(certificates.c.created_at.label("at"))
+            .where(certificates.c.verdict == verdict)
+            .order_by(certificates.c.created_at.desc())
+            .limit(FEW)
+        )
+        found += _read(connection, query)
+    return tuple(sorted(found, key=lambda line: line.at, reverse=True)[:FEW])
+
+
+def _failed(connection: Connection) -> tuple[FailedRun, ...]:
+    query = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body, runs.c.certificate_id)
+        .join(runs)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(FEW)
+    )
+    return tuple(
+        FailedRun(
+            id=row.run_id,
+            certificate=row.certificate_id,
+            code=str(json.loads(row.body).get("code") or "failed"),
+            at=row.at,
+        )
+        for row in connection.execute(query)
+    )
+
+
+def _lines(at: ColumnElement[datetime]) -> Select[Any]:
+    table = certificates.c
+    return select(table.id, table.name, table.dataset, table.verdict, at)
+
+
+def _read(connection: Connection, query: Select[Any]) -> tuple[CertificateLine, ...]:
+    return tuple(
+        CertificateLine(
+            id=row.id, name=row.name, dataset=row.dataset, verdict=row.verdict, at=row.at
+        )
+        for row in connection.execute(query)
+    )

@@ -1,0 +1,127 @@
+"""The story of an auditor: look, prove, export, and verify what was exported elsewhere."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.log.checkpoint import open_checkpoint
+from affidavit.certificate.log.tree import verify_inclusion
+
+HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script> \u202etxt.exe"
+
+
+@pytest.fixture(scope="module")
+def auditor(site: Any, document: Callable[..., dict[str, Any]]) -> str:
+    """A token, and a log with certificates, refusals and tokens in it."""
+    sender = site.token("ml-team", "submit")
+    for epsilon in (8, 7, 0.01):
+        plan = document(target={"epsilon": epsilon, "delta": 1e-5}, notes=HOSTILE)
+        site.ask("POST", "/v1/certificates", sender, json=plan)
+    found: str = site.token("auditor", "audit")
+    return found
+
+
+def download(visitor: Any, click: str) -> str:
+    """What a link saves."""
+    with visitor.page.expect_download() as waiting:
+        visitor.page.click(click)
+    path = waiting.value.path()
+    with open(path, encoding="utf-8", newline="") as file:
+        return file.read()
+
+
+def test_the_overview_says_what_needs_somebody(visitor: Any, auditor: str) -> None:
+    visitor.sign_in(auditor)
+    assert "Not certified, newest" in visitor.text()
+    assert "under-noised" in visitor.text()
+    visitor.look("overview")
+
+
+def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) -> None:
+    visitor.sign_in(auditor, "/audit")
+    visitor.look("audit")
+    visitor.page.select_option("select[name=kind]", "refusal")
+    visitor.page.click("button:has-text('Show')")
+    rows = visitor.page.locator("tbody tr")
+    assert rows.count() == 1
+    kinds = visitor.page.locator("tbody td:nth-child(3)").all_inner_texts()
+    assert set(kinds) == {"refusal"}
+
+    # As CSV: read by another program, no cell a formula.
+    lines = list(csv.DictReader(io.StringIO(download(visitor, "text=CSV"))))
+    assert [line["kind"] for line in lines] == ["refusal"]
+    assert not [cell for line in lines for cell in line.values() if cell[:1] in "=+-@\t\r" and cell]
+
+    # The checkpoint, verified with the key as the API gives it.
+    note = download(visitor, "text=Download the checkpoint")
+    records = site.ask("GET", "/v1/keys", auditor).json()["keys"]
+    checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(each) for each in records])
+
+    # The entry's own page, its data, and the proof held to that checkpoint.
+    visitor.page.click("tbody th a")
+    assert "in the log" in visitor.text()
+    visitor.look("audit-entry")
+    shown = json.loads(download_json(visitor))
+    leaf = hashlib.sha256(b"\x00" + shown["content"].encode()).digest()
+    assert leaf.hex() == shown["entry"]["leaf_hash"]
+    assert shown["checkpoint"]["size"] >= checkpoint.size
+    verify_inclusion(
+        leaf,
+        index=shown["entry"]["index"],
+        size=shown["checkpoint"]["size"],
+        proof=[bytes.fromhex(each) for each in shown["proof"]],
+        root=bytes.fromhex(shown["checkpoint"]["root"]),
+    )
+
+
+def download_json(visitor: Any) -> str:
+    """What the page's JSON link leads to."""
+    visitor.page.click("text=JSON")
+    found: str = visitor.page.inner_text("body")
+    visitor.page.go_back()
+    return found
+
+
+def test_a_stretch_is_hashed_again(visitor: Any, auditor: str) -> None:
+    visitor.sign_in(auditor, "/audit")
+    visitor.page.fill("input[name=start]", "0")
+    visitor.page.fill("input[name=end]", "2")
+    visitor.page.click("button:has-text('Verify')")
+    assert "verified" in visitor.text()
+    assert "Entries 0 to 2 are what was signed" in visitor.text()
+    visitor.look("audit-verified")
+    visitor.page.fill("input[name=end]", "999999")
+    visitor.page.click("button:has-text('Verify')")
+    assert "At most 5,000 entries" in visitor.text()
+    visitor.look("audit-too-long")
+
+
+def test_tokens_are_made_shown_once_and_revoked(visitor: Any, site: Any) -> None:
+    visitor.sign_in(site.token("root", "admin"), "/tokens")
+    name = f"ci-{visitor.kind}"
+    visitor.page.fill("input[name=name]", name)
+    visitor.page.click("button:has-text('Make the token')")
+    assert "tick what it may do" in visitor.text()
+    visitor.page.check("input[value=submit]")
+    visitor.page.click("button:has-text('Make the token')")
+    made = visitor.page.input_value(".card input")
+    assert site.ask("GET", "/v1/certificates", made).status_code == 200
+    visitor.look("token-made")
+    visitor.page.click("text=I have it")
+    row = visitor.page.locator("tr", has_text=name)
+    assert made not in visitor.page.content()
+    row.locator("summary").click()
+    row.locator("input[name=reason]").fill("left the team")
+    row.locator("button").click()
+    assert "The token is revoked" in visitor.text()
+    visitor.look("tokens")
+    with pytest.raises(AssertionError, match="revoked_token"):
+        site.ask("GET", "/v1/certificates", made)
