@@ -44,6 +44,7 @@ from affidavit.service.signer import Signers
 from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draft_plan import DraftPlan
+from affidavit.service.use_cases.draw_certificate import DrawCertificate
 from affidavit.service.use_cases.draw_curve import DrawCurve
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
@@ -65,6 +66,7 @@ class Services:
     status_lists: StatusLists
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
+    draw_certificate: DrawCertificate
     drafts: DraftPlan
     ledger: Ledger
     desk: Desk
@@ -119,6 +121,7 @@ class Services:
             status_lists=StatusLists(engine, signers, settings.log_origin),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
+            draw_certificate=DrawCertificate(pool),
             drafts=DraftPlan(pool, policies, desk.position),
             ledger=ledger,
             desk=desk,
@@ -129,9 +132,7 @@ class Services:
                 spending=Spending(desk, ledger),
             ),
             tokens=tokens,
-            identities=Identities(
-                tokens, _provided(settings.provider), loopback=settings.loopback
-            ),
+            identities=Identities(tokens, _provided(settings.provider), loopback=settings.loopback),
             sessions=Sessions(engine, tokens),
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             log=log,

@@ -1,0 +1,373 @@
+"""What the list of certificates shows: a search, its facets and their counts.
+
+A search is by beginnings: of a certificate's id or its plan's digest where it is hexadecimal,
+else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
+counted with the other facets as they are. Counts stop at ``COUNTED``, so that a page costs the
+same however many certificates there are; pages are cut by place.
+
+ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
+certificates of one band may not mean the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    and_,
+    func,
+    literal,
+    or_,
+    select,
+    tuple_,
+    union_all,
+)
+
+from affidavit.accountants.bracket import decimal_up
+from affidavit.plan.optimizer import OptimizerName
+from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.lifecycle.standing import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    Status,
+    status_at,
+)
+from affidavit.service.pages.saved_views import SavedView
+from affidavit.service.tables import certificate_facets, certificates
+
+LISTED = 50
+COUNTED = 1000
+"""Certificates of one kind that are counted; where there are more the page says so."""
+SOON = timedelta(days=30)
+DIGITS = 6
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
+_CURSOR = (str, bool)
+
+Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
+Ends = Literal["over", "soon", "later"]
+Standing = Literal["active", "awaiting_approval", "expired", "rejected", "revoked"]
+
+BANDS: dict[Band, str] = {
+    "to_1": "ε ≤ 1",
+    "to_3": "1 < ε ≤ 3",
+    "to_8": "3 < ε ≤ 8",
+    "above_8": "ε > 8",
+    "none": "no ε is claimed",
+}
+ENDS: dict[Ends, str] = {
+    "over": "has ended",
+    "soon": "ends within 30 days",
+    "later": "ends later",
+}
+_LIMITS: dict[Band, tuple[float, float]] = {
+    "to_1": (0.0, 1.0),
+    "to_3": (1.0, 3.0),
+    "to_8": (3.0, 8.0),
+    "above_8": (8.0, float("inf")),
+}
+
+
+def _nothing(value: Any) -> Any:
+    """A field of a form that was left empty is none."""
+    return None if value == "" else value
+
+
+def _text(most: int) -> Any:
+    return Field(max_length=most)
+
+
+class Wanted(BaseModel):
+    """The parameters of the page; one that is not known is refused, not passed over."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    q: Annotated[str | None, BeforeValidator(_nothing), _text(128)] = None
+    dataset: Annotated[str | None, BeforeValidator(_nothing), _text(64)] = None
+    requester: Annotated[str | None, BeforeValidator(_nothing), _text(255)] = None
+    verdict: Annotated[Verdict | None, BeforeValidator(_nothing)] = None
+    standing: Annotated[Standing | None, BeforeValidator(_nothing)] = None
+    epsilon: Annotated[Band | None, BeforeValidator(_nothing)] = None
+    mechanism: Annotated[OptimizerName | None, BeforeValidator(_nothing)] = None
+    ends: Annotated[Ends | None, BeforeValidator(_nothing)] = None
+    cursor: Annotated[str | None, BeforeValidator(_nothing), _text(512)] = None
+
+    @property
+    def narrowing(self) -> dict[str, str]:
+        """What narrows the list, by the name of its parameter."""
+        given = self.model_dump(exclude_none=True, exclude={"cursor"})
+        return {name: str(value) for name, value in given.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateLine:
+    """A certificate in one line; ε and δ are decimals rounded up, ε an upper bound in nats."""
+
+    id: str
+    issue: int
+    untrusted: bool
+    name: str | None
+    dataset: str | None
+    verdict: str
+    status: Status
+    epsilon_at_most: str | None
+    delta: str | None
+    adjacency: str
+    mechanism: str | None
+    requester: str | None
+    plan_digest: str
+    created_at: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """A value of a facet; ``count`` has a plus where there are more than were counted."""
+
+    value: str
+    label: str
+    count: str
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facet:
+    """A facet with its values."""
+
+    name: str
+    label: str
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateList:
+    """A page of the list; ``total`` has a plus where there are more than were counted."""
+
+    lines: tuple[CertificateLine, ...]
+    total: str
+    facets: tuple[Facet, ...]
+    wanted: dict[str, str]
+    next: str | None
+    mechanisms: tuple[str, ...] = get_args(OptimizerName)
+    views: tuple[SavedView, ...] = ()
+
+
+def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> CertificateList:
+    """The page that is ``wanted``; raises ``InvalidCursor``."""
+    rows = connection.execute(page_query(wanted, now)).mappings().all()
+    shown = rows[:LISTED]
+    last = shown[-1] if len(rows) > LISTED else None
+    counts = _counts(connection, wanted, now)
+    return CertificateList(
+        lines=tuple(_line(row) for row in shown),
+        total=_counted(counts[("", "")]),
+        facets=tuple(_facets(wanted, counts)),
+        wanted=wanted.narrowing,
+        next=None if last is None else cursor_at(last["created_at"], last["id"], last["untrusted"]),
+    )
+
+
+def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
+    """The rows of a page and one more, newest first."""
+    place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
+    facets = certificate_facets.c
+    query = (
+        select(
+            *(certificates.c[name] for name in _COLUMNS),
+            facets.mechanism,
+            facets.requester,
+            status_at(now).label("status"),
+        )
+        .select_from(_joined(outer=True))
+        .where(*_conditions(wanted, now))
+    )
+    if wanted.cursor is not None:
+        after = read_cursor(wanted.cursor, *_CURSOR)
+        types = [column.type for column in place]
+        query = query.where(tuple_(*place) < tuple_(*after, types=types))
+    return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
+
+
+def count_query(wanted: Wanted, now: datetime) -> Select[Any]:
+    """How many there are, up to one more than ``COUNTED``."""
+    narrowed = wanted.mechanism is not None or wanted.requester is not None
+    source = _joined(outer=False) if narrowed else certificates
+    # In this order the index of times serves, and counting stops early.
+    found = (
+        select(literal(1).label("one"))
+        .select_from(source)
+        .where(*_conditions(wanted, now))
+        .order_by(certificates.c.created_at.desc())
+        .limit(COUNTED + 1)
+    )
+    return select(func.count()).select_from(found.subquery())
+
+
+_COLUMNS = (
+    "id",
+    "issue",
+    "untrusted",
+    "name",
+    "dataset",
+    "verdict",
+    "epsilon_upper",
+    "delta",
+    "adjacency",
+    "plan_digest",
+    "created_at",
+    "not_after",
+)
+
+
+def _joined(*, outer: bool) -> Any:
+    facets = certificate_facets.c
+    same = and_(
+        facets.certificate_id == certificates.c.id,
+        facets.untrusted == certificates.c.untrusted,
+        facets.issue == certificates.c.issue,
+    )
+    return certificates.join(certificate_facets, same, isouter=outer)
+
+
+def _conditions(wanted: Wanted, now: datetime) -> list[ColumnElement[bool]]:
+    found: list[ColumnElement[bool]] = [~SUPERSEDED]
+    kept, facets = certificates.c, certificate_facets.c
+    for column, value in (
+        (kept.verdict, wanted.verdict),
+        (kept.dataset, wanted.dataset),
+        (facets.mechanism, wanted.mechanism),
+        (facets.requester, wanted.requester),
+    ):
+        if value is not None:
+            found.append(column == value)
+    if wanted.q is not None:
+        found.append(_begins(wanted.q.strip()))
+    if wanted.epsilon is not None:
+        found.append(_banded(wanted.epsilon))
+    if wanted.ends is not None:
+        found += _ending(wanted.ends, now)
+    if wanted.standing is not None:
+        found += _standing(wanted.standing, now)
+    return found
+
+
+def _begins(text: str) -> ColumnElement[bool]:
+    kept = certificates.c
+    if found := _HEX.fullmatch(text):
+        start = f"sha256:{found[1]}"
+        return or_(*(column.startswith(start) for column in (kept.id, kept.plan_digest)))
+    columns = (kept.name, kept.dataset)
+    return or_(*(column.startswith(text, autoescape=True) for column in columns))
+
+
+def _banded(band: Band) -> ColumnElement[bool]:
+    epsilon = certificates.c.epsilon_upper
+    if band == "none":
+        return epsilon.is_(None)
+    low, high = _LIMITS[band]
+    return epsilon > low if high == float("inf") else and_(epsilon > low, epsilon <= high)
+
+
+def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
+    end = certificates.c.not_after
+    match ends:
+        case "over":
+            return [end < now]
+        case "soon":
+            return [end >= now, end < now + SOON]
+        case _:
+            return [end >= now + SOON]
+
+
+def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
+    """As ``status_at`` has it, in parts of which each has its index."""
+    kept = certificates.c
+    waits = kept.approvals_given < kept.approvals_required
+    match standing:
+        case "revoked":
+            return [REVOKED]
+        case "rejected":
+            return [~REVOKED, REJECTED]
+        case "expired":
+            return [~REVOKED, ~REJECTED, kept.not_after < now]
+        case "awaiting_approval":
+            return [~REVOKED, ~REJECTED, kept.not_after >= now, waits]
+        case _:
+            return [~REVOKED, ~REJECTED, kept.not_after >= now, ~waits]
+
+
+def _line(row: RowMapping) -> CertificateLine:
+    same = {name: row[name] for name in CertificateLine.__dataclass_fields__ if name in row}
+    return CertificateLine(
+        **{
+            **same,
+            "status": Status(row["status"]),
+            "epsilon_at_most": _up(row["epsilon_upper"]),
+            "delta": _up(row["delta"]),
+        }
+    )
+
+
+def _up(value: float | None) -> str | None:
+    return None if value is None else decimal_up(value, DIGITS)
+
+
+# ---- facets -------------------------------------------------------------------------
+
+_VALUES: dict[str, tuple[str, dict[str, str]]] = {
+    "verdict": ("Verdict", {each: each.replace("_", "-") for each in get_args(Verdict)}),
+    "epsilon": ("ε, at most", {str(band): text for band, text in BANDS.items()}),
+    "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
+}
+"""Facets whose values are counted."""
+
+
+def _counts(connection: Connection, wanted: Wanted, now: datetime) -> dict[tuple[str, str], int]:
+    """How many there are in all, and with each value of each facet."""
+    asked = [("", "", wanted)]
+    for name, (_, values) in _VALUES.items():
+        asked += [(name, value, wanted.model_copy(update={name: value})) for value in values]
+    each = [
+        select(literal(name), literal(value), count_query(narrowed, now).scalar_subquery())
+        for name, value, narrowed in asked
+    ]
+    return {(row[0], row[1]): row[2] for row in connection.execute(union_all(*each))}
+
+
+def _facets(wanted: Wanted, counts: Mapping[tuple[str, str], int]) -> list[Facet]:
+    chosen = wanted.narrowing
+    return [
+        Facet(
+            name=name,
+            label=label,
+            choices=tuple(
+                Choice(
+                    value=value,
+                    label=text,
+                    count=_counted(counts[(name, value)]),
+                    chosen=chosen.get(name) == value,
+                )
+                for value, text in values.items()
+            ),
+        )
+        for name, (label, values) in _VALUES.items()
+    ]
+
+
+def _counted(number: int) -> str:
+    return f"{COUNTED:,}+" if number > COUNTED else f"{number:,}"
+
+
+def with_views(found: CertificateList, views: tuple[SavedView, ...]) -> CertificateList:
+    """``found`` with what somebody keeps."""
+    return replace(found, views=views)

@@ -1,0 +1,91 @@
+"""A bundle verified while its page is made: each step green, red or not reached.
+
+It is the same verification that ``affidavit verify`` makes, with this service's own keys, which
+is why it convinces nobody else: every step comes with the command that repeats it offline with
+keys from somewhere that the reader trusts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.verification import STEPS, VerificationError
+from affidavit.certificate.verify import verify
+
+State = Literal["passed", "failed", "unchecked", "not_reached"]
+VERIFY = "affidavit verify bundle.json --keys keys.json"
+MORE: dict[int, str] = {
+    7: " --plan plan.yaml",
+    10: " --require-log",
+    11: " --require-log",
+    12: " --require-log",
+    13: " --status status.json --require-status",
+}
+"""What a verifier adds to look at a step closely."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One step of the verification, and the command that makes it somewhere else."""
+
+    number: int
+    name: str
+    state: State
+    detail: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """All steps; ``code`` and ``remedy`` say why one failed."""
+
+    passed: bool
+    steps: tuple[Step, ...]
+    code: str | None = None
+    remedy: str | None = None
+
+
+def verification(
+    bundle: bytes, records: Iterable[Mapping[str, Any]], now: datetime
+) -> Verification:
+    """``bundle`` against the keys of ``records``, at ``now``."""
+    try:
+        found = verify(bundle, [PublicKey.from_record(dict(each)) for each in records], now=now)
+    except VerificationError as error:
+        return Verification(
+            passed=False,
+            steps=tuple(_step(number, *_rejected(number, error)) for number in _NUMBERS),
+            code=error.code,
+            remedy=error.remedy,
+        )
+    saw = {number: detail for number, _, detail in found.steps}
+    return Verification(
+        passed=True,
+        steps=tuple(
+            _step(number, "unchecked" if number in found.unchecked else "passed", saw[number])
+            for number in _NUMBERS
+        ),
+    )
+
+
+_NUMBERS = range(1, len(STEPS) + 1)
+
+
+def _rejected(number: int, error: VerificationError) -> tuple[State, str]:
+    if number < error.step:
+        return "passed", ""
+    return ("failed", error.message) if number == error.step else ("not_reached", "")
+
+
+def _step(number: int, state: State, detail: str) -> Step:
+    return Step(
+        number=number,
+        name=STEPS[number - 1],
+        state=state,
+        detail=detail,
+        command=VERIFY + MORE.get(number, ""),
+    )
