@@ -41,9 +41,14 @@ class Former(Protocol):
     """The issue that is superseded: its number and its envelope's digest."""
 
     @property
-    def issue(self) -> int: ...  # said above
+    def issue(self) -> int:
+        """Its number, counted from 1."""
+        ...
+
     @property
-    def envelope_digest(self) -> str: ...
+    def envelope_digest(self) -> str:
+        """``sha256:`` and the digest of its signed envelope."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

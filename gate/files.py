@@ -47,6 +47,7 @@ class Output(Console):
     """Standard output for people; ends quietly when nobody reads it any more."""
 
     def on_broken_pipe(self) -> NoReturn:
+        """End without a verdict, because there is nobody to tell."""
         end_unread()
 
 

@@ -44,7 +44,9 @@ class Export(Protocol):
     """A place outside the database."""
 
     @property
-    def name(self) -> str: ...  # for the log
+    def name(self) -> str:
+        """What the service's log calls it."""
+        ...
 
     def last(self) -> Checkpoint | None:
         """The checkpoint that lies there, where it can be asked for."""

@@ -225,6 +225,7 @@ class LinearFactors:
         return a.shape[1], a.shape[2], b.shape[2]
 
     def norms(self) -> Tensor:
+        """Norms of the per-record gradients, (n,), never below the true ones."""
         return self.gram_norms() if self.prefers_gram else self.direct_norms()
 
     def gram_norms(self) -> Tensor:
@@ -241,10 +242,12 @@ class LinearFactors:
         return torch.cat(found) + self.slack()
 
     def slack(self) -> Tensor:
+        """How far rounding may carry a record in ``weighted_sum``, (n,)."""
         scaling = HALF_ULP if self.narrow else 0.0
         return (self._rounding(self.inputs.shape[1] + 8) * (1 + scaling) + scaling) * self.reach
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records of weight times gradient; weights (n,)."""
         a, b = self.inputs, self.outputs
         if a.shape[2] < b.shape[2]:
             a = self._scaled(weights, a)
@@ -258,6 +261,7 @@ class LinearFactors:
         return scaled.to(values.dtype) if self.narrow else scaled
 
     def clipped_sum(self, clip: Clip) -> Tensor:
+        """The sum of the per-record gradients, each clipped as ``clip`` says."""
         return self.reused_sum(clip) if self.prefers_reuse else clipped_by_norm(self, clip)
 
     def reused_sum(self, clip: Clip) -> Tensor:
@@ -319,14 +323,17 @@ class EmbeddingFactors:
         return norm_of_rows(sums) + self.slack()
 
     def slack(self) -> Tensor:
+        """How far rounding may carry a record in ``weighted_sum``, (n,)."""
         return rounding(self.outputs.shape[1] + 8, self.reach.dtype) * self.reach
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records of weight times gradient; weights (n,)."""
         b = per_record(weights, widened(self.outputs))
         table = torch.zeros(self.rows, b.shape[2], dtype=b.dtype, device=b.device)
         return table.index_add_(0, self.ids.flatten(), b.flatten(0, 1))
 
     def clipped_sum(self, clip: Clip) -> Tensor:
+        """The sum of the per-record gradients, each clipped as ``clip`` says."""
         return clipped_by_norm(self, clip)
 
 
@@ -346,6 +353,7 @@ class DenseFactors:
         return cls(found, kept)
 
     def norms(self) -> Tensor:
+        """Norms of the per-record gradients, (n,), never below the true ones."""
         return lost_unless(self.kept, norm_of_rows(self.gradients))
 
     def slack(self) -> Tensor:
@@ -353,7 +361,9 @@ class DenseFactors:
         return rounding(2, self.gradients.dtype) * norm_of_rows(self.gradients)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        """The sum over records of weight times gradient; weights (n,)."""
         return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
 
     def clipped_sum(self, clip: Clip) -> Tensor:
+        """The sum of the per-record gradients, each clipped as ``clip`` says."""
         return clipped_by_norm(self, clip)

@@ -77,6 +77,7 @@ class LinearUse(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, taps: tuple[MaybeTap, MaybeTap]
     ) -> Tensor:
+        """x, W and b of the layer; what its taps need is kept."""
         x = in_autocast_type(x)
         ctx.save_for_backward(x if taps[0] is not None else None, weight)
         ctx.taps = taps
@@ -85,6 +86,7 @@ class LinearUse(Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Factors of W, per-record gradients of b, and the gradient of x."""
         gy = gy.contiguous()  # it is read several times; a loss may hand it over transposed
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.taps
@@ -101,6 +103,7 @@ class EmbeddingUse(Function):
 
     @staticmethod
     def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, tap: Tap) -> Tensor:
+        """The rows of the table at ``ids``."""
         ctx.save_for_backward(ids)
         ctx.tap, ctx.rows, ctx.padding = tap, len(weight), padding
         return functional.embedding(ids, weight)
@@ -108,6 +111,7 @@ class EmbeddingUse(Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Factors of the table; ids have no gradient, and padding adds nothing."""
         (ids,) = ctx.saved_tensors
         if ctx.padding is not None:
             gy = gy.masked_fill((ids == ctx.padding).unsqueeze(-1), 0)
@@ -129,6 +133,7 @@ class LayerNormUse(Function):
         eps: float,
         taps: tuple[MaybeTap, MaybeTap],
     ) -> Tensor:
+        """In float32 under autocast, as PyTorch does it."""
         x = x.float() if torch.is_autocast_enabled(x.device.type) else x
         y, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
@@ -138,6 +143,7 @@ class LayerNormUse(Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Per-record gradients of weight and bias, and the gradient of x."""
         gy = gy.contiguous()
         x, weight, mean, rstd = ctx.saved_tensors
         gx, _, _ = torch.ops.aten.native_layer_norm_backward(
@@ -164,6 +170,7 @@ class ScaleUse(Function):
         dim: int,
         taps: tuple[MaybeTap, MaybeTap],
     ) -> Tensor:
+        """Scaled and shifted; either may be missing."""
         ctx.save_for_backward(z if taps[0] is not None else None, weight)
         ctx.taps, ctx.dim = taps, dim
         y = z if weight is None else z * _along(weight, z, dim)
@@ -172,6 +179,7 @@ class ScaleUse(Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Per-record gradients of w and b, and the gradient of z."""
         z, weight = ctx.saved_tensors
         gx = gy if weight is None else gy * _along(weight, gy, ctx.dim)
         of_weight, of_bias = ctx.taps
@@ -202,6 +210,7 @@ class Conv2dUse(Function):
         geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
         taps: tuple[MaybeTap, MaybeTap],
     ) -> Tensor:
+        """x convolved with the kernel, as ``geometry`` says (stride, padding, dilation, groups)."""
         x = in_autocast_type(x)
         ctx.save_for_backward(x, weight)
         ctx.geometry, ctx.taps = geometry, taps
@@ -210,6 +219,7 @@ class Conv2dUse(Function):
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Factors of the kernel from the patches of x, and the gradient of x."""
         x, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.geometry
         gx = None
@@ -240,6 +250,7 @@ def _grouped(patches: Tensor, b: Tensor, groups: int) -> Tensor:
 
 
 def run_linear(layer: nn.Linear, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+    """A linear layer on x (n, ..., in); raises ``MixedRecords`` without a dimension of records."""
     del records
     if x.ndim < 2:
         raise MixedRecords(
@@ -265,12 +276,14 @@ def run_embedding(layer: nn.Embedding, taps: dict[str, Tap], records: int, ids: 
 
 
 def run_layer_norm(layer: nn.LayerNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+    """Layer normalisation of x (n, ..., *shape)."""
     del records
     both = (taps.get("weight"), taps.get("bias"))
     return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both)
 
 
 def run_rms_norm(layer: nn.RMSNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+    """Root-mean-square normalisation of x (n, ..., *shape), in float32 under autocast."""
     del records
     if torch.is_autocast_enabled(x.device.type):
         x = x.float()
@@ -279,12 +292,14 @@ def run_rms_norm(layer: nn.RMSNorm, taps: dict[str, Tap], records: int, x: Tenso
 
 
 def run_group_norm(layer: nn.GroupNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+    """Group normalisation of x (n, channels, ...), each record by itself."""
     del records
     z = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
     return ScaleUse.apply(z, layer.weight, layer.bias, 1, (taps.get("weight"), taps.get("bias")))
 
 
 def run_conv2d(layer: nn.Conv2d, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+    """A convolution of x (n, channels, height, width)."""
     del records
     geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
     both = (taps.get("weight"), taps.get("bias"))
