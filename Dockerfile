@@ -1,6 +1,16 @@
-# Built in two stages: the wheel and its dependencies, then an image without build tools.
-FROM python:3.11-slim-bookworm AS build
+# Built in two stages: the wheel and its locked dependencies, then an image without build tools.
+# Give BASE by digest (python@sha256:...) and SOURCE_DATE_EPOCH (the commit's time), and whoever
+# builds this commit again gets the same files; dependencies are pinned by hash either way.
+ARG BASE=python:3.11-slim-bookworm
+# hadolint ignore=DL3006
+FROM ${BASE} AS build
+ARG SOURCE_DATE_EPOCH=0
 WORKDIR /src
+# The dependencies change seldom, so that this layer is kept from build to build.
+COPY requirements-run.lock requirements-build.lock ./
+RUN python -m venv /opt/affidavit \
+    && /opt/affidavit/bin/pip install --no-cache-dir --no-compile --require-hashes --requirement requirements-run.lock \
+    && pip install --no-cache-dir --require-hashes --requirement requirements-build.lock
 COPY pyproject.toml README.md LICENSE ./
 # src/affidavit holds symlinks to the folders beside it, so they are copied together.
 COPY src/ src/
@@ -13,10 +23,13 @@ COPY gate/ gate/
 COPY trainer/ trainer/
 COPY worker/ worker/
 COPY migrations/ migrations/
-RUN python -m venv /opt/affidavit \
-    && /opt/affidavit/bin/pip install --no-cache-dir '.[postgresql]'
+# Bytecode that is found by the hash of its source: by time it would differ in every build.
+RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \
+    && /opt/affidavit/bin/pip install --no-cache-dir --no-compile --no-deps --no-index /dist/*.whl \
+    && /opt/affidavit/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/affidavit/lib
 
-FROM python:3.11-slim-bookworm
+# hadolint ignore=DL3006
+FROM ${BASE}
 RUN useradd --system --uid 10001 --create-home --home-dir /var/lib/affidavit affidavit \
     && install -d -m 0700 -o affidavit -g affidavit /var/lib/affidavit/home
 COPY --from=build /opt/affidavit /opt/affidavit

@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel sbom licences audit soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak clean
 
 install: $(STAMP)
 
@@ -50,13 +50,15 @@ serve: install
 	$(BIN)/affidavit migrate
 	$(BIN)/affidavit serve
 
-# With what the tests need, and without, for those who only run it.
+# With what the tests need; what runs, for those who only run it; and what builds the wheel.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: install
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/$(COMPILE) --group dev --extra postgresql pyproject.toml --output-file requirements.lock
-	$(BIN)/$(COMPILE) pyproject.toml --output-file requirements-run.lock
+	$(BIN)/$(COMPILE) --extra postgresql pyproject.toml --output-file requirements-run.lock
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
 docs: install
 	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md
@@ -113,6 +115,10 @@ test-opacus: install-trainer
 test-wheel: install
 	$(BIN)/python -m tests.release.installed
 
+# The image's build, twice, and its command, without an engine.
+try-image: install
+	$(BIN)/python -m tests.release.image
+
 # What is installed with the wheel, alone in one environment; what examines it, in another.
 SHIPPED := .venv-shipped/bin/python
 EXAMINE := .venv-examine/bin
@@ -140,11 +146,13 @@ audit: .venv-examine
 	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
 
 # The random plans that the tests draw a few of, in the numbers that their rates are stated for.
-soak: install
+soak: install-trainer
 	AFFIDAVIT_DIAGNOSES=500 $(BIN)/pytest -q tests/certificate/diagnose/test_random.py
 	$(BIN)/python -m tests.gate.checking.mutations 10000
 	$(BIN)/python -m tests.accountants.soak
 	AFFIDAVIT_REQUESTS=200 $(BIN)/pytest -q tests/service/whole/test_every_answer.py
+	AFFIDAVIT_HANDOVERS=60 $(BIN)/pytest -q tests/service/runs/test_handover.py
+	AFFIDAVIT_KILLS=10 $(BIN)/pytest -q tests/worker/test_faults.py
 
 clean:
 	rm -rf .venv .venv-shipped .venv-examine build dist .affidavit

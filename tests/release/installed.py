@@ -13,16 +13,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import httpx
-
 from tests.release.building import ROOT, copy_of_the_tree
+from tests.release.serving import answering, free_port
 
 EXAMPLE = ROOT / "examples" / "e2e-dp-muon-corrected.yaml"
 UNDER_NOISED = ROOT / "examples" / "e2e-dp-muon-published.yaml"
@@ -81,24 +78,12 @@ def _try(python: str, wheel: Path, where: Path) -> None:
 
 def _serve(affidavit: str, where: Path) -> None:
     """The service comes up, says that it is ready, and has its pages with it."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
+    port = free_port()
     command = [affidavit, "serve", "--port", str(port)]
     with subprocess.Popen(command, cwd=where, env=_environment(where)) as server:
         try:
-            for _ in range(100):
-                time.sleep(0.2)
-                try:
-                    ready = httpx.get(f"{url}/readyz")
-                except httpx.TransportError:
-                    continue
-                if ready.status_code == 200:
-                    break
-            else:
-                raise SystemExit("the service was not ready within 20 seconds")
-            httpx.get(f"{url}/certificates", follow_redirects=True).raise_for_status()
+            answering(f"http://127.0.0.1:{port}/readyz")
+            answering(f"http://127.0.0.1:{port}/certificates")
         finally:
             server.terminate()
 
