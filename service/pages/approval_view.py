@@ -77,8 +77,9 @@ class FieldChange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecisionLine:
-    """A decision that was made about this issue."""
+    """A decision that was made about an issue of this certificate."""
 
+    issue: int
     decision: str
     approver: str
     at: datetime
@@ -226,7 +227,6 @@ def _decisions(connection: Connection, found: StoredCertificate) -> tuple[Decisi
         .where(
             approvals.c.certificate_id == found.id,
             approvals.c.untrusted == found.untrusted,
-            approvals.c.issue == found.issue,
         )
         .order_by(approvals.c.id)
     )

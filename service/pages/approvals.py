@@ -91,7 +91,7 @@ async def decide(
         return await _again(request, services, certificate_id, wrong, sent.get("comment"), 422)
     except Impossible as error:
         status = impossible(error).status
-        wrong = f"{error.code}: {error}"
+        wrong = f"{error} ({error.code})"
         return await _again(request, services, certificate_id, wrong, sent.get("comment"), status)
     if found is None:
         raise no_such(certificate_id)
@@ -123,4 +123,6 @@ def _decision(
 
 def _shown(request: Request, view: Decision, status: int = 200) -> Response:
     rows = Rows(FieldChange, view.found.changes)
-    return answer(request, view, template="approval.html", rows=rows, status=status, title="changes")
+    return answer(
+        request, view, template="approval.html", rows=rows, status=status, title="changes"
+    )

@@ -28,6 +28,7 @@ from affidavit.service.pages.forms import TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.plan_form import check, yaml_of
 from affidavit.service.pages.plan_view import sentence_of
+from affidavit.service.pages.templating import words
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.routes.submit import not_now
 from affidavit.service.services import Services, TheServices
@@ -167,7 +168,7 @@ def _found(blank: Comparison, found: PlansCompared, plans: tuple[Plan, Plan]) ->
                 (blank.first, blank.second), plans, (found.first, found.second), strict=True
             )
         ),
-        "sentence": found.sentence,
+        "sentence": found.sentence.replace("add_remove", words("add_remove")),
         "ranking": found.ranking,
         "obstacles": found.obstacles,
         "rows": tuple(_row(each, each in (strongest, noisiest)) for each in found.alone),

@@ -50,7 +50,6 @@ class Field:
     kind: Kind = "number"
     hint: str = ""
     choices: tuple[tuple[str, str], ...] = ()
-    required: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +66,24 @@ def _choice(name: str, label: str, words: Mapping[Any, str], **more: Any) -> Fie
 
 
 ADJACENCIES: dict[Adjacency, str] = {
-    "add_remove": "add or remove one record",
-    "replace_one": "replace one record",
-    "zero_out": "zero out one record",
+    "add_remove": "add or remove one",
+    "replace_one": "replace one",
+    "zero_out": "zero out one",
 }
 SCHEMES: dict[Scheme, str] = {
-    "poisson": "Poisson: each record with probability q",
-    "truncated_poisson": "Poisson, lots cut at a largest size",
-    "fixed_size": "fixed size, without replacement",
-    "balls_in_bins": "balls in bins: one lot per epoch",
-    "shuffled": "shuffled each epoch, in order",
-    "cyclic": "fixed order, in order",
-    "cyclic_poisson": "cyclic Poisson within groups",
-    "full_batch": "all records at every step",
+    "poisson": "Poisson",
+    "truncated_poisson": "Poisson, truncated",
+    "fixed_size": "fixed size",
+    "balls_in_bins": "balls in bins",
+    "shuffled": "shuffled each epoch",
+    "cyclic": "fixed order",
+    "cyclic_poisson": "cyclic Poisson",
+    "full_batch": "full batch",
 }
 UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
 NOISES = {
-    "independent": "independent: fresh at every step",
-    "bidiagonal": "bidiagonal: λ of the last step's taken away",
+    "independent": "independent",
+    "bidiagonal": "bidiagonal",
 }
 
 OPTIMIZERS = {each: each for each in get_args(OptimizerName)}
@@ -103,14 +102,14 @@ SECTIONS = (
             Field(
                 name="dataset.contributions_per_user", label="Records per user", hint="User level"
             ),
-            _choice("adjacency", "Neighbours", ADJACENCIES, required=True),
+            _choice("adjacency", "Neighbours", ADJACENCIES),
         ),
         "What one neighbouring data set differs by, and what ε is about.",
     ),
     Section(
         "Lots and steps",
         (
-            _choice("sampling.scheme", "Sampling", SCHEMES, required=True),
+            _choice("sampling.scheme", "Sampling", SCHEMES),
             Field(name="sampling.lot_size", label="Lot size B", hint="Expected or fixed"),
             Field(name="sampling.max_lot_size", label="Largest lot", hint="Truncated Poisson"),
             Field(name="sampling.groups", label="Groups", hint="Cyclic Poisson"),
@@ -139,9 +138,9 @@ SECTIONS = (
     ),
 )
 RELEASE = (
-    Field(name="name", label="Release", kind="text", required=True),
+    Field(name="name", label="Release", kind="text"),
     Field(name="count", label="Blocks"),
-    Field(name="clip_norm", label="Clip norm C", required=True),
+    Field(name="clip_norm", label="Clip norm C"),
     Field(name="noise_multiplier", label="Noise multiplier σ", hint="Empty: solved for"),
 )
 START = {

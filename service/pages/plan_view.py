@@ -17,6 +17,7 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.plan.canonical import digest
 from affidavit.plan.reasons import Reason
 from affidavit.service.pages.plan_form import RELEASE, SECTIONS, Checked, Field, PlanForm
+from affidavit.service.pages.templating import words
 from affidavit.service.use_cases.draft_plan import Draft
 
 DIGITS = 6
@@ -33,7 +34,6 @@ class FieldView:
     kind: str
     hint: str
     choices: tuple[tuple[str, str], ...]
-    required: bool
     value: str
     errors: tuple[str, ...]
 
@@ -141,7 +141,8 @@ def answered(draft: Draft) -> Answered:
         delta=None if found.delta is None else decimal_up(found.delta.upper, DIGITS),
         adjacency=found.adjacency,
         unit=found.unit,
-        joint=None if found.joint is None else f"{found.joint:.6g}",
+        # Rounded up, for it may be copied to where noise is set.
+        joint=None if found.joint is None else decimal_up(found.joint, DIGITS),
         noise=tuple(
             NoiseLine(
                 name=each.name,
@@ -169,7 +170,7 @@ def sentence_of(found: Assessment) -> str:
         return "Refused: nothing may be claimed about this plan."
     epsilon, delta = decimal_up(found.epsilon.upper, DIGITS), decimal_up(found.delta.upper, DIGITS)
     chance = "" if found.confidence is None else f", {found.confidence}"
-    bound = f"ε ≤ {epsilon} at δ = {delta} ({found.adjacency}, per {found.unit}{chance})"
+    bound = f"ε ≤ {epsilon} at δ = {delta} ({words(found.adjacency)}, per {found.unit}{chance})"
     match found.verdict:
         case "certified":
             return f"Would be certified: {bound}."
@@ -199,7 +200,6 @@ def _field(one: Field, name: str, form: PlanForm, checked: Checked) -> FieldView
         kind=one.kind,
         hint=one.hint,
         choices=one.choices,
-        required=one.required,
         value=form.value(name),
         errors=tuple(f"{each.message} {each.remedy}" for each in found),
     )

@@ -24,6 +24,7 @@ from affidavit.service.pages.forms import Form, TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.run_view import EventLine, RunLine, RunView, run_of, runs_of
 from affidavit.service.pages.run_view import Runs as RunsView
+from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificates import invalid_cursor
@@ -122,6 +123,9 @@ async def request_run(
 async def run(request: Request, _: Concerned, services: TheServices, run_id: RunId) -> Response:
     """How far it is, what happened, what it did and what it was charged."""
     view, reservation = await in_thread(lambda: _read(services, run_id))
+    if view.ended and is_fragment(request):
+        # What was watched is over, and all of the page is another now.
+        return Response(headers={"HX-Refresh": "true"})
     view = await _with_spent(services, view, reservation)
     rows = Rows(EventLine, view.events)
     return answer(request, view, template="run.html", rows=rows, fragment="live", title=run_id)

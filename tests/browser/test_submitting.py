@@ -1,0 +1,104 @@
+"""The story of a plan: typed in, mended, worked out, certified, and compared with another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FIELDS = {
+    "dataset.size": "60000",
+    "dataset.name": "fashion",
+    "steps": "30",
+    "target.epsilon": "2",
+    "target.delta": "1e-6",
+}
+
+
+def _fill(page: Any, fields: dict[str, str]) -> None:
+    # One Gaussian: accounted in milliseconds.
+    page.select_option("[name='sampling.scheme']", "full_batch")
+    for name, text in fields.items():
+        page.fill(f"[name='{name}']", text)
+
+
+def _certify(site: Any, token: str, **changes: Any) -> str:
+    plan = {
+        "version": 1,
+        "name": "small",
+        "dataset": {"name": "fashion", "size": 60000},
+        "adjacency": "add_remove",
+        "sampling": {"scheme": "full_batch"},
+        "steps": 100,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+        "target": {"epsilon": 8, "delta": 1e-6},
+    }
+    found = site.ask("POST", "/v1/certificates", token, json={**plan, **changes}).json()
+    return str(found["certificate"]["id"])
+
+
+def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any) -> None:
+    page = visitor.page
+    visitor.sign_in(site.token("dana", "submit"), "/plans/new")
+    _fill(page, {**FIELDS, "dataset.size": "sixty", "name": "fashion-8"})
+    wrong = page.locator("#f-dataset-size-wrong")
+    if not visitor.kind.scripts:
+        page.click("text=Work it out")
+    wrong.get_by_text("not 'sixty'").wait_for()
+    assert "not a plan yet" in visitor.text()
+    visitor.look("new-plan-wrong")
+    page.fill("[name='dataset.size']", "60000")
+    if not visitor.kind.scripts:
+        page.click("text=Work it out")
+    # With scripts nothing is clicked: the answer comes as one types.
+    page.locator("#answer .big").first.wait_for()
+    page.locator("#answer svg").first.wait_for()
+    said = page.inner_text("#answer")
+    assert "Would be certified: ε ≤ 1.99" in said
+    assert "at δ = 1e-6 (add/remove, per example)" in said
+    assert "σ of the joint release" in said
+    assert wrong.inner_text() == ""
+    visitor.look("new-plan")
+    page.click("text=Submit it from a shell")
+    assert "/v1/certificates" in page.inner_text("#findings")
+    page.click("button:text-is('Certify')")
+    page.wait_for_url("**/certificates/sha256:*")
+
+
+def test_a_plan_goes_on_as_yaml(visitor: Any, site: Any) -> None:
+    page = visitor.page
+    visitor.sign_in(site.token("dana", "submit"), "/plans/new")
+    _fill(page, FIELDS)
+    page.click("button:text-is('YAML')")
+    text = page.input_value("#yaml")
+    assert "steps: 30" in text
+    page.fill("#yaml", text.replace("steps: 30", "stepz: 30"))
+    if not visitor.kind.scripts:
+        page.click("text=Work it out")
+    page.get_by_text("Did you mean steps?").wait_for()
+    visitor.look("new-plan-yaml")
+
+
+def test_two_plans_are_compared_and_some_are_not_ranked(visitor: Any, site: Any) -> None:
+    token = site.token("dana", "submit", "audit")
+    first, longer = _certify(site, token), _certify(site, token, steps=200, name="longer")
+    other = _certify(site, token, adjacency="zero_out", name="zeroed")
+    visitor.sign_in(token, "/compare")
+    visitor.page.fill("#first", first)
+    visitor.page.fill("#second", longer)
+    visitor.page.click("form[method=get] button")
+    assert "The first guarantee is stronger" in visitor.text()
+    assert "ε is moved furthest by /steps" in visitor.text()
+    visitor.look("compare")
+    visitor.goto(f"/compare?first={first}&second={other}")
+    assert "not ranked" in visitor.text()
+    assert "Give both plans one adjacency." in visitor.text()
+    visitor.look("compare-not-ranked")
+
+
+def test_pages_without_anything_say_what_to_do(visitor: Any, site: Any) -> None:
+    visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
+    assert "No data set has a budget yet." in visitor.text()
+    visitor.look("empty-datasets")
+    for path, says in (("/runs", "No run is here."), ("/waivers", "No waiver was ever granted.")):
+        visitor.goto(path)
+        assert says in visitor.text()
+    visitor.look("empty-waivers")

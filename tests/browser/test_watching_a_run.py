@@ -1,0 +1,138 @@
+"""The story of a run: asked for on a page, watched as it goes on, settled, and on the ledger."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.conformance import conformance
+from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.plan.loading import load_json
+from affidavit.worker.provenance import provenance
+from affidavit.worker.queue import Job
+from tests.service.runs.records import record_of
+
+PLAN = {
+    "version": 1,
+    "name": "quick",
+    "dataset": {"name": "toy", "size": 1000},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "full_batch"},
+    "steps": 10,
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+    "target": {"epsilon": 8, "delta": 1e-5},
+}
+
+
+class Worker:
+    """A worker that only says what it did."""
+
+    def __init__(self, site: Any) -> None:
+        self.site, self.token = site, site.token("worker", "work")
+        self.key = SigningKey.generate("worker")
+        KeyStore(Path(site.settings.worker_keys)).keep(self.key.public)
+
+    def claim(self) -> dict[str, Any]:
+        path, asked = "/v1/queues/default/claims", {"worker": "w1"}
+        found: dict[str, Any] = self.site.ask("POST", path, self.token, json=asked).json()
+        return found
+
+    def say(self, job: dict[str, Any], what: str, **body: Any) -> None:
+        path = f"/v1/runs/{job['run']}/{what}"
+        self.site.ask("POST", path, self.token, json={"fence": job["fence"], **body})
+
+    def complete(self, job: dict[str, Any], steps: int) -> None:
+        path = f"/v1/runs/{job['run']}/bundle"
+        bundle = self.site.ask("GET", path, self.token).json()
+        payload = read_envelope(bundle["envelope"]).payload
+        record = record_of(load_json(payload).data["predicate"], steps)
+        self.say(job, "record", part=1, lines=record.content)
+        envelope = provenance(
+            Job.read(job),
+            conformance(record.content.encode(), record.predicate),
+            self.key,
+            worker="w1",
+            weights="2" * 64,
+            header=None,
+            began=datetime.now(UTC),
+        )
+        self.say(job, "complete", provenance=envelope)
+
+
+@pytest.fixture(scope="module")
+def worker(site: Any) -> Worker:
+    admin = site.token("admin", "admin")
+    budget = {"adjacency": "add_remove", "epsilon": 40, "delta": 1e-3}
+    site.ask("POST", "/v1/ledgers/toy/budget", admin, json=budget)
+    return Worker(site)
+
+
+def _certificate(site: Any, token: str) -> str:
+    found = site.ask("POST", "/v1/certificates", token, json=PLAN).json()
+    return str(found["certificate"]["id"])
+
+
+def _seen(visitor: Any, text: str) -> None:
+    """Wait for a text: it comes by itself with scripts, and by looking again without."""
+    if not visitor.kind.scripts:
+        visitor.page.reload()
+    visitor.page.locator("#live").get_by_text(text).first.wait_for()
+
+
+def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker: Worker) -> None:
+    page, token = visitor.page, site.token("dana", "submit", "audit")
+    certificate = _certificate(site, token)
+    visitor.sign_in(token, "/runs/new")
+    page.fill("#r-certificate", certificate)
+    page.fill("#r-data", "digits:part=train")
+    page.fill("#r-model", "mlp:8,seed=1")
+    page.fill("#r-output", "../outside")
+    page.click("text=Queue it")
+    assert "Output: " in visitor.text()
+    page.fill("#r-output", "runs-of-today")
+    page.click("text=Queue it")
+    assert "Waiting for a worker" in visitor.text()
+    job = worker.claim()
+    _seen(visitor, "Claimed by w1")
+    worker.say(job, "start", plan_digest=job["plan_digest"])
+    worker.say(job, "heartbeat", steps=4)
+    _seen(visitor, "Under way on w1.")
+    assert "ε by step 4" in visitor.text()
+    visitor.look("run-under-way")
+    worker.complete(job, 10)
+    _seen(visitor, "The run did what was certified")
+    assert "of 10 certified steps charged" in visitor.text()
+    assert "Stop the run" not in visitor.text()
+    visitor.look("run-settled")
+    visitor.goto("/datasets/toy")
+    if visitor.kind.scripts:
+        page.locator("#composed").get_by_text("≤").wait_for()
+    else:
+        page.click("text=Work it out")
+    assert "settled" in visitor.text()
+    visitor.look("dataset")
+
+
+def test_a_run_that_failed_is_red_with_its_code(visitor: Any, site: Any, worker: Worker) -> None:
+    token = site.token("dana", "submit", "audit")
+    asked = {
+        "certificate": _certificate(site, token),
+        "data": "d",
+        "model": "m",
+        "output": "o",
+    }
+    run = site.ask("POST", "/v1/runs", token, json=asked).json()
+    job = worker.claim()
+    worker.say(job, "start", plan_digest=job["plan_digest"])
+    worker.say(job, "fail", code="trainer_died", message="killed for memory")
+    visitor.sign_in(token, "/runs")
+    assert "trainer died" in visitor.text()
+    visitor.look("runs")
+    visitor.goto(f"/runs/{run['id']}")
+    assert "killed for memory" in visitor.text()
+    assert "all certified ones are charged" in visitor.text()
+    visitor.look("run-failed")
