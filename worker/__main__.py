@@ -55,6 +55,10 @@ def main(
         ),
     ] = False,
     microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
+    processes: Annotated[
+        int,
+        typer.Option(min=1, max=64, help="Processes of each run, by torchrun; one for each GPU."),
+    ] = 1,
     wait: Annotated[float, typer.Option(min=0.05, help="Seconds between questions.")] = WAIT,
     once: Annotated[bool, typer.Option("--once", help="End when nothing waits.")] = False,
 ) -> None:
@@ -74,6 +78,7 @@ def main(
         lease=lease,
         own_code=own_code,
         options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
+        processes=processes,
         pause=min(0.5, lease / 6),
     )
     wanting = Wanting(

@@ -3,7 +3,9 @@
 The trainer is never imported: what it does to its process (memory, CUDA, a crash) stays there.
 It is asked to stop with SIGTERM, which ends training after a whole step, and killed with its
 whole group when it has not ended ``GRACE`` seconds later. If the worker itself dies, however
-it dies, the kernel kills the trainer (``affidavit.worker.child``, on Linux).
+it dies, the kernel kills the trainer (``affidavit.worker.child``, on Linux). The ranks of a trainer
+of several processes are groups of their own: who started them ends them, or the kernel does when
+that is killed.
 
 >>> import sys, tempfile
 >>> with tempfile.TemporaryFile() as log:

@@ -73,7 +73,8 @@ class Site:
     """What a worker's runs have in common.
 
     ``lease`` in seconds; ``own_code`` lets runs name data and models as ``python:…``, which is
-    code that whoever may ask for a run then has executed here. ``options`` go to the trainer.
+    code that whoever may ask for a run then has executed here. ``options`` go to the trainer, which
+    is ``processes`` ranks of one run.
     """
 
     source: Source
@@ -84,6 +85,7 @@ class Site:
     lease: int = 60
     own_code: bool = False
     options: tuple[str, ...] = ()
+    processes: int = 1
     pause: float = 0.5
 
 
@@ -173,9 +175,12 @@ def _taken_over(site: Site, job: Job, folder: Path) -> bool:
 
 def _command(site: Site, job: Job, folder: Path, *, resumes: bool) -> list[str]:
     """The trainer's command line; every value is joined to its option, so none is one."""
+    python = (sys.executable, "-m")
+    ranks = (*python, "affidavit.trainer.ranks", str(site.processes))
+    rank = (*python, "affidavit.worker.child", "launcher")
     return [
-        sys.executable,
-        "-m",
+        *((*ranks, *rank) if site.processes > 1 else ()),
+        *python,
         "affidavit.trainer",
         f"--certificate={folder / 'bundle.json'}",
         f"--plan={folder / 'plan.json'}",

@@ -94,24 +94,29 @@ class Feed:
         self, run: Run, happened: list[Happened], told: Place
     ) -> AsyncIterator[tuple[Place, str, dict[str, Any]]]:
         """What ``told`` does not cover: how the run went, how far it is, and how it ended."""
-        state = "queued"
+        state, steps = "queued", _steps_of(run)
         for each in happened:
             state = STATES.get(each.kind, state)
-            if each.kind in ENDED and run.begun and run.steps > told.steps:
-                told = replace(told, steps=run.steps)
-                yield told, "progress", await self._progress(run)
+            if each.kind in ENDED and run.begun and steps > told.steps:
+                told = replace(told, steps=steps)
+                yield told, "progress", await self._progress(run, steps)
             if each.seq > told.seq:
                 told = replace(told, seq=each.seq)
                 yield told, "state", event_document(each, state)
-        if run.begun and run.steps > told.steps:
-            yield replace(told, steps=run.steps), "progress", await self._progress(run)
+        if run.begun and steps > told.steps:
+            yield replace(told, steps=steps), "progress", await self._progress(run, steps)
 
-    async def _progress(self, run: Run) -> dict[str, Any]:
+    async def _progress(self, run: Run, steps: int) -> dict[str, Any]:
         return {
-            "steps": run.steps,
+            "steps": steps,
             "certified": run.certified_steps,
-            "spent": await self.spending.after(run, run.steps),
+            "spent": await self.spending.after(run, steps),
         }
+
+
+def _steps_of(run: Run) -> int:
+    """The steps charged so far: those reported, and all that a worker before was granted."""
+    return max([run.steps, *(attempt.granted for attempt in run.attempts)])
 
 
 def _framed(place: Place, kind: str, data: dict[str, Any]) -> bytes:

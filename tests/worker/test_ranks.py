@@ -1,0 +1,79 @@
+"""A run of several processes: trained as one, and gone to the last of them when the worker is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STEPS = 24
+LIMIT = 60.0
+
+
+def ranks_of(run: str) -> list[int]:
+    """The process ids of the trainers of a run, not of what started them."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[1:3] == [b"-m", b"affidavit.trainer"] and any(run.encode() in w for w in words):
+            found.append(int(process.parent.name))
+    return found
+
+
+def until(holds: Any, what: Any) -> None:
+    end = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < end, what()
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> None:
+    """The worker is killed in the middle; two processes of another go on and end the run."""
+    run = shop.request(shop.certify(STEPS))
+    worker = shop.worker("--processes", "2", "--lease", "2")
+    shop.begun(run)
+    ranks = ranks_of(run)
+    assert len(ranks) == 2
+    worker.send_signal(signal.SIGKILL)
+    worker.wait(10)
+    until(lambda: not ranks_of(run), shop.logs)
+
+    shop.worker("--processes", "2", "--lease", "5", name="w2")
+    found = shop.wait(run, "settled", "failed", seconds=120)
+    assert (found["state"], found["code"]) == ("settled", "conformant"), (found, shop.logs())
+    assert found["claims"] == 2
+    assert shop.charged(run) == ("settled", STEPS)
+    (record,) = (shop.home / "runs" / "tiny").glob("*-2/run/record.jsonl")
+    assert record.read_text().count('"ranks":2') >= 2  # as it began and as it went on
+
+
+@pytest.mark.parametrize(
+    ("rank", "code"),
+    [
+        ("raise SystemExit(0)", 0),
+        ("import os; raise SystemExit(3 if os.environ['RANK'] == '1' else 0)", 3),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_the_group_ends_as_the_rank_did_that_failed(rank: str, code: int) -> None:
+    command = [sys.executable, "-m", "affidavit.trainer.ranks", "2", sys.executable, "-c", rank]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=LIMIT)
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("given", [[], ["2"], ["0", "true"], ["x", "true"]])
+def test_what_is_no_number_of_processes_is_usage(given: list[str]) -> None:
+    command = [sys.executable, "-m", "affidavit.trainer.ranks", *given]
+    ended = subprocess.run(command, capture_output=True, check=False, text=True, timeout=LIMIT)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("usage: ")
