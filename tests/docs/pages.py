@@ -69,12 +69,17 @@ def commands(text: str) -> Iterator[str]:
 
 @cache
 def run(line: str) -> Ran:
-    """Run ``affidavit ...`` or ``python FILE`` in this process, in the root of the repository.
+    """``perform``, once for each line: for commands that leave nothing behind."""
+    return perform(line)
+
+
+def perform(line: str) -> Ran:
+    """Run ``affidavit ...`` or ``python FILE`` in this process, in the current folder.
 
     ``... || echo`` says that the command is meant to be blocked: an exit code of 1 or more.
     """
     command, _, otherwise = line.partition(" || ")
-    program, *words = shlex.split(command, comments=True)
+    program, *words = shlex.split(command.removeprefix(".venv/bin/"), comments=True)
     if program == "python":
         printed = StringIO()
         with redirect_stdout(printed), patch("sys.argv", words):

@@ -1,0 +1,19 @@
+"""Words are spelt as dictionaries of common mistakes want them; exceptions stand in pyproject."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.docs.pages import ROOT
+
+WHERE = ["docs", "examples", "plan", "mechanisms", "accountants", "certificate", "service", "gate"]
+WHERE += ["trainer", "worker", "migrations", "bench"]
+
+
+def test_no_common_misspelling() -> None:
+    """The tests are left out: some of them misspell fields."""
+    texts = [path.name for path in ROOT.glob("*.md")]
+    command = [sys.executable, "-m", "codespell_lib", *WHERE, *texts]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
