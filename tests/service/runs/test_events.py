@@ -19,7 +19,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.runs import feed, watching
 from tests.service.conftest import Server
-from tests.service.runs.test_queue import Yard, yard  # noqa: F401
+from tests.service.runs.conftest import Yard
 
 Event = dict[str, Any]
 
@@ -34,7 +34,7 @@ def events_of(text: str) -> list[Event]:
     return found
 
 
-def ended(yard: Yard, steps: int = 7) -> str:  # noqa: F811
+def ended(yard: Yard, steps: int = 7) -> str:
     """A run that was stopped by its worker after it had reported steps."""
     run = yard.request(yard.certify()).json()["id"]
     job = yard.claim()
@@ -44,13 +44,13 @@ def ended(yard: Yard, steps: int = 7) -> str:  # noqa: F811
     return str(run)
 
 
-def ask(yard: Yard, run: str, seen: str | None = None) -> Any:  # noqa: F811
+def ask(yard: Yard, run: str, seen: str | None = None) -> Any:
     more = {} if seen is None else {"last_event_id": seen}
     return yard.ask("GET", f"/v1/runs/{run}/events", "audit", **more)
 
 
 def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
-    yard: Yard,  # noqa: F811
+    yard: Yard,
 ) -> None:
     run = ended(yard)
     answer = ask(yard, run)
@@ -75,7 +75,7 @@ def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
 
 
 def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
-    yard: Yard,  # noqa: F811
+    yard: Yard,
 ) -> None:
     found = {}
     for steps in (1, 7, 10):
@@ -93,7 +93,7 @@ def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_what_cannot_be_asked_is_refused(yard: Yard) -> None:  # noqa: F811
+def test_what_cannot_be_asked_is_refused(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()["id"]
     nobody = "0" * 8 + "-0000-0000-0000-" + "0" * 12
     assert ask(yard, nobody).status_code == 404
@@ -106,7 +106,7 @@ def test_what_cannot_be_asked_is_refused(yard: Yard) -> None:  # noqa: F811
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
-    yard: Yard,  # noqa: F811
+    yard: Yard,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever comes back is asked again who they are."""
