@@ -13,6 +13,7 @@ from affidavit.service.pages import (
     policies,
     runs,
     sign_in,
+    sign_in_provider,
     static_files,
     tokens,
     waivers,
@@ -21,6 +22,7 @@ from affidavit.service.pages import (
 PAGES = (
     static_files.router,
     sign_in.router,
+    sign_in_provider.router,
     overview.router,
     audit.router,
     tokens.router,

@@ -73,3 +73,10 @@ def test_pictures_say_what_they_show_and_follow_a_dark_page(path: Path) -> None:
     assert picture.findtext("svg:title", namespaces=name)
     assert picture.findtext("svg:desc", namespaces=name)
     assert "prefers-color-scheme:dark" in (picture.findtext("svg:style", namespaces=name) or "")
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_the_pages_at_the_root_lead_to_files_that_are_there(name: str) -> None:
+    """The site does not hold them, and so does not check their links."""
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert not [link for link in links if not (ROOT / link).exists()]
