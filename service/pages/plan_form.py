@@ -323,4 +323,12 @@ def _scalar(value: Any) -> str:
         return value.text
     if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _NOT_BARE:
         return value
-    return json.dumps(value, ensure_ascii=True)
+    # Unlike JSON, YAML has an escape for every character and does not join surrogates.
+    return "".join(map(_printable, json.dumps(value, ensure_ascii=False)))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"

@@ -1,0 +1,115 @@
+"""Drafts: accounted in bounded processes, equal ones once, and never stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certify import certify
+from affidavit.plan.model import Plan
+from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.pool import AccountingTimeout
+from affidavit.service.use_cases.draft_plan import MOST_WAITING, DraftPlan
+from affidavit.service.use_cases.submit_plan import TooBusy
+
+PlanOf = Callable[..., Plan]
+
+
+class Pool:
+    """A pool that works when it is told to, and counts."""
+
+    def __init__(self, time_limit: float = 60.0) -> None:
+        self.time_limit = time_limit
+        self.ran: list[str] = []
+        self.open = asyncio.Event()
+
+    async def run(self, work: Callable[..., Any], plan: Plan, **more: Any) -> Any:
+        self.ran.append(work.__name__)
+        await self.open.wait()
+        if plan.phases[0].steps == 99:
+            raise AccountingTimeout("killed after 60 s")
+        return work(plan, **more)
+
+
+class Policies:
+    """The built-in policy alone."""
+
+    def rulebook(self) -> Rulebook:
+        return Rulebook()
+
+
+async def _nowhere(plan: Plan, assessment: Assessment) -> None: ...
+
+
+def _drafts(pool: Pool) -> DraftPlan:
+    return DraftPlan(pool, Policies(), _nowhere)  # type: ignore[arg-type]
+
+
+def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:
+    async def story() -> None:
+        pool = Pool()
+        drafts = _drafts(pool)
+        asked = [asyncio.create_task(drafts.assess(plan_of(), f"p{i}")) for i in range(5)]
+        await asyncio.sleep(0.05)
+        pool.open.set()
+        found = await asyncio.gather(*asked)
+        assert pool.ran == ["certify"]
+        wanted = certify(plan_of(), second_opinion=False)
+        assert all(each.assessment == wanted for each in found)
+        await drafts.assess(plan_of(), "later")
+        assert pool.ran == ["certify"]
+
+    asyncio.run(story())
+
+
+def test_more_drafts_than_may_wait_are_turned_away(plan_of: PlanOf) -> None:
+    async def story() -> None:
+        pool = Pool()
+        drafts = _drafts(pool)
+        plans = [plan_of(steps=1 + i) for i in range(MOST_WAITING)]
+        waiting = [asyncio.create_task(drafts.assess(each, "p")) for each in plans]
+        while len(pool.ran) < MOST_WAITING:
+            await asyncio.sleep(0.01)
+        for ask in (drafts.assess, lambda plan, _: drafts.draw(plan)):
+            with pytest.raises(TooBusy):
+                await ask(plan_of(steps=1000), "p")
+        pool.open.set()
+        await asyncio.gather(*waiting)
+        assert (await drafts.assess(plan_of(steps=1000), "p")).assessment.verdict == "certified"
+
+    asyncio.run(story())
+
+
+def test_a_change_that_takes_too_long_does_not_spoil_the_comparison(plan_of: PlanOf) -> None:
+    async def story() -> None:
+        pool = Pool()
+        pool.open.set()
+        block = {"name": "all", "clip_norm": 1, "noise_multiplier": 30}
+        other = plan_of(steps=98, releases=[block])
+        found = await _drafts(pool).compare(plan_of(), other)
+        assert [each.moved for each in found.alone] == ["lowered", "raised"]
+        late = Pool(time_limit=-1.0)
+        late.open.set()
+        found = await _drafts(late).compare(plan_of(), other)
+        assert found.ranking is not None
+        codes = [each.reasons[0].code for each in found.alone]
+        assert codes == ["accounting_timeout"] * 2
+
+    asyncio.run(story())
+
+
+def test_a_draft_that_is_cut_off_says_so_and_is_not_kept(plan_of: PlanOf) -> None:
+    async def story() -> None:
+        pool = Pool()
+        pool.open.set()
+        drafts = _drafts(pool)
+        for _ in range(2):
+            with pytest.raises(AccountingTimeout):
+                await drafts.assess(plan_of(steps=99), "p")
+        assert pool.ran == ["certify", "certify"]
+
+    asyncio.run(story())

@@ -1,0 +1,117 @@
+"""The form of a new plan: what is typed is what is read, whatever it is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from affidavit.plan.canonical import as_document, digest
+from affidavit.plan.loading import load_yaml
+from affidavit.plan.parse import parse_plan
+from affidavit.plan.reasons import MalformedPlan
+from affidavit.service.pages.plan_form import (
+    MOST_RELEASES,
+    START,
+    PlanForm,
+    check,
+    fields,
+    release_names,
+    yaml_of,
+)
+from affidavit.service.pages.plan_view import curl_of
+
+EXAMPLES = sorted(Path("examples").glob("*.yaml")) + sorted(Path("examples/train").glob("*.yaml"))
+WHOLE = {
+    **START,
+    "dataset.size": "1000",
+    "sampling.lot_size": "50",
+    "steps": "10",
+    "target.epsilon": "8",
+    "target.delta": "1e-5",
+}
+NAMES = [*(each.name for each in fields()), *release_names(3)]
+TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        [
+            *("1e-5", "0x10", "007", "1_000", ".5", "5.", "+1", "nan", ".inf", "null", "~", "no"),
+            *("a: b", "a # b", "{a: 1}", "[1]", "*a", "&a", "!!python/object:os", "'", '"', "\\"),
+            *("- x", "? x", "|", ">", "%", "@", "`", "a\nb", "a\tb", "<script>", "\u202eb", "\x00"),
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_yaml_of_a_plan_is_that_plan(path: Path) -> None:
+    plan = parse_plan(path.read_bytes(), "yaml")
+    assert digest(parse_plan(yaml_of(as_document(plan)).encode(), "yaml")) == digest(plan)
+
+
+@settings(max_examples=150)
+@given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=6))
+def test_whatever_is_typed_is_read_or_refused_with_reasons(typed: dict[str, str]) -> None:
+    form = PlanForm.of({**WHOLE, **typed})
+    checked = check(form.yaml)
+    if checked.plan is None:
+        assert checked.reasons
+        assert all(each.remedy for each in checked.reasons)
+        told = sum(map(len, checked.at_field.values())) + len(checked.elsewhere)
+        assert told == len(checked.reasons)
+    else:
+        assert parse_plan(form.yaml.encode(), "yaml") == checked.plan
+
+
+@settings(max_examples=150)
+@given(TEXTS)
+def test_a_text_stays_one_text_in_the_yaml(text: str) -> None:
+    form = PlanForm.of({"name": text, "dataset.name": text})
+    try:
+        read = load_yaml(form.yaml.encode("utf-8", "replace")).data
+    except MalformedPlan:
+        assert any("\ud800" <= each <= "\udfff" or each == "\x00" for each in text)
+        return
+    wanted = text.strip()
+    if wanted:
+        assert (read["name"], read["dataset"]["name"]) == (wanted, wanted)
+    else:
+        assert read == {"version": 1}
+
+
+def test_a_mistake_is_told_at_its_field_and_row() -> None:
+    form = PlanForm.of(
+        {
+            **WHOLE,
+            "dataset.size": "many",
+            "releases.2.name": "aux",
+            "releases.2.clip_norm": "wide",
+        }
+    )
+    # The empty second row is left out, so that the third one is the second release.
+    assert (form.releases, form.value("releases.1.clip_norm")) == (2, "wide")
+    checked = check(form.yaml)
+    assert set(checked.at_field) == {"dataset.size", "releases.1.clip_norm"}
+    assert checked.elsewhere == ()
+
+
+def test_fields_that_are_not_there_and_rows_beyond_the_last_are_not_read() -> None:
+    form = PlanForm.of({"csrf": "x", "claim.epsilon": "1", f"releases.{MOST_RELEASES}.name": "a"})
+    assert form.yaml == "version: 1\n"
+    assert PlanForm.of(START, more_releases=99).releases == MOST_RELEASES
+
+
+def test_what_is_to_be_found_is_asked_for() -> None:
+    form = PlanForm.of({**WHOLE, "steps": "null", "releases.0.noise_multiplier": "2"})
+    plan = check(form.yaml).plan
+    assert plan is not None
+    assert plan.asks_for_steps
+
+
+@pytest.mark.parametrize("base", ["https://dp.example", "http://a'; rm -rf ~; '", "http://$(id)"])
+def test_the_shell_reads_the_address_as_one_word(base: str) -> None:
+    words = shlex.split(curl_of(base))
+    assert words[:3] == ["curl", "-sS", f"{base}/v1/certificates"]

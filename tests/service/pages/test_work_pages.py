@@ -1,0 +1,335 @@
+"""Pages of budgets, runs, approvals, policies and waivers: what they say, take and refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from typing import Any
+
+import pytest
+
+from tests.service.runs.conftest import Yard
+from tests.service.runs.records import Record
+
+MARKUP = "<script>alert(1)</script>"
+BIDI = "a\u202eb"
+HTML = {"accept": "text/html"}
+
+
+def _get(yard: Yard, path: str, who: str = "audit", status: int = 200) -> str:
+    answer = yard.ask("GET", path, who, **HTML)
+    assert answer.status_code == status, answer.text
+    return str(answer.text)
+
+
+def _post(yard: Yard, path: str, who: str, **fields: str) -> Any:
+    headers = {"authorization": f"Bearer {yard.tokens[who]}", **HTML}
+    return yard.client.post(path, data=fields, headers=headers, follow_redirects=False)
+
+
+def _csv(yard: Yard, path: str) -> list[dict[str, str]]:
+    answer = yard.ask("GET", path, "audit")
+    assert answer.status_code == 200, answer.text
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def _main(html: str) -> str:
+    """What a page's main part says, in one line."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.split("<main", 1)[1]))
+
+
+def _policy(**changes: Any) -> dict[str, Any]:
+    base = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
+    return base | changes
+
+
+def _set_policy(yard: Yard, **changes: Any) -> None:
+    answer = yard.ask("POST", "/v1/policies", "admin", _policy(**changes))
+    assert answer.is_success, answer.text
+
+
+def test_a_run_is_shown_with_its_record_and_its_charge(yard: Yard) -> None:
+    certificate = yard.certify()
+    run = yard.request(certificate, data="digits<b>").json()
+    path = f"/runs/{run['id']}"
+    assert "Waiting for a worker" in _main(_get(yard, path))
+    job = yard.claim()
+    yard.start(job)
+    yard.say(job, "heartbeat", steps=3)
+    under_way = yard.ask("GET", path + ".json", "audit").json()
+    # Of ten steps a twentieth is one step: the bound is for the three that were taken.
+    assert (under_way["so_far_steps"], under_way["ended"]) == (3, False)
+    three = yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=3)).json()
+    assert float(under_way["so_far"]) == pytest.approx(three["epsilon"]["upper"], rel=1e-4)
+    assert float(under_way["so_far"]) >= three["epsilon"]["lower"]
+    yard.complete(job, 10)
+    page = _get(yard, path)
+    assert "The run did what was certified" in _main(page)
+    assert "digits&lt;b&gt;" in page
+    kinds = [row["kind"] for row in _csv(yard, path + ".csv")]
+    assert kinds == ["queued", "claimed", "running", "settled"]
+    assert "settled" in _main(_get(yard, "/datasets/toy"))
+    (entry,) = _csv(yard, "/datasets/toy.csv")
+    assert (entry["state"], entry["steps_run"]) == ("settled", "10")
+
+
+def test_a_run_that_does_not_conform_is_red_with_what_was_found(yard: Yard) -> None:
+    run = yard.request(yard.certify()).json()
+    job = yard.claim()
+    yard.start(job)
+    record = Record(yard.predicate(job))
+    for _ in range(11):
+        record.step()
+    yard.complete(job, record.end())
+    page = _get(yard, f"/runs/{run['id']}")
+    assert "too many steps" in _main(page)
+    assert "does not conform" in _main(page)
+    assert 'class="badge bad"' in page
+    listed = _main(_get(yard, "/runs?state=failed"))
+    assert "not conformant" in listed
+    assert run["id"][:8] not in _main(_get(yard, "/runs?state=settled"))
+
+
+def test_a_run_is_asked_for_and_stopped_by_who_may(yard: Yard) -> None:
+    fields = {"certificate": yard.certify(), "data": "d", "model": "m", "output": "o"}
+    refused = _post(yard, "/runs/new", "submit", **{**fields, "priority": "high", "data": MARKUP})
+    assert refused.status_code == 422
+    assert MARKUP not in refused.text
+    assert "riority" in refused.text
+    assert _post(yard, "/runs/new", "audit", **fields).status_code == 403
+    unknown = _post(yard, "/runs/new", "submit", **{**fields, "certificate": "sha256:" + "0" * 64})
+    assert unknown.status_code == 409
+    made = _post(yard, "/runs/new", "submit", **fields)
+    assert made.status_code == 303
+    path = made.headers["location"]
+    assert _post(yard, f"{path}/cancel", "work", reason="x").status_code == 403
+    stopped = _post(yard, f"{path}/cancel", "admin", reason=f"{BIDI} {MARKUP}")
+    assert stopped.headers["location"] == f"{path}?done=stopped"
+    page = _get(yard, path)
+    assert MARKUP not in page
+    assert "\u202e" not in page
+    assert r"a\u202eb" in page
+    assert _csv(yard, path + ".csv")[-1]["kind"] == "cancelled"
+
+
+def test_an_approval_shows_what_changed_since_the_last_usable_one(yard: Yard) -> None:
+    yard_two = yard.document(steps=20, notes=MARKUP)
+    base = yard.certify()
+    _set_policy(yard, approvals=1)
+    pending = yard.ask("POST", "/v1/certificates", "submit", yard_two).json()["certificate"]
+    (waiting,) = _csv(yard, "/approvals.csv")
+    assert waiting["id"] == pending["id"]
+    path = f"/approvals/{pending['id']}"
+    found = yard.ask("GET", path + ".json", "approve").json()["found"]
+    assert found["base"]["id"] == base
+    assert [(c["pointer"], c["before"], c["after"]) for c in found["changes"]] == [
+        ("/notes", None, MARKUP),
+        ("/steps", "10", "20"),
+    ]
+    page = _get(yard, path)
+    assert MARKUP not in page
+    assert "Approve this envelope" not in page  # an auditor looks on
+    envelope = pending["envelope_digest"]
+    for fields, status in (
+        ({"decision": "reject", "envelope": envelope}, 422),
+        ({"decision": "approve", "envelope": "sha256:" + "0" * 64}, 409),
+        ({"decision": "approve"}, 422),
+        ({"decision": "maybe", "envelope": envelope}, 422),
+    ):
+        assert _post(yard, path, "approve", **fields).status_code == status, fields
+    assert _post(yard, path, "submit", decision="approve", envelope=envelope).status_code == 403
+    done = _post(yard, path, "approve", decision="approve", envelope=envelope, comment=MARKUP)
+    assert done.headers["location"] == f"{path}?done=issued"
+    assert MARKUP not in _get(yard, path)
+    assert _csv(yard, "/approvals.csv") == []
+    again = _post(yard, path, "approve", decision="approve", envelope=envelope)
+    assert again.status_code == 409
+
+
+def test_approvals_that_wait_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("affidavit.service.pages.approval_view.LISTED", 2)
+    _set_policy(yard, approvals=1)
+    made = {
+        yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps)).json()[
+            "certificate"
+        ]["id"]
+        for steps in range(11, 16)
+    }
+    seen: list[str] = []
+    cursor = ""
+    for _ in range(4):
+        found = yard.ask("GET", f"/approvals.json{cursor}", "audit").json()
+        seen += [each["id"] for each in found["lines"]]
+        if found["next"] is None:
+            break
+        cursor = f"?cursor={found['next']}"
+    assert len(seen) == 5
+    assert set(seen) == made
+    assert _get(yard, "/approvals?cursor=forged", status=422)
+
+
+def test_what_would_break_is_judged_and_a_draft_is_put_in_force(yard: Yard) -> None:
+    loose = yard.certify()
+    tight = yard.ask(
+        "POST",
+        "/v1/certificates",
+        "submit",
+        yard.document(releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 100}]),
+    ).json()["certificate"]["id"]
+    _set_policy(yard, epsilon_cap=8)
+    broken = _csv(yard, "/policies/draft.csv?policy=rules&epsilon_cap=0.4")
+    assert [(each["certificate"], each["would_be"]) for each in broken] == [(loose, "refused")]
+    assert broken[0]["codes"] == "policy_epsilon_cap"
+    assert tight not in {each["certificate"] for each in broken}
+    bad = _get(yard, "/policies/draft?policy=rules&epsilon_cap=much")
+    assert "epsilon_cap" in bad
+    draft = yard.ask("GET", "/policies/draft.json?policy=rules&epsilon_cap=0.4", "audit").json()
+    assert _post(yard, "/policies/draft", "submit", yaml=draft["yaml"]).status_code == 403
+    simulated = _post(yard, "/policies/draft", "audit", yaml=draft["yaml"], do="simulate")
+    assert "1 would change" in _main(simulated.text)
+    refused = _post(yard, "/policies/draft", "audit", yaml=draft["yaml"], do="activate")
+    assert refused.status_code == 403
+    again = _post(yard, "/policies/draft", "admin", yaml="version: [", do="activate")
+    assert again.status_code == 422
+    done = _post(yard, "/policies/draft", "admin", yaml=draft["yaml"], do="activate")
+    assert done.headers["location"].startswith("/policies/rules/2")
+    assert _post(yard, "/policies/draft", "admin", yaml=draft["yaml"], do="activate").is_redirect
+    rules = _csv(yard, "/policies/rules/2.csv")
+    changed = [
+        (each["rule"], each["before"], each["value"]) for each in rules if each["changed"] == "true"
+    ]
+    assert changed == [("epsilon_cap", "8.0", "0.4")]
+    assert _get(yard, "/policies/rules/9", status=404)
+
+
+def test_a_waiver_is_granted_and_revoked_by_somebody_else(yard: Yard) -> None:
+    _set_policy(yard, epsilon_cap=0.1)
+    fields = {
+        "rule": "policy_epsilon_cap",
+        "policy": "rules",
+        "dataset": "toy",
+        "owner": "=HYPERLINK(1)",
+        "reason": MARKUP,
+        "expires_at": "2027-01-31",
+    }
+    assert _post(yard, "/waivers", "audit", **fields).status_code == 403
+    assert _post(yard, "/waivers", "approve", **{**fields, "dataset": "x"}).status_code == 409
+    assert _post(yard, "/waivers", "approve", **{**fields, "rule": "large"}).status_code == 422
+    own = _post(yard, "/waivers", "approve", **{**fields, "owner": "token:approve"})
+    assert own.status_code == 403
+    assert _post(yard, "/waivers", "approve", **fields).status_code == 303
+    (line,) = _csv(yard, "/waivers.csv")
+    assert (line["status"], line["expires_at"]) == ("in force", "2027-01-31T23:59:59Z")
+    assert line["owner"] == "'=HYPERLINK(1)"
+    assert MARKUP not in _get(yard, "/waivers")
+    path = f"/waivers/{line['id']}/revoke"
+    assert _post(yard, path, "approve", reason="").status_code == 422
+    assert _post(yard, path, "approve", reason="over").status_code == 303
+    assert _csv(yard, "/waivers.csv")[0]["status"] == "revoked"
+
+
+def test_a_data_set_shows_three_totals_and_what_still_fits(yard: Yard) -> None:
+    certificate = yard.certify()
+    for _ in range(3):
+        yard.request(certificate)
+    found = yard.ask("GET", f"/datasets/toy.json?composed=yes&certificate={certificate}", "audit")
+    view = found.json()
+    api = yard.ask("GET", f"/v1/ledgers/toy?certificate={certificate}", "audit").json()["ledgers"][
+        0
+    ]
+    assert float(view["shown"]["spent"]) >= float(api["spent"]["filter"]["epsilon"])
+    assert float(view["composed"]) >= api["spent"]["composed"]["epsilon"]["upper"]
+    assert float(view["composed"]) < float(view["shown"]["sum"])
+    assert view["asked"] == api["forecast"]["message"]
+    assert view["forecast"] == api["forecast"]["message"]
+    page = _get(yard, "/datasets/toy")
+    assert page.count("decides nothing") >= 2
+    assert "<svg" in page
+    assert _get(yard, "/datasets/nowhere", status=404)
+    for fields, status in (
+        ({"dataset": "toy", "epsilon": "9", "delta": "1e-4"}, 303),
+        ({"dataset": "../x", "epsilon": "9", "delta": "1e-4"}, 422),
+        ({"dataset": "toy", "epsilon": "-1", "delta": "1e-4"}, 422),
+        ({"dataset": "toy", "epsilon": "nan", "delta": "1e-4"}, 422),
+        ({"dataset": "toy", "epsilon": MARKUP, "delta": "1e-4"}, 422),
+    ):
+        sent = {"unit": "example", "adjacency": "add_remove", "reason": "", **fields}
+        answer = _post(yard, "/datasets", "admin", **sent)
+        assert answer.status_code == status, (fields, answer.text)
+        assert MARKUP not in answer.text
+    assert _csv(yard, "/datasets.csv")[0]["epsilon"] == "9"
+
+
+def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
+    fields = {
+        "mode": "form",
+        "name": "quick",
+        "dataset.name": "toy",
+        "dataset.size": "1000",
+        "adjacency": "add_remove",
+        "sampling.scheme": "full_batch",
+        "steps": "10",
+        "releases.0.name": "all",
+        "releases.0.clip_norm": "1",
+        "releases.0.noise_multiplier": "20",
+        "target.epsilon": "8",
+        "target.delta": "1e-5",
+    }
+    before = yard.ask("GET", "/v1/certificates", "audit").json()["items"]
+    checked = _post(yard, "/plans/new", "submit", do="check", **fields)
+    assert "Would be certified: ε ≤ 0.56" in _main(checked.text)
+    assert yard.ask("GET", "/v1/certificates", "audit").json()["items"] == before
+    made = _post(yard, "/plans/new", "submit", do="certify", **fields)
+    assert made.headers["location"] == f"/certificates/{yard.certify()}"
+    wrong = _post(yard, "/plans/new", "submit", do="certify", **{**fields, "steps": MARKUP})
+    assert wrong.status_code == 422
+    assert MARKUP not in wrong.text
+    refused = _post(
+        yard, "/plans/new", "submit", do="check", mode="yaml", yaml=f"notes: '{BIDI}{MARKUP}'"
+    )
+    assert "\u202e" not in refused.text
+    assert MARKUP not in refused.text
+    _set_policy(yard, epsilon_cap=0.1)
+    judged = _post(yard, "/plans/new", "submit", do="check", **fields)
+    assert "Refused by the policy" in _main(judged.text)
+    assert _post(yard, "/plans/new", "audit", do="check", **fields).status_code == 403
+
+
+def test_certificates_are_compared_and_not_ranked_where_they_mean_something_else(
+    yard: Yard,
+) -> None:
+    first = yard.certify()
+    ids = [
+        yard.ask("POST", "/v1/certificates", "submit", yard.document(**changes)).json()[
+            "certificate"
+        ]["id"]
+        for changes in ({"steps": 20}, {"adjacency": "zero_out"})
+    ]
+    found = yard.ask("GET", f"/compare.json?first={first}&second={ids[0]}", "audit").json()
+    assert (found["ranking"], found["furthest"]) == ("first", "/steps")
+    found = yard.ask("GET", f"/compare.json?first={first}&second={ids[1]}", "audit").json()
+    assert found["ranking"] is None
+    assert [each["code"] for each in found["obstacles"]] == ["different_adjacency"]
+    missing = f"/compare?first={first}&second=sha256:{'0' * 64}"
+    assert "There is no certificate" in _main(_get(yard, missing, status=404))
+    texts = _post(yard, "/compare", "audit", first="version: 1", second=f"<b>{BIDI}")
+    assert texts.status_code == 422
+    assert "<b>" not in texts.text
+    assert "\u202e" not in texts.text
+
+
+def test_a_form_that_no_page_sent_does_nothing(yard: Yard) -> None:
+    token = yard.tokens["admin"]
+    signing_in = yard.client.get("/sign-in", headers=HTML)
+    csrf = re.findall(r'name="csrf" value="([^"]+)"', signing_in.text)[0]
+    yard.client.post("/sign-in", data={"csrf": csrf, "token": token, "next": "/"}, headers=HTML)
+    budget = {"unit": "example", "adjacency": "add_remove", "epsilon": "1", "delta": "1e-5"}
+    for sent in ({}, {"csrf": "0" * 64}, {"csrf": csrf}):
+        answer = yard.client.post("/datasets", data={"dataset": "new", **budget, **sent})
+        assert answer.status_code == 403
+    assert "new" not in {each["dataset"] for each in _csv(yard, "/datasets.csv")}
+    page = yard.client.get("/datasets", headers=HTML)
+    own = re.findall(r'name="csrf" value="([^"]+)"', page.text)[-1]
+    sent = {"dataset": "new", **budget, "csrf": own}
+    assert yard.client.post("/datasets", data=sent, follow_redirects=False).status_code == 303
