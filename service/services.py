@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Identities
 from affidavit.service.identity.bearer_jwt import ProviderTokens
+from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.limits import Limits
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_keys import ProviderKeys
@@ -75,6 +76,7 @@ class Services:
     tokens: TokenStore
     identities: Identities
     sessions: Sessions
+    code_flow: CodeFlow | None
     limits: Limits
     log: LogReader
     sequencer: Sequencer
@@ -91,6 +93,7 @@ class Services:
         engine = open_engine(settings.database_url)
         store = CertificateStore(engine)
         tokens = TokenStore(engine)
+        provided, code_flow = _provided(settings.provider)
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
         log = LogReader(engine)
@@ -132,8 +135,9 @@ class Services:
                 spending=Spending(desk, ledger),
             ),
             tokens=tokens,
-            identities=Identities(tokens, _provided(settings.provider), loopback=settings.loopback),
+            identities=Identities(tokens, provided, loopback=settings.loopback),
             sessions=Sessions(engine, tokens),
+            code_flow=code_flow,
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             log=log,
             sequencer=sequencer,
@@ -155,8 +159,14 @@ class Services:
         self.engine.dispose()
 
 
-def _provided(provider: Provider | None) -> ProviderTokens | None:
-    return None if provider is None else ProviderTokens(provider, ProviderKeys.of(provider))
+def _provided(provider: Provider | None) -> tuple[ProviderTokens | None, CodeFlow | None]:
+    """Bearer tokens of the provider, and signing in with it; both by the same keys."""
+    if provider is None:
+        return None, None
+    keys = ProviderKeys.of(provider)
+    client = provider.client
+    flow = None if client is None else CodeFlow(provider, client, keys)
+    return ProviderTokens(provider, keys), flow
 
 
 async def _services(request: Request) -> Services:  # a plain one would be run in a thread

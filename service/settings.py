@@ -102,6 +102,12 @@ class Settings:
         if environment is None:
             os.environ.pop(PRIVATE_KEY, None)
         place = Path(given["AFFIDAVIT_HOME"]) if given.get("AFFIDAVIT_HOME") else home()
+        provider, public_url = _provider(given), _public_url(given.get("AFFIDAVIT_PUBLIC_URL", ""))
+        if provider is not None and provider.client is not None and public_url is None:
+            raise SettingsError(
+                "AFFIDAVIT_PUBLIC_URL is not set, and the provider sends browsers back there; give "
+                "scheme and host like https://dp.example.com."
+            )
         return cls(
             database_url=database_url(
                 given.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
@@ -112,8 +118,8 @@ class Settings:
             body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
             rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
             concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
-            provider=_provider(given),
-            public_url=_public_url(given.get("AFFIDAVIT_PUBLIC_URL", "").strip()),
+            provider=provider,
+            public_url=public_url,
             log_origin=_name(given, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
             witness_name=_name(given, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
@@ -125,6 +131,7 @@ class Settings:
 
 def _public_url(text: str) -> str | None:
     """Scheme and host as browsers write an origin: small letters, and no slash at the end."""
+    text = text.strip()
     if not text:
         return None
     found = re.fullmatch(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?", text.lower())

@@ -38,9 +38,17 @@ class ProviderTokens:
 
     def actor(self, token: str) -> Actor:
         """Who holds ``token``; raises ``NotKnown`` or ``ProviderUnavailable``."""
+        return self.actor_of(self.claims(token))
+
+    def actor_of(self, claims: Mapping[str, Any]) -> Actor:
+        """Whom checked claims are about; raises ``NotKnown``."""
+        return Actor(_name(claims["sub"]), self._scopes(claims))
+
+    def claims(self, token: str) -> Mapping[str, Any]:
+        """What ``token`` says, checked; raises ``NotKnown`` or ``ProviderUnavailable``."""
         try:
             key = self._key(jwt.get_unverified_header(token))
-            claims = jwt.decode(
+            claims: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
@@ -62,7 +70,7 @@ class ProviderTokens:
         # A signed document can still hold numbers that no clock has.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise NotKnown("invalid_token", "the token is not one of the provider's.") from None
-        return Actor(_name(claims["sub"]), self._scopes(claims))
+        return claims
 
     def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         if header.get("alg") not in ALGORITHMS:

@@ -8,6 +8,11 @@
 ``AFFIDAVIT_OIDC_CLAIM``        which claim lists groups or roles; ``groups`` if not set,
                                 ``realm_access.roles`` reads the roles in an object
 ``AFFIDAVIT_OIDC_SCOPES``       a JSON object, what each of them may do
+``AFFIDAVIT_OIDC_CLIENT_ID``    for signing in to the pages: this service's name as a client
+``..._CLIENT_SECRET``           and its secret, if the provider gave it one
+``..._CLIENT_SCOPE``            what the client asks for, ``openid`` if not set
+``..._AUTHORIZATION_URL``       where people sign in, and
+``..._TOKEN_URL``               where a code is exchanged; ``AFFIDAVIT_PUBLIC_URL`` is needed too
 ==============================  ========================================================
 
 >>> given = {
@@ -26,7 +31,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,11 +40,23 @@ from affidavit.service.identity.anonymous import is_loopback
 
 PREFIX = "AFFIDAVIT_OIDC_"
 NEEDED = ("ISSUER", "AUDIENCE", "SCOPES")
-KNOWN = (*NEEDED, "JWKS_URL", "JWKS_FILE", "CLAIM")
+CLIENT = ("CLIENT_ID", "AUTHORIZATION_URL", "TOKEN_URL")
+KNOWN = (*NEEDED, "JWKS_URL", "JWKS_FILE", "CLAIM", *CLIENT, "CLIENT_SECRET", "CLIENT_SCOPE")
 
 
 class ProviderMisconfigured(ValueError):
     """A setting that cannot be used; the text names it and says what to give."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignInClient:
+    """This service as the provider's client, for people who sign in with a browser."""
+
+    client_id: str
+    client_secret: str = field(repr=False)
+    authorization_url: str
+    token_url: str
+    scope: str = "openid"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +69,7 @@ class Provider:
     jwks_file: Path | None
     claim: tuple[str, ...]
     scopes: Mapping[str, frozenset[Scope]]
+    client: SignInClient | None = None
 
 
 def provider_of(environment: Mapping[str, str]) -> Provider | None:
@@ -75,8 +93,9 @@ def provider_of(environment: Mapping[str, str]) -> Provider | None:
         raise ProviderMisconfigured(
             f"give either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, and not both."
         )
-    if given["JWKS_URL"]:
-        _require_safe(given["JWKS_URL"])
+    for name in ("JWKS_URL", "AUTHORIZATION_URL", "TOKEN_URL"):
+        if given[name]:
+            _require_safe(name, given[name])
     return Provider(
         issuer=given["ISSUER"],
         audience=given["AUDIENCE"],
@@ -84,20 +103,43 @@ def provider_of(environment: Mapping[str, str]) -> Provider | None:
         jwks_file=Path(given["JWKS_FILE"]) if given["JWKS_FILE"] else None,
         claim=_claim(given["CLAIM"] or "groups"),
         scopes=_scopes(given["SCOPES"]),
+        client=_client(given),
     )
 
 
-def _require_safe(url: str) -> None:
-    """Keys that came over http could be anybody's."""
+def _client(given: Mapping[str, str]) -> SignInClient | None:
+    """The client for signing in; None where nothing is said of one."""
+    if not any(given[name] for name in (*CLIENT, "CLIENT_SECRET", "CLIENT_SCOPE")):
+        return None
+    for name in CLIENT:
+        if not given[name]:
+            raise ProviderMisconfigured(
+                f"{PREFIX}{name} is not set, and signing in to the pages needs it; the provider's "
+                "/.well-known/openid-configuration has the URLs."
+            )
+    scope = given["CLIENT_SCOPE"] or "openid"
+    if "openid" not in scope.split():
+        raise ProviderMisconfigured(f"{PREFIX}CLIENT_SCOPE must have openid in it.")
+    return SignInClient(
+        client_id=given["CLIENT_ID"],
+        client_secret=given["CLIENT_SECRET"],
+        authorization_url=given["AUTHORIZATION_URL"],
+        token_url=given["TOKEN_URL"],
+        scope=scope,
+    )
+
+
+def _require_safe(name: str, url: str) -> None:
+    """What came over http could be anybody's."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError:
-        raise ProviderMisconfigured(f"{PREFIX}JWKS_URL is not a URL.") from None
+        raise ProviderMisconfigured(f"{PREFIX}{name} is not a URL.") from None
     local = host == "localhost" or is_loopback(host)
     if not host or not (parts.scheme == "https" or (parts.scheme == "http" and local)):
         raise ProviderMisconfigured(
-            f"{PREFIX}JWKS_URL must begin with https://; http:// is for a loopback address only."
+            f"{PREFIX}{name} must begin with https://; http:// is for a loopback address only."
         )
 
 

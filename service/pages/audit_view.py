@@ -27,6 +27,8 @@ EXPORT = 1000
 """Entries of one answer, on a page and as data."""
 MOST_WAITING = 1000
 _SAID = 4
+_DULL = frozenset({"key_id", "expires_at", "digest", "envelope", "envelope_digest", "seq"})
+"""Fields that say little to a reader; the entry's own page has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +193,8 @@ def _said(body: Mapping[str, Any]) -> str:
     'action created, name ci'
     """
     plain = [
-        f"{name} {value[:64] if isinstance(value, str) else value}"
+        f"{name.replace('_', ' ')} {value[:64] if isinstance(value, str) else value}"
         for name, value in body.items()
-        if isinstance(value, str | int | float) and not str(value).startswith("sha256:")
+        if isinstance(value, str | int | float) and name not in _DULL and value != ""
     ]
     return ", ".join(plain[:_SAID])

@@ -32,6 +32,7 @@ class SignIn:
     next: str
     ended: bool = False
     open_here: bool = False
+    with_provider: bool = False
     wrong: str = ""
 
 
@@ -47,6 +48,7 @@ def sign_in(request: Request, services: TheServices) -> Response:
         next=local(request.query_params.get("next", "")),
         ended="ended" in request.query_params,
         open_here=services.identities.open_to_this_machine(),
+        with_provider=services.code_flow is not None,
     )
     return answer(request, view, template="sign_in.html")
 
@@ -65,7 +67,7 @@ async def take_token(request: Request, services: TheServices, form: TheForm) -> 
         caller = await _holder(services, form.get("token"))
     except NotKnown as unknown:
         not_known(services, request, unknown)  # counted, as a bad bearer token is
-        view = SignIn(next=to, wrong=unknown.detail)
+        view = SignIn(next=to, wrong=unknown.detail, with_provider=services.code_flow is not None)
         return await run_in_threadpool(answer, request, view, template="sign_in.html", status=422)
     return await run_in_threadpool(begin, request, services, caller, to)
 
@@ -84,8 +86,6 @@ def sign_out(request: Request, services: TheServices, form: TheForm) -> Response
         services.sessions.end(cookie)
     done = see_other("/sign-in", done="signed_out")
     cookies.remove(request, done, cookies.SESSION)
-    # Nothing that was shown to this person stays behind for the next.
-    done.headers["Clear-Site-Data"] = '"cache", "storage"'
     return done
 
 

@@ -1,0 +1,263 @@
+"""Signing in with an OpenID provider: a real token endpoint that insists on PKCE, and forgeries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.provider import (
+    Provider,
+    ProviderMisconfigured,
+    SignInClient,
+    provider_of,
+)
+from affidavit.service.settings import Settings, SettingsError
+from tests.service.identity.provider_server import GOOD_KEYS, ISSUER, STRANGER, document, token
+
+PUBLIC = "https://dp.example.com"
+CLIENT = "affidavit pages"
+SECRET = "s3cret:with/odd&signs"
+
+
+@dataclass
+class TokenEndpoint:
+    """What a code is worth: a challenge, and the token that is given for its verifier."""
+
+    url: str = ""
+    challenges: dict[str, str] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
+    status: int = 200
+    asked: list[tuple[dict[str, list[str]], str | None]] = field(default_factory=list)
+
+    def answer(self, form: dict[str, list[str]]) -> tuple[int, dict[str, Any]]:
+        verifier = form.get("code_verifier", [""])[0]
+        digest = hashlib.sha256(verifier.encode()).digest()
+        challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        if self.challenges.get(form["code"][0]) != challenge:
+            return 400, {"error": "invalid_grant"}
+        return self.status, {"id_token": token(**self.changes), "access_token": "opaque"}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[TokenEndpoint]:
+    with _endpoint() as found:
+        yield found
+
+
+@contextmanager
+def _endpoint() -> Iterator[TokenEndpoint]:
+    state = TokenEndpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
+            state.asked.append((form, self.headers.get("authorization")))
+            status, said = state.answer(form)
+            body = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_given: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_port}/token"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def browser(
+    settings: Settings, tmp_path: Path, endpoint: TokenEndpoint, client_of: Callable[..., Any]
+) -> Iterator[Any]:
+    """A browser before a service whose provider people sign in with."""
+    (tmp_path / "jwks.json").write_bytes(document(*GOOD_KEYS))
+    endpoint.challenges, endpoint.asked, endpoint.status = {}, [], 200
+    provider = Provider(
+        issuer=ISSUER,
+        audience="affidavit",
+        jwks_url=None,
+        jwks_file=tmp_path / "jwks.json",
+        claim=("groups",),
+        scopes={"ml-team": frozenset({Scope.SUBMIT})},
+        client=SignInClient(
+            client_id=CLIENT,
+            client_secret=SECRET,
+            authorization_url="https://id.example.org/authorize?tenant=1",
+            token_url=endpoint.url,
+        ),
+    )
+    changed = replace(settings, provider=provider, public_url=PUBLIC, loopback=False)
+    with client_of(changed) as client:
+        client.base_url = PUBLIC
+        client.follow_redirects = False
+        yield client
+
+
+def leave(browser: Any, endpoint: TokenEndpoint, to: str = "/keys") -> dict[str, str]:
+    """Go to the provider; what it is told, and a code that it gives for that."""
+    gone = browser.get("/sign-in/provider", params={"next": to})
+    assert gone.status_code == 303
+    where = urlsplit(gone.headers["location"])
+    asked = {name: values[0] for name, values in parse_qs(where.query).items()}
+    assert asked["code_challenge_method"] == "S256"
+    endpoint.challenges["good"] = asked["code_challenge"]
+    endpoint.changes = {"aud": CLIENT, "nonce": asked["nonce"]}
+    return asked
+
+
+def arrive(browser: Any, asked: dict[str, str], **changes: str) -> Any:
+    """Come back from the provider."""
+    given = {"code": "good", "state": asked["state"], "iss": ISSUER} | changes
+    return browser.get("/sign-in/callback", params=given)
+
+
+def test_who_signs_in_is_the_subject_with_their_groups_scopes(
+    browser: Any, endpoint: TokenEndpoint
+) -> None:
+    assert "Sign in with your organisation" in browser.get("/sign-in").text
+    asked = leave(browser, endpoint, "/keys?x=1")
+    assert asked["tenant"] == "1"
+    assert asked["redirect_uri"] == f"{PUBLIC}/sign-in/callback"
+    done = arrive(browser, asked)
+    assert (done.status_code, done.headers["location"]) == (303, "/keys?x=1")
+    cookie = next(
+        each for each in done.headers.get_list("set-cookie") if "affidavit_session=" in each
+    )
+    assert cookie.startswith("__Host-")
+    assert {"Secure", "HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))
+    page = browser.get("/keys", headers={"accept": "text/html"})
+    assert "oidc:00u1-alice" in page.text
+    assert browser.get("/audit", headers={"accept": "text/html"}).status_code == 403
+    form, secret = endpoint.asked[-1]
+    assert "client_id" not in form
+    assert secret is not None
+    sent = base64.b64decode(secret.removeprefix("Basic ")).decode()
+    assert sent == "affidavit%20pages:s3cret%3Awith%2Fodd%26signs"
+
+
+def test_an_answer_counts_once_and_in_the_browser_that_asked(
+    browser: Any, endpoint: TokenEndpoint
+) -> None:
+    asked = leave(browser, endpoint)
+    assert arrive(browser, asked).status_code == 303
+    again = arrive(browser, asked)
+    assert again.status_code == 422
+    assert "not begun in this browser" in again.text.lower()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"state": "other"}, "not begun in this browser"),
+        ({"iss": "https://evil.example/"}, "another provider"),
+        ({"code": ""}, "did not let you in"),
+        ({"code": "stolen"}, "does not know the code"),
+    ],
+)
+def test_what_does_not_belong_to_this_sign_in_is_refused(
+    browser: Any, endpoint: TokenEndpoint, changes: dict[str, str], said: str
+) -> None:
+    answer = arrive(browser, leave(browser, endpoint), **changes)
+    assert answer.status_code == 422
+    assert said in answer.text.lower()
+    assert "affidavit_session" not in answer.headers.get("set-cookie", "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"nonce": "other"}, "another sign-in"),
+        ({"nonce": None}, "another sign-in"),
+        ({"aud": "affidavit"}, "another service"),
+        ({"aud": [CLIENT, "x"], "azp": "x"}, "another client"),
+        ({"iss": "https://evil.example/"}, "another provider"),
+        ({"private": STRANGER}, "not one of the provider"),
+        ({"exp": 1}, "expired"),
+        ({"groups": ["strangers"]}, "none of your groups"),
+    ],
+    ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
+)
+def test_a_token_that_is_not_for_this_sign_in_is_refused(
+    browser: Any, endpoint: TokenEndpoint, changes: dict[str, Any], said: str
+) -> None:
+    asked = leave(browser, endpoint)
+    endpoint.changes |= changes
+    answer = arrive(browser, asked)
+    assert answer.status_code == 422
+    assert said in answer.text.lower()
+    assert "affidavit_session" not in answer.headers.get("set-cookie", "")
+
+
+def test_a_provider_that_fails_is_told_of(browser: Any, endpoint: TokenEndpoint) -> None:
+    asked = leave(browser, endpoint)
+    endpoint.status = 500
+    answer = arrive(browser, asked)
+    assert answer.status_code == 503
+    assert "does not answer" in answer.text
+
+
+def test_where_to_go_afterwards_is_never_another_host(
+    browser: Any, endpoint: TokenEndpoint
+) -> None:
+    for to in ("//evil.example/x", "https://evil.example", "/\\evil.example", "javascript:1"):
+        assert arrive(browser, leave(browser, endpoint, to)).headers["location"] == "/"
+
+
+BASE = {
+    "AFFIDAVIT_OIDC_ISSUER": ISSUER,
+    "AFFIDAVIT_OIDC_AUDIENCE": "affidavit",
+    "AFFIDAVIT_OIDC_JWKS_URL": "https://id.example.org/jwks",
+    "AFFIDAVIT_OIDC_SCOPES": '{"ml": ["submit"]}',
+    "AFFIDAVIT_OIDC_CLIENT_ID": "pages",
+    "AFFIDAVIT_OIDC_AUTHORIZATION_URL": "https://id.example.org/authorize",
+    "AFFIDAVIT_OIDC_TOKEN_URL": "https://id.example.org/token",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"AFFIDAVIT_OIDC_TOKEN_URL": ""}, "TOKEN_URL is not set"),
+        ({"AFFIDAVIT_OIDC_TOKEN_URL": "http://id.example.org/token"}, "TOKEN_URL must begin"),
+        ({"AFFIDAVIT_OIDC_AUTHORIZATION_URL": "x"}, "AUTHORIZATION_URL must begin"),
+        ({"AFFIDAVIT_OIDC_CLIENT_SCOPE": "profile"}, "must have openid in it"),
+        ({"AFFIDAVIT_OIDC_CLIENT_ID": ""}, "CLIENT_ID is not set"),
+    ],
+    ids=str,
+)
+def test_a_client_that_is_half_set_up_is_refused_at_start(
+    change: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ProviderMisconfigured, match=said):
+        provider_of(BASE | change)
+
+
+def test_the_client_needs_to_know_where_browsers_come_back_to() -> None:
+    with pytest.raises(SettingsError, match="AFFIDAVIT_PUBLIC_URL is not set"):
+        Settings.from_environment(BASE | {"AFFIDAVIT_HOME": "/x"})
+    given = BASE | {"AFFIDAVIT_HOME": "/x", "AFFIDAVIT_PUBLIC_URL": "https://DP.example.com:443/"}
+    assert Settings.from_environment(given).public_url == PUBLIC
+    for wrong in ("dp.example.com", "https://dp.example.com/path", "ftp://x", "https://a b"):
+        with pytest.raises(SettingsError, match="AFFIDAVIT_PUBLIC_URL is"):
+            Settings.from_environment(given | {"AFFIDAVIT_PUBLIC_URL": wrong})
