@@ -164,4 +164,6 @@ def _reason(code: str, pointer: str, message: str, remedy: str) -> Reason:
 
 def _shown(request: Request, view: Simulation, status: int = 200) -> Response:
     rows = Rows(ChangeLine, view.lines)
-    return answer(request, view, template="draft.html", rows=rows, status=status, title="simulation")
+    return answer(
+        request, view, template="draft.html", rows=rows, status=status, title="simulation"
+    )
