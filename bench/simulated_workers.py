@@ -1,0 +1,248 @@
+"""Many workers at once, each a coroutine that asks what a worker asks and trains nothing.
+
+They are spread over a few processes, each of which has what a process of the service has (its
+engine with that many connections, its threads, its sequencer) and calls what the routes
+call; only HTTP is left out. Training is a sleep of random length, during which the lease is
+renewed. What is measured is the time from asking to the answer, waiting for a thread and
+for a connection included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.service.ledger.refusals import LedgerRefusal
+from affidavit.service.ledger.rows import Call
+from affidavit.service.log.bundles import with_place
+from affidavit.service.runs.queue import Held
+from affidavit.service.runs.rows import Run
+from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.services import Services
+from affidavit.service.settings import Settings
+from affidavit.worker.provenance import provenance
+from affidavit.worker.queue import Job, Wanting
+from tests.service.runs.records import record_of
+
+T = TypeVar("T")
+
+QUEUE = "default"
+LEASE = 60
+BEAT = 5.0
+"""Seconds after which a lease is renewed; a worker does it after a third of its lease."""
+WAIT = 2.0
+"""Seconds after which a worker asks again when nothing waits."""
+ASKING = 16
+"""Requests for runs at a time, in each process."""
+PRIORITIES = 10
+
+Timing = tuple[str, float, float]
+"""What was asked, when, and for how many seconds until the answer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one process does: ``workers`` by number, ``runs`` to be asked for.
+
+    ``training`` is the mean length of a training in seconds, 0 for none at all.
+    """
+
+    url: str
+    home: Path
+    certificates: tuple[str, ...]
+    queue: str = QUEUE
+    workers: range = range(0)
+    runs: range = range(0)
+    training: float = 0.0
+    seconds: float = 0.0
+
+
+class Clock:
+    """What was asked, and how long it took."""
+
+    def __init__(self) -> None:
+        self.timings: list[Timing] = []
+
+    async def asked(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """What ``work`` returns."""
+        at = time.perf_counter()
+        found = await work()
+        self.timings.append((what, at, time.perf_counter() - at))
+        return found
+
+    async def threaded(self, what: str, work: Callable[[], T]) -> T:
+        """The same for work that blocks on the database."""
+        return await self.asked(what, lambda: run_in_threadpool(work))
+
+
+def requesting(share: Share) -> list[Timing]:
+    """Ask for the share's runs, as quickly as they are answered."""
+    numbers = iter(share.runs)
+
+    async def ask(services: Services, clock: Clock) -> None:
+        for number in numbers:
+            wanted = WantedRun(
+                certificate=share.certificates[number % len(share.certificates)],
+                data="digits",
+                model="mlp:8",
+                output=f"run-{number}",
+                queue=share.queue,
+                priority=random.Random(number).randrange(PRIORITIES),
+            )
+            call = Call(actor="load", at=datetime.now(UTC))
+            await clock.asked(
+                "request",
+                lambda wanted=wanted, call=call: services.runs.request(  # type: ignore[misc]
+                    wanted, call, anybodys=False
+                ),
+            )
+
+    return _together(share, [ask] * ASKING)
+
+
+def working(share: Share) -> list[Timing]:
+    """Work until nothing waits; the workers come one after the other."""
+    key = KeyStore(share.home / "worker").signing_key()
+    assert isinstance(key, SigningKey)
+
+    def worker(number: int) -> Callable[[Services, Clock], Awaitable[None]]:
+        async def work(services: Services, clock: Clock) -> None:
+            drawn = random.Random(number)
+            await asyncio.sleep(drawn.uniform(0, share.training))
+            while (run := await _claim(services, clock, share.queue, number)) is not None:
+                length = drawn.expovariate(1 / share.training) if share.training else 0.0
+                await _run(services, clock, run, number, length, key)
+
+        return work
+
+    return _together(share, [worker(number) for number in share.workers])
+
+
+def idling(share: Share) -> list[Timing]:
+    """Ask an empty queue for so many seconds."""
+    end = time.perf_counter() + share.seconds
+
+    def worker(number: int) -> Callable[[Services, Clock], Awaitable[None]]:
+        async def ask(services: Services, clock: Clock) -> None:
+            await asyncio.sleep(random.Random(number).uniform(0, WAIT))
+            while time.perf_counter() < end:
+                assert await _claim(services, clock, share.queue, number) is None
+                await asyncio.sleep(WAIT)
+
+        return ask
+
+    return _together(share, [worker(number) for number in share.workers])
+
+
+def _together(
+    share: Share, work: list[Callable[[Services, Clock], Awaitable[None]]]
+) -> list[Timing]:
+    async def run(services: Services, clock: Clock) -> None:
+        await services.pool.run(float)  # it has started when this is answered
+        try:
+            await asyncio.gather(*(each(services, clock) for each in work))
+        except LedgerRefusal as refusal:  # which does not travel between processes
+            raise RuntimeError(f"{refusal.code}: {refusal}") from None
+
+    clock = Clock()
+    with services_of(share.url, share.home) as services:
+        services.sequencer.start()
+        asyncio.run(run(services, clock))
+    return clock.timings
+
+
+@contextmanager
+def services_of(url: str, home: Path) -> Iterator[Services]:
+    """What a process of the service has."""
+    services = Services.of(
+        Settings(database_url=url, key_directory=home / "keys", workers=1, loopback=True)
+    )
+    try:
+        yield services
+    finally:
+        services.close()
+
+
+async def _claim(services: Services, clock: Clock, queue: str, number: int) -> Run | None:
+    wanting = Wanting(queue=queue, worker=f"w{number}", seconds=LEASE, gpu=False, memory_mib=0)
+    return await clock.threaded(
+        "claim",
+        lambda: services.runs.queue.claim(wanting, f"worker:{number}", datetime.now(UTC)),
+    )
+
+
+async def _run(
+    services: Services, clock: Clock, run: Run, number: int, length: float, key: SigningKey
+) -> None:
+    def held() -> Held:
+        return Held(run=run.id, fence=run.fence, actor=f"worker:{number}", at=datetime.now(UTC))
+
+    queue = services.runs.queue
+    bundle = await clock.threaded("bundle", lambda: _bundle(services, run))
+    await clock.threaded("status", lambda: services.status_lists.at(datetime.now(UTC)))
+    content, found = _trained(bundle)
+    await clock.threaded("start", lambda: queue.start(held(), run.plan_digest))
+    end = time.perf_counter() + length
+    while (left := end - time.perf_counter()) > 0:
+        await asyncio.sleep(min(left, BEAT))
+        if left > BEAT:
+            await clock.threaded("renew", lambda: queue.renew(held(), 1))
+    await clock.threaded("record", lambda: queue.keep_record(held(), 1, content))
+    envelope = provenance(
+        _job(run),
+        found,
+        key,
+        worker=f"w{number}",
+        weights="2" * 64,
+        header=None,
+        began=datetime.now(UTC),
+    )
+    await clock.asked("complete", lambda: services.runs.complete(held(), envelope))
+
+
+def _bundle(services: Services, run: Run) -> bytes:
+    for each in services.store.issues(run.certificate_id):
+        if (each.issue, each.untrusted) == (run.issue, run.untrusted):
+            return with_place(services.log, each.bundle)
+    raise AssertionError("a run's certificate is kept")
+
+
+def _trained(bundle: bytes) -> tuple[bytes, Conformance]:
+    """The record of a run of the certificate in ``bundle``, and what it comes to."""
+    signed = json.loads(bundle)["envelope"]["payload"]
+    if signed not in _records:
+        predicate = json.loads(base64.b64decode(signed))["predicate"]
+        content = record_of(predicate, predicate["plan"]["steps"]).content.encode()
+        _records[signed] = content, conformance(content, predicate)
+    return _records[signed]
+
+
+_records: dict[str, tuple[bytes, Conformance]] = {}
+"""Runs of one certificate all have one record here: only their keys would differ."""
+
+
+def _job(run: Run) -> Job:
+    wanted = run.wanted
+    return Job(
+        run=run.id,
+        fence=run.fence,
+        certificate=run.certificate_id,
+        plan_digest=run.plan_digest,
+        data=wanted["data"],
+        model=wanted["model"],
+        output=wanted["output"],
+        time_limit=wanted["time_limit"],
+    )
