@@ -38,6 +38,8 @@ stopped                noted: the run was ended early, as somebody asked
 
 from __future__ import annotations
 
+import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,16 +116,20 @@ def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     Raises ``NotClosed`` and ``PlanError`` where the certificate has no closed plan.
     """
     replay, findings = Replay(predicate), []
-    entries, broken = _entries(record)
+    head, broken = None, False
     if predicate.get("verdict") != "certified":
         message = f"the certificate's verdict is {predicate.get('verdict')}."
         findings.append(Finding(code="not_certified", line=0, message=message))
-    for number, entry in enumerate(entries, start=1):
+    for number, entry in enumerate(_entries(record), start=1):
+        if isinstance(entry, Finding):
+            findings.append(entry)
+            broken = True
+            break
+        head = entry["digest"]
         findings += [
             Finding(code=code, line=number, message=message)
             for code, message in replay.of(number, entry)
         ]
-    findings += broken
     if not replay.ended and not broken:
         message = (
             "the record has no last line: the run goes on, or lines were cut off. Until it ends "
@@ -136,7 +142,7 @@ def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
         certificate_id=predicate["certificate_id"],
         plan_digest=replay.plan_digest,
         run=replay.run,
-        head=entries[-1]["digest"] if entries else None,
+        head=head,
         steps_certified=steps,
         steps_charged=charged,
         steps_released=replay.released,
@@ -145,18 +151,18 @@ def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     )
 
 
-def _entries(record: bytes) -> tuple[list[Entry], list[Finding]]:
+def _entries(record: bytes) -> Iterator[Entry | Finding]:
     """Whole lines up to the first that breaks the chain, and that one as a finding."""
-    *lines, cut_off = record.split(b"\n")
-    found: list[Entry] = []
     previous = START
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(io.BytesIO(record), start=1):
+        if not line.endswith(b"\n"):
+            message = "the last line has no end: it was cut off while it was written, or since."
+            yield Finding(code="not_json", line=number, message=message)
+            return
         try:
-            found.append(unsealed(line + b"\n", previous))
+            entry = unsealed(line, previous)
         except BrokenLine as error:
-            return found, [Finding(code=error.code, line=number, message=str(error))]
-        previous = found[-1]["digest"]
-    if cut_off:
-        message = "the last line has no end: it was cut off while it was written, or since."
-        return found, [Finding(code="not_json", line=len(lines) + 1, message=message)]
-    return found, []
+            yield Finding(code=error.code, line=number, message=str(error))
+            return
+        yield entry
+        previous = entry["digest"]

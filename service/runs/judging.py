@@ -20,6 +20,7 @@ the word of whoever holds the worker's key.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import zlib
@@ -145,7 +146,7 @@ def _steps_of_keys(record: bytes) -> dict[str, int]:
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a kind that can be read at all; conformance has found the others."""
     wanted = re.compile(rb'"type":"' + kind + rb'"[,}]')
-    for line in record.split(b"\n"):
+    for line in io.BytesIO(record):
         if wanted.search(line):
             try:
                 entry = json.loads(line)

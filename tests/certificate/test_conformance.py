@@ -288,7 +288,8 @@ def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any])
         ("final", 0, {"charged": STEPS - 1}, "wrong_counts"),
         ("final", 0, {"released": STEPS}, "wrong_counts"),
         ("final", 0, {"parameters": "p9"}, "wrong_weights"),
-        ("final", 0, {"ended": "stopped"}, "unknown_fields"),
+        ("final", 0, {"ended": "somehow"}, "unknown_fields"),
+        ("final", 0, {"ended": "stopped", "parameters": "p9"}, "wrong_weights"),
     ],
 )
 def test_what_was_not_certified_is_found_in_a_chain_made_anew(
@@ -366,6 +367,24 @@ def test_a_run_that_diverged_is_charged_what_it_charged(
     assert codes(found) == {"diverged"}
     assert found.conformant
     assert found.steps_to_charge == 2
+
+
+def test_a_run_that_was_stopped_is_charged_the_steps_that_it_took(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    entries = entries_of(predicate, lost=False)[:6]  # two steps, the second without release
+    stepped = [e for e in entries if (e["type"], e.get("step")) != ("release", 1)]
+    released = [e for e in entries if e["type"] == "release"]
+    final = {**entries_of(predicate)[-1], "ended": "stopped", "charged": 2, "released": 2}
+    final["parameters"] = released[-1]["parameters"]
+    found = conformance(chained([*entries, final]), predicate)
+    assert codes(found) == {"stopped"}
+    assert found.conformant
+    assert found.steps_to_charge == 2
+    # It stops between two steps; one that is open has no release.
+    found = conformance(chained([*stepped, {**final, "released": 1}]), predicate)
+    assert "wrong_weights" in codes(found)
 
 
 def test_an_unfinished_record_is_charged_every_certified_step(
