@@ -10,7 +10,7 @@ certificate's.
 ...     "sampling": {"scheme": "full_batch"}, "target": {"delta": 1e-5},
 ...     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 40}]})
 >>> [(at.steps, round(at.epsilon, 3)) for at in spending(plan, "gaussian", 1e-5, points=2)]
-[(0, 0.0), (50, 0.634), (100, 0.926)]
+[(0, 0.0), (25, 0.434), (100, 0.926)]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from affidavit.accountants.composition import parts
 from affidavit.accountants.protocol import AccountantError
@@ -26,7 +27,7 @@ from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, Rule
 from affidavit.certificate.costs import Run, run_of
 from affidavit.plan.model import Plan
 
-POINTS = 12
+POINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +41,15 @@ class Spent:
 def spending(
     plan: Plan, engine: str, delta: float, *, points: int = POINTS, also: Iterable[int] = ()
 ) -> tuple[Spent, ...]:
-    """ε at ``delta`` after about ``points`` numbers of steps, evenly spread, and after ``also``.
+    """ε at ``delta`` after about ``points`` numbers of steps, denser early on, and after ``also``.
 
     The engine is the one that decided. What it does not bound is left out. Raises
     ``AccountantError`` where it does not cover the plan at all.
     """
     run = run_of(plan, engine)
     whole = run.steps
-    even = {math.ceil(whole * index / points) for index in range(points + 1)}
-    wanted = sorted(even | {each for each in also if 0 <= each <= whole})
+    spread = {math.ceil(whole * (index / points) ** 2) for index in range(points + 1)}
+    wanted = sorted(spread | {each for each in also if 0 <= each <= whole})
     most = _epsilon(run, engine, whole, delta)
     found = []
     for steps in wanted:
@@ -62,17 +63,21 @@ def spending(
 def spending_chart(
     spent: tuple[Spent, ...], *, certified: float, delta: float, run: int | None = None
 ) -> Chart:
-    """ε over steps up to the certified cap; ``run`` are the steps that a run was charged."""
+    """ε over steps up to the certified cap; ``run`` are the steps that a run was charged.
+
+    Between two points the later one holds, so that what is drawn is a bound everywhere: ε
+    rises with the steps and is concave, and a straight line would run below it.
+    """
     marks: list[Mark] = [
-        Line(name="ε at most, as certified", points=tuple((s.steps, s.epsilon) for s in spent)),
+        Line(name="ε at most, as certified", points=_held(spent)),
         Rule(name="certified for the whole run", at=certified, axis="y"),
     ]
     said = f"ε grows with the steps to the certified {certified:.6g}."
     if run is not None:
         at = next((each.epsilon for each in spent if each.steps == run), None)
         if at is not None:
-            ran = tuple((s.steps, s.epsilon) for s in spent if s.steps <= run)
-            marks.append(Line(name="the actual run", points=ran))
+            ran = tuple(each for each in spent if each.steps <= run)
+            marks.append(Line(name="the actual run", points=_held(ran)))
             marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
             said += f" The run was charged for {run} steps."
     return Chart(
@@ -82,6 +87,14 @@ def spending_chart(
         y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0),
         marks=tuple(marks),
     )
+
+
+def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:
+    """The points as stairs, each at the height of its end."""
+    found: list[tuple[float, float]] = [(each.steps, each.epsilon) for each in spent[:1]]
+    for before, after in pairwise(spent):
+        found += [(before.steps, after.epsilon), (after.steps, after.epsilon)]
+    return tuple(found)
 
 
 def _epsilon(run: Run, engine: str, steps: int, delta: float) -> float:

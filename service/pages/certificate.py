@@ -178,8 +178,20 @@ async def _diagnosed(services: Services, kept: StoredCertificate, claimed: str) 
         summary=said.get("summary"),
         certified=said["certified"]["verdict"],
         explanations=tuple(said["explanations"]),
-        corrected=(said.get("corrected") or {}).get("summary"),
+        corrected=_corrected(said.get("corrected")),
     )
+
+
+def _corrected(said: dict[str, Any] | None) -> str | None:
+    """The noise that a right plan has, and what is certified with it."""
+    if said is None:
+        return None
+    noise = [
+        f"{each['name']} σ = {each['required']:.7g}"
+        for each in (said.get("noise_multiplier") or {}).get("releases", ())
+        if each.get("required") is not None
+    ]
+    return f"{', '.join(noise)}; {said['summary']}." if noise else f"{said['summary']}."
 
 
 def _wrong(reasons: tuple[Reason, ...]) -> str:

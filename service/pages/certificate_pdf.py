@@ -16,7 +16,7 @@ from itertools import groupby
 
 from fpdf import FPDF, XPos, YPos
 
-from affidavit.certificate.charts import Band, Chart, Dots, Line, Rule
+from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule
 from affidavit.certificate.charts.scales import Scale, is_shown
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
@@ -46,6 +46,7 @@ SMALL, BODY, HEADING, TITLE = 8, 9.5, 12, 17
 MARGIN = 18
 CHART_HEIGHT = 68.0
 SERIES = ((47, 126, 216), (217, 114, 46), (46, 158, 107), (164, 91, 201))
+FAINT = (120, 120, 120)
 WORDS = {
     "passed": "passed",
     "failed": "FAILED",
@@ -96,7 +97,9 @@ class _Document(FPDF):
                 self.set_font("Symbol", size=size)
             else:
                 self.set_font("Helvetica", style, size)
-            self.write(height, part)
+            # A piece may begin with the space before its word, which would be dropped.
+            kept = f"\xa0{part[1:]}" if part.startswith(" ") else part
+            self.write(height, kept)
         self.ln(height + 0.8)
 
     def heading(self, text: str) -> None:
@@ -236,9 +239,9 @@ def _lists(made: _Document, view: CertificateView) -> None:
 
 
 def _chart(made: _Document, chart: Chart) -> None:
-    made.heading(chart.title)
-    if made.will_page_break(CHART_HEIGHT + 16):
+    if made.will_page_break(CHART_HEIGHT + 36):
         made.add_page()
+    made.heading(chart.title)
     made.say(chart.description, SMALL)
     left, top = MARGIN + 16.0, made.get_y() + 2
     right, bottom = made.w - MARGIN, top + CHART_HEIGHT - 14
@@ -248,11 +251,19 @@ def _chart(made: _Document, chart: Chart) -> None:
     _frame(made, chart, x, y)
     with made.local_context(), made.rect_clip(left, top, right - left, bottom - top):
         for number, mark in enumerate(chart.marks):
-            made.set_draw_color(*SERIES[number % len(SERIES)])
+            made.set_draw_color(*_colour(number, mark))
             _mark(made, mark, x, y)
     made.set_y(bottom + 9)
-    legend = "; ".join(mark.name for mark in chart.marks if mark.name)
-    made.say(legend, SMALL)
+    for number, mark in enumerate(chart.marks):
+        made.set_text_color(*_colour(number, mark))
+        made.say(mark.name, SMALL)
+    made.set_text_color(0)
+
+
+def _colour(number: int, mark: Mark) -> tuple[int, int, int]:
+    if isinstance(mark, Line) and mark.faint:
+        return FAINT
+    return SERIES[number % len(SERIES)]
 
 
 def _values(chart: Chart) -> tuple[list[float], list[float]]:
@@ -282,11 +293,11 @@ def _frame(made: _Document, chart: Chart, x: Scale, y: Scale) -> None:
     for tick in x.ticks():
         at = x.position(tick.value)
         made.line(at, y.start, at, y.end)
-        _label(made, at - 6, y.start + 1, 12, tick.text, "C")
+        _label(made, at - 6, y.start + 1, 12, f"{tick.value:g}", "C")
     for tick in y.ticks():
         at = y.position(tick.value)
         made.line(x.start, at, x.end, at)
-        _label(made, x.start - 15, at - 1.8, 14, tick.text, "R")
+        _label(made, x.start - 15, at - 1.8, 14, f"{tick.value:g}", "R")
     made.set_draw_color(90)
     made.rect(x.start, y.end, x.end - x.start, y.start - y.end)
     made.set_xy(x.start, y.start + 4.5)
@@ -299,15 +310,13 @@ def _label(made: _Document, x: float, y: float, width: float, text: str, align: 
     made.cell(width, 3.6, latin(text), align=align)
 
 
-def _mark(made: _Document, mark: object, x: Scale, y: Scale) -> None:
+def _mark(made: _Document, mark: Mark, x: Scale, y: Scale) -> None:
     made.set_line_width(0.45)
     match mark:
         case Band(points=triples):
             _polyline(made, [(px, high) for px, _, high in triples], x, y)
             _polyline(made, [(px, low) for px, low, _ in triples], x, y)
-        case Line(points=points, faint=faint):
-            if faint:
-                made.set_draw_color(150)
+        case Line(points=points):
             _polyline(made, points, x, y)
         case Dots(points=points):
             for across, up in points:

@@ -71,7 +71,7 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
     yield Item(
         topic="Adjacency",
         question="Which data sets count as neighbours?",
-        answer=f"{plan['adjacency'].replace('_', ' ')}, used in every step of the proof.",
+        answer=f"{plan['adjacency'].replace('_', '/')}, used in every step of the proof.",
         mark="checked",
         by="accounting",
     )
@@ -97,14 +97,10 @@ def _mechanism(predicate: Mapping[str, Any], run: str | None) -> Iterator[Item]:
         kept = by_trainer and run is not None
         yield Item(
             topic="Sampling" if obligation["code"] in SAMPLING else "Clipping and noise",
-            question=obligation["code"].replace("_", " ") + "?",
-            answer=obligation["text"][:1].upper() + obligation["text"][1:] + ".",
+            question=obligation["code"].replace("_", " ").capitalize() + ":",
+            answer=obligation["text"] + ".",
             mark="checked" if kept else "declared",
-            by=f"record of run {run}"
-            if kept
-            else "trainer, when run"
-            if by_trainer
-            else "whoever trains",
+            by=_voucher(run, by_trainer=by_trainer),
         )
     for each in predicate["assumptions"]:
         if each.startswith("noise is exactly Gaussian"):
@@ -118,9 +114,9 @@ def _mechanism(predicate: Mapping[str, Any], run: str | None) -> Iterator[Item]:
 
 
 def _voucher(run: str | None, *, by_trainer: bool) -> str:
-    if run is not None:
-        return f"record of run {run}"
-    return "trainer, when run" if by_trainer else "whoever trains"
+    if not by_trainer:
+        return "whoever trains"
+    return "trainer, when run" if run is None else f"record of run {run}"
 
 
 def _deployment() -> Iterator[Item]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from affidavit.service.pages import (
     approvals,
     audit,
+    certificate,
+    certificates,
     compare,
     datasets,
     keys,
@@ -28,6 +30,8 @@ PAGES = (
     tokens.router,
     keys.router,
     approvals.router,
+    certificates.router,
+    certificate.router,
     compare.router,
     datasets.router,
     new_plan.router,

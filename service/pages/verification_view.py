@@ -30,13 +30,17 @@ MORE: dict[int, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One step of the verification, and the command that makes it somewhere else."""
+    """One step of the verification, and the command that makes it somewhere else.
+
+    ``adds`` is what that command has beyond the one that makes every step.
+    """
 
     number: int
     name: str
     state: State
     detail: str
     command: str
+    adds: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,4 +92,5 @@ def _step(number: int, state: State, detail: str) -> Step:
         state=state,
         detail=detail,
         command=VERIFY + MORE.get(number, ""),
+        adds=MORE.get(number, "").strip(),
     )
