@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -145,14 +145,14 @@ licences: .venv-shipped .venv-examine
 audit: .venv-examine
 	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
 
-# The random plans that the tests draw a few of, in the numbers that their rates are stated for.
+# The random tests with new seeds, without end or for so long: make soak MINUTES=60
 soak: install-trainer
-	AFFIDAVIT_DIAGNOSES=500 $(BIN)/pytest -q tests/certificate/diagnose/test_random.py
-	$(BIN)/python -m tests.gate.checking.mutations 10000
-	$(BIN)/python -m tests.accountants.soak
-	AFFIDAVIT_REQUESTS=200 $(BIN)/pytest -q tests/service/whole/test_every_answer.py
-	AFFIDAVIT_HANDOVERS=60 $(BIN)/pytest -q tests/service/runs/test_handover.py
-	AFFIDAVIT_KILLS=10 $(BIN)/pytest -q tests/worker/test_faults.py
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES))
+
+# A sample of small changes that the tests of two rooms must notice; hours, and docs/mutation.md.
+mutation: install-trainer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.1
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation
 
 clean:
 	rm -rf .venv .venv-shipped .venv-examine build dist .affidavit

@@ -133,9 +133,12 @@ def wrong(source: random.Random, folder: Path) -> Iterator[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Mutate without end, or so many times: ``python -m tests.gate.checking.mutations [N]``."""
-    number = int(arguments[0]) if arguments else None
-    seed = secrets.randbits(32)
+    """Mutate without end, or with a seed and a number.
+
+    python -m tests.gate.checking.mutations [SEED [NUMBER]]
+    """
+    seed = int(arguments[0]) if arguments else secrets.randbits(32)
+    number = int(arguments[1]) if len(arguments) > 1 else None
     source = random.Random(seed)
     failures = 0
     with tempfile.TemporaryDirectory() as folder:

@@ -13,6 +13,7 @@ from sqlalchemy import text
 
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.handover import ELSEWHERE, MOST_IN_VAIN
+from tests.seeds import seeded
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record, digest, record_of
 
@@ -360,7 +361,7 @@ def test_whatever_happens_each_step_is_taken_once_and_charged(yard: Yard) -> Non
 
 def history(yard: Yard, seed: int) -> tuple[int, str]:
     """One run in its random ways; how many had it, and how it ended."""
-    drawn = random.Random(seed)
+    drawn = random.Random(seeded(seed))
     run = yard.request(yard.certify()).json()
     everybody: list[Sim] = []
     current: Sim | None = None

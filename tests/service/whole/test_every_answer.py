@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from affidavit.service.described import described
+from tests.seeds import seeded
 from tests.service.whole.conftest import ROLES, Asked
 
 with warnings.catch_warnings():
@@ -50,7 +51,7 @@ def test_the_document_is_the_one_that_is_kept() -> None:
 
 @pytest.mark.parametrize("operation", [each.ok() for each in OPERATIONS], ids=lambda one: one.label)
 def test_every_role_gets_a_documented_answer(asked: Asked, operation: Any) -> None:
-    @seed(20261121)
+    @seed(seeded(20261121))
     @settings(
         max_examples=REQUESTS,
         deadline=None,

@@ -31,6 +31,7 @@ from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings
+from tests.seeds import seeded
 
 CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
 POINTS = (
@@ -299,7 +300,7 @@ def test_killed_while_several_are_kept_together_each_is_kept_once_or_can_be_aske
 
 
 def test_killed_at_random_statements_the_same_holds(mortal: Mortal, plan: Any) -> None:
-    draw = random.Random(20261121)
+    draw = random.Random(seeded(20261121))
     kinds = ["certify", "approve", "settle"]
     left = works(mortal, kinds, plan)
     while left:

@@ -24,6 +24,7 @@ from affidavit.trainer.failures import Interrupted, RunFailure
 from affidavit.trainer.journal import Journal
 from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
+from tests.seeds import seeded
 from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
 
@@ -87,7 +88,7 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     plan, out = plan_with(**changes), tmp_path / "run"
-    bundle, drawn = bundle_of(plan), random.Random(7)
+    bundle, drawn = bundle_of(plan), random.Random(seeded(7))
     kills, charged = 0, 0
     for _ in range(30):
         event = drawn.randint(1, 45)
@@ -125,7 +126,7 @@ def entries_whole(out: Path) -> list[dict[str, Any]]:
 
 def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
     """A real ``kill -9`` after a random delay, most of them while gradients are computed."""
-    plan, out, drawn = plan_with(steps=60), tmp_path / "run", random.Random(3)
+    plan, out, drawn = plan_with(steps=60), tmp_path / "run", random.Random(seeded(3))
     bundle = bundle_of(plan)
     kills = 0
     for attempt in range(1, 20):

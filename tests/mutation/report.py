@@ -1,0 +1,115 @@
+"""The page of the results: ``docs/mutation.md``."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REASONS = Path(__file__).with_name("survivors.toml")
+TEMPLATE = Path(__file__).with_name("page.md")
+Record = Mapping[str, Any]
+
+
+def write(records: Sequence[Record], totals: Mapping[str, int], seed: int, page: Path) -> None:
+    """Write the page of ``records``, mutants drawn with ``seed`` from files of ``totals``."""
+    reasons = {_what(entry): entry["reason"] for entry in _reasons()}
+    survivors = sorted(
+        (record for record in records if record["killed_by"] is None),
+        key=lambda record: (record["file"], record["line"], record["now"]),
+    )
+    page.write_text(
+        TEMPLATE.read_text().format(
+            seed=seed,
+            drawn=len(records),
+            possible=f"{sum(totals.values()):,}",
+            rooms=_table("room", _by_room(records), _by_room_totals(totals)),
+            files=_table("file", _grouped(records, "file"), totals),
+            operators=_table("change", _grouped(records, "operator"), None),
+            survivors="\n".join(_survivor(record, reasons) for record in survivors),
+        )
+    )
+
+
+def interval(killed: int, drawn: int) -> tuple[float, float]:
+    """Wilson's 95 % interval for a share.
+
+    >>> [round(end, 3) for end in interval(90, 100)]
+    [0.826, 0.945]
+    """
+    z = 1.959964
+    share, spread = killed / drawn, z * z / drawn
+    middle = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / drawn + spread / (4 * drawn))
+    return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
+
+
+def _reasons() -> list[dict[str, str]]:
+    return list(tomllib.loads(REASONS.read_text()).get("survivor", []))
+
+
+def _what(record: Record) -> tuple[str, str, str]:
+    return record["file"], record["was"], record["now"]
+
+
+def _grouped(records: Iterable[Record], by: str) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record[by]):
+        found[record[by]].append(record)
+    return found
+
+
+def _by_room(records: Sequence[Record]) -> dict[str, list[Record]]:
+    rooms: dict[str, list[Record]] = defaultdict(list)
+    for record in sorted(records, key=lambda record: record["file"]):
+        rooms[record["file"].partition("/")[0]].append(record)
+    return rooms | {"both": list(records)}
+
+
+def _by_room_totals(totals: Mapping[str, int]) -> dict[str, int]:
+    rooms: dict[str, int] = defaultdict(int)
+    for file, total in totals.items():
+        rooms[file.partition("/")[0]] += total
+        rooms["both"] += total
+    return rooms
+
+
+def _table(
+    head: str, groups: Mapping[str, Sequence[Record]], totals: Mapping[str, int] | None
+) -> str:
+    columns = [head, *(["possible"] if totals else []), "tried", "killed", "survived", "score"]
+    lines = [" | ".join(columns), "|".join("---" for _ in columns)]
+    for name, group in groups.items():
+        killed = sum(record["killed_by"] is not None for record in group)
+        cells = [f"`{name}`" if "/" in name else name.replace("_", " ")]
+        cells += [str(totals[name])] if totals else []
+        cells += [
+            str(len(group)),
+            str(killed),
+            str(len(group) - killed),
+            _score(killed, len(group)),
+        ]
+        lines.append(" | ".join(cells))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def _score(killed: int, drawn: int) -> str:
+    """The share, and where it says something the interval that it stands for."""
+    share = f"{killed / drawn:.0%}" if drawn < 30 else f"{killed / drawn:.1%}"
+    if drawn < 30:
+        return share
+    low, high = interval(killed, drawn)
+    return f"{share} ({low:.1%} to {high:.1%})"
+
+
+def _survivor(record: Record, reasons: Mapping[tuple[str, str, str], str]) -> str:
+    reason = reasons.get(_what(record), "Not examined yet.")
+    change = f"``{_code(record['was'])}`` became ``{_code(record['now'])}``"
+    return f"- `{record['file']}:{record['line']}`: {change}. {reason}"
+
+
+def _code(text: str) -> str:
+    return text.replace("`", "'") if text else "(nothing)"
