@@ -30,6 +30,11 @@ def add_parser(commands: Any) -> None:
     verbs = tokens.add_subparsers(dest="verb", required=True)
     new = verbs.add_parser("new", help="make a token; it is shown once")
     new.add_argument("--name", required=True, help="who holds it, as certificates will say")
+    new.add_argument(
+        "--person",
+        help="whose it is, so that all their tokens count as one; oidc:SUBJECT for one who signs "
+        "in too",
+    )
     new.add_argument("--scope", action="append", required=True, help=", ".join(Scope))
     new.add_argument("--days", type=int, default=DAYS, help=f"1 to {LONGEST_DAYS}, {DAYS} if left")
     new.add_argument("--json", action="store_true")
@@ -68,7 +73,12 @@ def operator() -> str:
 
 def _new(store: TokenStore, given: argparse.Namespace) -> None:
     made, text = store.new(
-        given.name, _scopes(given.scope), given.days, by=operator(), at=datetime.now(UTC)
+        given.name,
+        _scopes(given.scope),
+        given.days,
+        by=operator(),
+        at=datetime.now(UTC),
+        person=given.person,
     )
     if given.json:
         _say(json.dumps({**_record(made), "token": text.text}))
@@ -98,7 +108,8 @@ def _list(store: TokenStore, *, as_json: bool) -> None:
         return
     for token in found:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
-        _say(f"{token.id}  {token.name}  {','.join(token.scopes)}  {_state(token)}  {used}")
+        scopes = ",".join(token.scopes)
+        _say(f"{token.id}  {token.name}  {scopes}  {_state(token)}  {used}{_whose(token)}")
     if not found:
         print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
 
@@ -110,10 +121,15 @@ def _state(token: Token) -> str:
     return f"{verb} {token.expires_at:%Y-%m-%d}"
 
 
+def _whose(token: Token) -> str:
+    return "" if token.person is None else f"  of {token.person}"
+
+
 def _record(token: Token) -> dict[str, Any]:
     return {
         "id": token.id,
         "name": token.name,
+        "person": token.person,
         "scopes": list(token.scopes),
         "created_at": _instant(token.created_at),
         "created_by": token.created_by,

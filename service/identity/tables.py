@@ -2,7 +2,7 @@
 
 ``tokens``
     One row per token, written once: its id, who it speaks for, what it allows, until
-    when, and the SHA-256 of it. The token itself is nowhere.
+    when, whose it is where that was said, and the SHA-256 of it. The token itself is nowhere.
 ``token_revocations``
     A token that is revoked gets a row here; no row ever leaves.
 ``token_uses``
@@ -25,6 +25,7 @@ tokens = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("created_by", String(255), nullable=False),
     Column("expires_at", UtcDateTime, nullable=False),
+    Column("person", String(255)),
     CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
 )
 

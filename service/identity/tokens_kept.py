@@ -32,6 +32,7 @@ from affidavit.service.identity.tokens import TokenText, mint
 from affidavit.service.log.entries import append
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
+PERSON = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
 LONGEST_DAYS = 366
 USE_SECONDS = 60.0
 """How often a token's use is written down."""
@@ -55,11 +56,12 @@ class Token:
     expires_at: datetime
     revoked_at: datetime | None
     last_used_at: datetime | None
+    person: str | None = None
 
     @property
     def actor(self) -> Actor:
-        """Who holds it: two tokens of one name are one identity."""
-        return Actor(f"token:{self.name}", frozenset(self.scopes))
+        """Who holds it: two tokens of one person, or else of one name, are one identity."""
+        return Actor(self.person or f"token:{self.name}", frozenset(self.scopes))
 
 
 class TokenStore:
@@ -73,9 +75,20 @@ class TokenStore:
         self._lock = Lock()
 
     def new(
-        self, name: str, scopes: Iterable[Scope], days: int, *, by: str, at: datetime
+        self,
+        name: str,
+        scopes: Iterable[Scope],
+        days: int,
+        *,
+        by: str,
+        at: datetime,
+        person: str | None = None,
     ) -> tuple[Token, TokenText]:
-        """Make a token for ``days`` days, and return it once; raises ``TokenRefused``."""
+        """Make a token for ``days`` days, and return it once; raises ``TokenRefused``.
+
+        ``person`` is whose it is: what they ask and decide counts as theirs with every token
+        of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
+        """
         allowed = tuple(sorted(set(scopes)))
         if NAME.fullmatch(name) is None:
             raise TokenRefused(
@@ -86,6 +99,7 @@ class TokenStore:
             raise TokenRefused("a token needs a scope; give --scope, one of " + ", ".join(Scope))
         if not 1 <= days <= LONGEST_DAYS:
             raise TokenRefused(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
+        held_by = None if person is None else _person(person)
         text = mint()
         expires_at = at + timedelta(days=days)
         with self._writer.begin() as connection:
@@ -98,6 +112,7 @@ class TokenStore:
                     created_at=at,
                     created_by=by,
                     expires_at=expires_at,
+                    person=held_by,
                 )
             )
             connection.execute(insert(token_uses).values(token_id=text.id))
@@ -106,6 +121,7 @@ class TokenStore:
                 "name": name,
                 "scopes": list(allowed),
                 "expires_at": expires_at.isoformat(timespec="microseconds"),
+                **({} if held_by is None else {"person": held_by}),
             }
             append(connection, "token", text.id, body, actor=by, at=at)
             kept = _find(connection, text.id)
@@ -200,6 +216,16 @@ _QUERY = (
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
+def _person(given: str) -> str:
+    """The name under which everything that a person does is recorded."""
+    if PERSON.fullmatch(given) is None:
+        raise TokenRefused(
+            f"the person {given[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
+            "digits and . _ @ + -, or oidc: and the subject that the OpenID provider calls them"
+        )
+    return given if given.startswith("oidc:") else f"person:{given}"
+
+
 def _held(kept: tuple[Token, str] | None, text: TokenText) -> Token | None:
     digest = kept[1] if kept is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
@@ -223,4 +249,5 @@ def _token(row: Any) -> Token:
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
         last_used_at=row["last_used_at"],
+        person=row["person"],
     )

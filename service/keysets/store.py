@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate.keyset import KeysetError, SignedKeyset, read_keyset
 from affidavit.certificate.keyset_trust import accept
 from affidavit.service.database import writer
-from affidavit.service.keysets.tables import keysets
+from affidavit.service.keysets.tables import keysets, revoked_keys
 from affidavit.service.log import entries
 
 
@@ -83,6 +83,12 @@ def _write(
             publisher=actor,
         )
     )
+    revoked = [
+        {"version": version, "key_id": key_id, "since": since}
+        for key_id, since in found.keyset.revoked_since().items()
+    ]
+    if revoked:
+        connection.execute(insert(revoked_keys), revoked)
     said = {
         "version": version,
         "digest": found.digest,

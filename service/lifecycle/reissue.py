@@ -23,7 +23,7 @@ from affidavit.service.store import CertificateStore, Request, StoredCertificate
 from affidavit.service.use_cases.draw_curve import plan_of
 from affidavit.service.use_cases.submit_plan import Answer, SubmitPlan
 
-AGAIN = DECIDED | {Status.EXPIRED}
+AGAIN = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
 """What may be issued again."""
 
 

@@ -7,6 +7,8 @@
 ``superseded``      a later issue stands in its place
 ``rejected``        an approver refused it
 ``revoked``         withdrawn, with every issue before it
+``key_revoked``     a published keyset revokes the key that signed it; asked again, it is
+                    issued again
 ==================  ==================================================================
 
 ``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
@@ -23,6 +25,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
+from affidavit.service.keysets.tables import revoked_keys
 from affidavit.service.lifecycle.tables import approvals, revocations
 from affidavit.service.tables import certificates
 
@@ -36,6 +39,7 @@ class Status(StrEnum):
     SUPERSEDED = "superseded"
     REJECTED = "rejected"
     REVOKED = "revoked"
+    KEY_REVOKED = "key_revoked"
 
 
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})
@@ -74,12 +78,24 @@ REJECTED: ColumnElement[bool] = exists(
 )
 
 
+def key_revoked_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
+    """Whether the key that signed a row of ``certificates`` is revoked at ``now``.
+
+    What it signed before the instant that the keyset names may still count for a verifier who
+    holds the log; nobody should begin anything by it here, where it can be issued anew.
+    """
+    return exists(
+        select(1).where(revoked_keys.c.key_id == certificates.c.key_id, revoked_keys.c.since <= now)
+    )
+
+
 def status_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[str]:
     """The status of a row of ``certificates`` at ``now``, for a query to select or compare."""
     return case(
         (REVOKED, Status.REVOKED.value),
         (SUPERSEDED, Status.SUPERSEDED.value),
         (REJECTED, Status.REJECTED.value),
+        (key_revoked_at(now), Status.KEY_REVOKED.value),
         (certificates.c.not_after < now, Status.EXPIRED.value),
         (
             certificates.c.approvals_given < certificates.c.approvals_required,

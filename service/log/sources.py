@@ -147,6 +147,7 @@ def _token(row: Any) -> Entry:
         "name": row.name,
         "scopes": row.scopes.split(),
         "expires_at": row.expires_at.isoformat(timespec="microseconds"),
+        "person": row.person,
     }
     return _entry("token", row.id, row.created_by, row.created_at, body)
 
@@ -183,7 +184,7 @@ def _payload(envelope: bytes) -> Any:
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
 _GRANTED = _of("event", "granted", "key_id", "waiver")
-_CREATED = _of("action", "created", "name", "scopes", "expires_at")
+_CREATED = _of("action", "created", "name", "scopes", "expires_at", "person")
 
 SOURCES = (
     Source(table=certificates, kinds=("certificate", "refusal"), entry=_certificate, part=dict),

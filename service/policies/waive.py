@@ -129,7 +129,7 @@ def _withdraw(
     hold(connection, certificate_id)
     for untrusted in (False, True):
         found = current(connection, certificate_id, untrusted=untrusted)
-        if found is not None and found.status not in DECIDED | {Status.EXPIRED}:
+        if found is not None and found.status not in DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}:
             withdraw(connection, found, "policy_violation", because, actor=actor, at=at)
 
 

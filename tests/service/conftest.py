@@ -140,12 +140,16 @@ def _client_of() -> Callable[..., TestClient]:
     return client_of
 
 
-def token_for(settings: Settings, *scopes: str, name: str = "tester") -> dict[str, str]:
+def token_for(
+    settings: Settings, *scopes: str, name: str = "tester", person: str | None = None
+) -> dict[str, str]:
     """The headers of somebody with a new token of these scopes; nobody is let in without after."""
     engine = open_engine(settings.database_url)
     try:
         wanted = [Scope(scope) for scope in scopes]
-        _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
+        _, text = TokenStore(engine).new(
+            name, wanted, 1, by="test", at=datetime.now(UTC), person=person
+        )
         return {"authorization": f"Bearer {text.text}"}
     finally:
         engine.dispose()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.certificate.keys import KeyStore, PublicKey
+from affidavit.certificate.keys import KeyStore, PublicKey, SigningKey
+from affidavit.certificate.keyset import Revocation, Roots, draft
 from affidavit.service.database import open_engine
+from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.settings import Settings
 from tests.service.conftest import client_of, token_for
 
@@ -24,6 +27,7 @@ class Company:
     client: Any
     engine: Engine
     keys: KeyStore
+    settings: Settings
     headers: dict[str, dict[str, str]]
 
     def ask(self, who: str, method: str, path: str, document: Any = None) -> Any:
@@ -83,6 +87,21 @@ class Company:
         self.client.app.state.services.signers._revoked = lambda: {bad}
         return bad
 
+    def publish_revocation(self, since: datetime) -> None:
+        """Publish a keyset in which the key that signs is revoked from ``since`` on."""
+        (bad,) = self.trusted
+        self.keys.new("next")
+        root = SigningKey.generate("root")
+        made = draft(
+            None,
+            roots=Roots.of([root.public], threshold=1),
+            keys=self.trusted,
+            revoked=[Revocation(key_id=bad.key_id, since=f"{since:%Y-%m-%dT%H:%M:%SZ}")],
+            issued_at=datetime.now(UTC),
+            expires_at=datetime.now(UTC) + timedelta(days=30),
+        ).signed_by(root)
+        KeysetStore(self.engine).publish(made.as_bytes(), actor="me", at=datetime.now(UTC))
+
     def require_approvals(self, number: int) -> None:
         """Make a policy for all data sets that asks for so many approvals."""
         policy = {
@@ -114,7 +133,7 @@ def company(database_url: str, tmp_path: Path) -> Iterator[Company]:
     headers = {name: token_for(settings, *of, name=name) for name, of in SCOPES.items()}
     engine = open_engine(database_url)
     with client_of(replace(settings, loopback=True)) as client:
-        yield Company(client, engine, keys, headers)
+        yield Company(client, engine, keys, settings, headers)
     engine.dispose()
 
 

@@ -1,0 +1,65 @@
+"""One person with two tokens is one person: to the service, and to the database by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from affidavit.certificate.envelope import read_envelope
+from affidavit.service.identity.tokens_kept import TokenRefused
+from tests.service.conftest import token_for
+from tests.service.lifecycle.conftest import Company
+from tests.service.lifecycle.test_approvals import insert_approval, predicate
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def people(company: Company) -> Company:
+    """Ana has a token to submit with and two to approve with; Bob has one of each kind."""
+    settings = company.settings
+    for name, scope, person in (
+        ("ana-ci", "submit", "ana"),
+        ("ana-laptop", "approve", "ana"),
+        ("ana-phone", "approve", "ana"),
+        ("bob-ci", "submit", "oidc:b-17"),
+        ("bob-laptop", "approve", "oidc:b-17"),
+    ):
+        company.headers[name] = token_for(settings, scope, name=name, person=person)
+    return company
+
+
+def test_nobody_approves_what_they_asked_for_with_another_token(
+    people: Company, plan: Plan
+) -> None:
+    people.require_approvals(1)
+    asked = people.submit(plan(), "ana-ci").json()
+    assert predicate(asked)["requester"] == "person:ana"
+    answer = people.decide("ana-laptop", asked)
+    assert (answer.status_code, answer.json()["code"]) == (403, "own_request")
+    with pytest.raises(IntegrityError, match="four eyes"):
+        insert_approval(people, asked, approver="person:ana")
+    # Nor by raw SQL in the name of a token, by which nobody would know her.
+    with pytest.raises(IntegrityError, match="four eyes"):
+        insert_approval(people, asked, approver="token:ana-laptop")
+    approved = people.decide("bob-laptop", asked).json()
+    envelope = read_envelope(approved["certificate"]["bundle"]["envelope"])
+    assert b"oidc:b-17" in envelope.payload
+
+
+def test_two_tokens_of_one_person_are_one_approval(people: Company, plan: Plan) -> None:
+    people.require_approvals(2)
+    asked = people.submit(plan(), "bob-ci").json()
+    assert people.decide("ana-laptop", asked).status_code == 201
+    again = people.decide("ana-phone", asked)
+    assert (again.status_code, again.json()["code"]) == (409, "already_decided")
+    assert people.current(asked)["certificate"]["status"] == "awaiting_approval"
+
+
+@pytest.mark.parametrize("person", ["", "token:ci", "person:ana", "anonymous@loopback:x", "a b"])
+def test_a_name_that_is_no_person_is_refused(people: Company, person: str) -> None:
+    with pytest.raises(TokenRefused, match="person"):
+        token_for(people.settings, "submit", name="x", person=person)
