@@ -7,7 +7,7 @@ ends it, serve all who came during the one before, and each is answered only aft
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -18,16 +18,28 @@ B = TypeVar("B")
 MOST = 64
 """Callers in one batch."""
 
+Work = Callable[[Sequence[A]], Awaitable[Sequence[B]]]
+
+
+def in_a_thread(work: Callable[[Sequence[A]], Sequence[B]]) -> Work[A, B]:
+    """``work``, which waits for the database, as the event loop can wait for it."""
+
+    async def run(asked: Sequence[A]) -> Sequence[B]:
+        return await run_in_threadpool(work, asked)
+
+    return run
+
 
 class Batches(Generic[A, B]):
     """``work`` gives an answer for each of its questions, or fails and has done nothing.
 
     A batch that fails is done again one question at a time, so that nobody fails for
-    another's question. Belongs to one event loop; ``work`` is called in a thread.
+    another's question. Belongs to one event loop, which ``work`` must not block.
     """
 
-    def __init__(self, work: Callable[[Sequence[A]], Sequence[B]]) -> None:
+    def __init__(self, work: Work[A, B], most: int = MOST) -> None:
         self._work = work
+        self._most = most
         self._waiting: list[tuple[A, asyncio.Future[B]]] = []
         self._running: asyncio.Task[None] | None = None
 
@@ -42,7 +54,7 @@ class Batches(Generic[A, B]):
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
+                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
                 if not await self._do(batch, last=len(batch) == 1):
                     for each in batch:
                         await self._do([each], last=True)
@@ -52,7 +64,7 @@ class Batches(Generic[A, B]):
     async def _do(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
         """Answer ``batch``; False where it failed and is to be tried in parts."""
         try:
-            found = await run_in_threadpool(self._work, [asked for asked, _ in batch])
+            found = await self._work([asked for asked, _ in batch])
         except Exception as error:
             if not last:
                 return False

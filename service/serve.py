@@ -15,6 +15,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,6 +32,9 @@ from affidavit.service.settings import Settings
 from affidavit.service.signer import Signers
 
 GRACE_SECONDS = 20
+SWITCH_SECONDS = 0.0005
+"""How long a thread computes before the event loop gets its turn: every answer waits for that
+once or more, and with Python's 5 ms even /livez would."""
 
 log = logging.getLogger("affidavit.service")
 
@@ -53,13 +57,14 @@ def serve(host: str, port: int, settings: Settings) -> None:
     finally:
         engine.dispose()
     Signers(settings.key_directory, settings.halves).current()
-    with _listen(host, port) as listening:
+    with listen(host, port) as listening:
         _require_somebody(listening.getsockname()[0], known=known)
         _run(listening, settings)
 
 
 def _run(listening: socket.socket, settings: Settings) -> None:
     logs.configure()
+    sys.setswitchinterval(SWITCH_SECONDS)
     tracing = open_tracing(os.environ)
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
     # stop is no failure, so that by then the signal means nothing any more.
@@ -112,7 +117,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at that address to listen on; raises ``OSError``."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

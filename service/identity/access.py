@@ -15,12 +15,13 @@ it. An application with a route that says neither does not start (``guarded``).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.ending import at_the_end
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.credentials import NotKnown, bearer
@@ -38,7 +39,7 @@ class Guard:
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = scopes
 
-    async def __call__(self, request: Request) -> AsyncIterator[Actor]:
+    async def __call__(self, request: Request) -> Actor:
         """Who asks, counted while they are answered.
 
         Raises the problem of not knowing them (401), of their scopes (403) or of their
@@ -52,13 +53,11 @@ class Guard:
             raise missing_scope(caller.actor, *self.scopes)
         await self.admitted(request)
         try:
-            with services.limits.running(caller.counted_as):
-                yield caller.actor
+            services.limits.begin(caller.counted_as)
         except TooManyAtOnce:
             raise _too_many_at_once(services.limits.at_once) from None
-        finally:
-            if services.identities.use_is_due(caller):
-                await run_in_threadpool(services.identities.write_use, caller)
+        at_the_end(request, partial(_ended, services, caller))
+        return caller.actor
 
     async def identify(self, services: Services, request: Request) -> Caller:
         """Who asks, by what a program shows; what shows no known identity is counted."""
@@ -122,6 +121,12 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
             "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
         },
     )
+
+
+async def _ended(services: Services, caller: Caller) -> None:
+    services.limits.end(caller.counted_as)
+    if services.identities.use_is_due(caller):
+        await run_in_threadpool(services.identities.write_use, caller)
 
 
 async def _caller(services: Services, request: Request) -> Caller:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan.reasons import Reason
-from affidavit.service.batches import Batches
+from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
 from affidavit.service.identity.bearer_jwt import ProviderTokens
@@ -52,7 +52,7 @@ class Identities:
         self._tokens = tokens
         self._provided = provided
         self._loopback = loopback
-        self._own: Batches[TokenText, Token | None] = Batches(self._look_up)
+        self._own: Batches[TokenText, Token | None] = Batches(in_a_thread(self._look_up))
 
     async def by_token(self, text: str) -> Caller:
         """Who holds the bearer token ``text``; raises ``NotKnown`` or ``ProviderUnavailable``."""

@@ -21,8 +21,6 @@ import ipaddress
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 MOST_KEPT = 10_000
 """Buckets in memory; the one unused for longest, and so fullest, is forgotten first."""
@@ -55,20 +53,19 @@ class Limits:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - held) * 60 / self.per_minute
 
-    @contextmanager
-    def running(self, caller: str) -> Iterator[None]:
-        """Count a request while it is answered; raises ``TooManyAtOnce``."""
+    def begin(self, caller: str) -> None:
+        """Count a request as being answered, until ``end``; raises ``TooManyAtOnce``."""
         running = self._running.get(caller, 0)
         if running >= self.at_once:
             raise TooManyAtOnce
         self._running[caller] = running + 1
-        try:
-            yield
-        finally:
-            if self._running[caller] == 1:
-                del self._running[caller]
-            else:
-                self._running[caller] -= 1
+
+    def end(self, caller: str) -> None:
+        """A request that ``begin`` counted was answered."""
+        if self._running[caller] == 1:
+            del self._running[caller]
+        else:
+            self._running[caller] -= 1
 
 
 def retry_after(seconds: float) -> str:

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.filter.cost import Cost
 from affidavit.certificate.assessment import Assessment
 from affidavit.plan.model import Plan
+from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import (
     Costed,
@@ -57,6 +58,7 @@ class Desk:
         self._signers = signers
         self._loopback = loopback
         self._flights: SingleFlight[dict[str, Any]] = SingleFlight()
+        self._sought: Batches[Scope, KeptLedger | None] = Batches(in_a_thread(ledger.find_all))
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def reserve(
@@ -142,7 +144,7 @@ class Desk:
         if name is None or assessment.verdict != "certified":
             return None
         scope = Scope(dataset=name, unit=plan.dataset.unit, adjacency=plan.adjacency)
-        kept = await run_in_threadpool(self._ledger.find, scope)
+        kept = await self._sought(scope)
         if kept is None:
             return None
         try:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -75,6 +75,12 @@ class Ledger:
         """The ledger of ``scope``, if it has a budget."""
         with self._engine.connect() as connection:
             return rows.find_ledger(connection, scope)
+
+    def find_all(self, scopes: Sequence[Scope]) -> list[KeptLedger | None]:
+        """The same for each of ``scopes``, in one look."""
+        with self._engine.connect() as connection:
+            found = {each: rows.find_ledger(connection, each) for each in set(scopes)}
+        return [found[each] for each in scopes]
 
     def reservations(self, ledger_id: int) -> list[Reservation]:
         """The reservations of a ledger, latest first."""

@@ -6,7 +6,8 @@ afterwards, when the sequencer takes it up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -57,14 +58,25 @@ def append(
 
 
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:
-    """Write the entries of certificates or refusals, which follow from their bundles alone."""
-    return _append(connection, [entry_of(bundle) for bundle in bundles])
+    """Write the entries of certificates or refusals, which follow from their bundles alone.
+
+    The bundles are those that were written just now, so that they need not be read strictly.
+    """
+    return _append(connection, [_entry_of(json.loads(bundle), json.loads) for bundle in bundles])
 
 
 def entry_of(bundle: bytes) -> Entry:
     """The entry of the certificate in ``bundle``, as any verifier comes to it."""
-    envelope = read_envelope(load_json(bundle, MAX_BUNDLE_BYTES).data["envelope"])
-    return certificate_entry(envelope, load_json(envelope.payload, MAX_BUNDLE_BYTES).data)
+    return _entry_of(_strictly(bundle), _strictly)
+
+
+def _strictly(raw: bytes) -> Any:
+    return load_json(raw, MAX_BUNDLE_BYTES).data
+
+
+def _entry_of(bundle: Any, read: Callable[[bytes], Any]) -> Entry:
+    envelope = read_envelope(bundle["envelope"])
+    return certificate_entry(envelope, read(envelope.payload))
 
 
 _ENTRIES = insert(log_entries).returning(log_entries.c.id, sort_by_parameter_order=True)

@@ -9,6 +9,7 @@ does not answer, so that a scrape never fails for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -51,6 +52,9 @@ class Meters:
             ("code",),
             registry=self._registry,
         )
+        # The library takes a lock to find a labelled meter; they are few, so that all are kept.
+        self._counted = cache(lambda *labels: self._requests.labels(*map(str, labels)))
+        self._timed = cache(self._seconds.labels)
         self._verdicts = Counter(
             "affidavit_certificates",
             "Certificates issued, by verdict.",
@@ -61,8 +65,8 @@ class Meters:
     def answered(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count a request."""
         known = method if method in METHODS else "other"
-        self._requests.labels(known, route, str(status)).inc()
-        self._seconds.labels(known, route).observe(seconds)
+        self._counted(known, route, status).inc()
+        self._timed(known, route).observe(seconds)
 
     def problem(self, code: str) -> None:
         """Count a problem document."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from affidavit.service.ending import end
 from affidavit.service.operation.meters import METHODS, Meters
 from affidavit.service.operation.tracing import Tracing
 
@@ -52,6 +53,7 @@ class Observed:
                 raise
             finally:
                 self._tell(seen, span)
+                await end(scope)
 
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
         if self._tracing is None:

@@ -24,6 +24,8 @@ from affidavit.service.policies.rulebook import Head, Rulebook
 MOST_BYTES = 4 * 1024 * 1024
 """Of all bodies together; a plan takes some ten times its text."""
 LARGEST = 64 * 1024
+AT_ONCE = 1024
+"""Bytes of JSON that are read, or refused, sooner than a thread takes over."""
 
 Rules = tuple[Head, tuple[str, ...]]
 """The rulebook, and the waivers of it that are in force for a plan and whoever asks."""
@@ -61,7 +63,10 @@ class ReadPlans:
         if known is not None:
             self._kept.move_to_end((syntax, body))
             return known
-        found = ReadPlan(await run_in_threadpool(parse_plan, body, syntax))
+        if syntax == "json" and len(body) <= AT_ONCE:
+            found = ReadPlan(parse_plan(body, syntax))
+        else:
+            found = ReadPlan(await run_in_threadpool(parse_plan, body, syntax))
         if len(body) <= LARGEST:
             self._keep(syntax, body, found)
         return found

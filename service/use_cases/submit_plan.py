@@ -28,9 +28,9 @@ from affidavit.certificate.policy.judgement import judge
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax
-from affidavit.service.batches import Batches
+from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.lifecycle.issuing import sign
-from affidavit.service.lifecycle.standing import DECIDED
+from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.policies.judging import (
     Question,
     RulesChanged,
@@ -119,8 +119,8 @@ class SubmitPlan:
         self._position = position
         self._read = ReadPlans()
         self._flights: SingleFlight[Answer] = SingleFlight()
-        self._recalled: Batches[Asked, Recalled] = Batches(self._recall)
-        self._keeping: Batches[Found, Answer] = Batches(self._keep_all)
+        self._recalled: Batches[Asked, Recalled] = Batches(in_a_thread(self._recall))
+        self._keeping: Batches[Found, Answer] = Batches(in_a_thread(self._keep_all))
 
     @property
     def waiting(self) -> int:
@@ -187,7 +187,9 @@ class SubmitPlan:
             return False
         if _waits(certificate):
             return True
-        return expired(certificate) or certificate.key_id in self._signers.revoked()
+        if certificate.status is Status.KEY_REVOKED or expired(certificate):
+            return True
+        return certificate.key_id in self._signers.revoked()
 
     def _keep_all(self, found: Sequence[Found]) -> list[Answer]:
         """Keep what was found about several plans, by one transaction; or do nothing.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from affidavit.service.batches import MOST, Batches
+from affidavit.service.batches import MOST, Batches, in_a_thread
 
 
 class Halving:
@@ -23,7 +23,7 @@ class Halving:
 
 def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
     async def run() -> list[int | BaseException]:
-        batches = Batches(work)
+        batches = Batches(in_a_thread(work))
         return await asyncio.gather(*(batches(each) for each in numbers), return_exceptions=True)
 
     return asyncio.run(run())
@@ -45,7 +45,7 @@ def test_one_that_fails_fails_alone() -> None:
 
 def test_a_caller_that_went_away_keeps_nobody_waiting() -> None:
     async def run() -> int:
-        batches = Batches(Halving())
+        batches = Batches(in_a_thread(Halving()))
         gone = asyncio.create_task(batches(2))
         stays = asyncio.create_task(batches(4))
         await asyncio.sleep(0)

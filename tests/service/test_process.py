@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
+import socket
 import sqlite3
 import threading
 import time
@@ -21,6 +23,7 @@ from affidavit.certificate.keys import KeyStore, PublicKey
 from affidavit.certificate.verify import verify
 from affidavit.plan.parse import plan_from
 from affidavit.service.__main__ import main
+from affidavit.service.serve import listen
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -234,3 +237,24 @@ def test_a_setting_that_is_no_number_is_named(
     code, said = command("serve")
     assert code == 2
     assert name in said
+
+
+def test_an_answer_is_sent_at_once_and_waits_for_no_acknowledgement() -> None:
+    """Nagle's algorithm would hold every answer after a connection's first back for 40 ms."""
+
+    async def accepted() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def seen(_reader: Any, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        with listen("127.0.0.1", 0) as listening:
+            async with await asyncio.start_server(seen, sock=listening):
+                _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
+                nodelay = await asyncio.wait_for(found, 10)
+                writer.close()
+                return nodelay
+
+    assert asyncio.run(accepted()) != 0

@@ -61,14 +61,16 @@ def test_buckets_are_apart_and_their_number_is_bounded(monkeypatch: pytest.Monke
     assert limits.take("address:999", 0.0) > 0
 
 
-def test_at_once_is_counted_down_however_a_request_ends() -> None:
+def test_at_once_is_counted_down_as_requests_end() -> None:
     limits = Limits(per_minute=1, at_once=2)
-    with limits.running("a"), limits.running("a"), limits.running("b"):
-        third = limits.running("a")
-        with pytest.raises(TooManyAtOnce):
-            third.__enter__()
-    with pytest.raises(RuntimeError), limits.running("a"):
-        raise RuntimeError
+    for caller in ("a", "a", "b"):
+        limits.begin(caller)
+    with pytest.raises(TooManyAtOnce):
+        limits.begin("a")
+    limits.end("a")
+    limits.begin("a")
+    for caller in ("a", "b", "a"):
+        limits.end(caller)
     assert limits._running == {}
 
 
