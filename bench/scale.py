@@ -2,11 +2,13 @@
 
 1. ``RUNS`` runs are asked for over a few data sets, each with its reservation. All of them
    wait before the first is claimed, which is the worst case for a claim.
-2. ``WORKERS`` simulated workers (``simulated_workers``) claim, begin, renew, and report them.
+2. What the statements of a claim, of the rest of a run and of the lists read is explained
+   while all the others wait (``queue_reads``): none may grow with the queue.
+3. ``WORKERS`` simulated workers (``simulated_workers``) claim, begin, renew, and report them.
    A training is a sleep of ``TRAINING`` seconds in the mean, so the workers ask for
    ``WORKERS / TRAINING`` runs a second as long as the answers come at once.
-3. The same workers ask an empty queue, as they do at night.
-4. Runs of one data set alone, without training: its ledger takes one after the other.
+4. The same workers ask an empty queue, as they do at night.
+5. Runs of one data set alone, without training: its ledger takes one after the other.
 
 Then every run must have been begun once, settled once and logged, or nothing is printed.
 
@@ -39,11 +41,15 @@ from affidavit.service.migrate import upgrade
 from affidavit.service.store import Request
 from bench import simulated_workers as simulated
 from bench.database_load import Load, Table, load, tables
+from bench.explained import Reading, large_tables
+from bench.queue_reads import queue_reads
 from bench.service import databases, say
 
 PROCESSES = 2
 DATASETS = 16
 IDLE_SECONDS = 20.0
+SMALL = 500
+"""Rows of a table that may be read through."""
 ALONE_RUNS, ALONE_WORKERS = 500, 16
 PLAN: dict[str, Any] = {
     "version": 1,
@@ -72,13 +78,15 @@ class Place:
     engine: Engine
     processes: ProcessPoolExecutor
 
+    def share(self) -> simulated.Share:
+        """Nothing yet to do here."""
+        return simulated.Share(url=self.url, home=self.home, certificates=self.certificates)
+
     def each(
         self, work: Callable[[simulated.Share], list[simulated.Timing]], **more: Any
     ) -> list[simulated.Timing]:
         """What all processes timed, in the order in which it was asked."""
-        whole = simulated.Share(
-            url=self.url, home=self.home, certificates=self.certificates, **more
-        )
+        whole = replace(self.share(), **more)
         shares = [
             replace(whole, runs=whole.runs[part::PROCESSES], workers=whole.workers[part::PROCESSES])
             for part in range(PROCESSES)
@@ -159,7 +167,7 @@ def until_logged(engine: Engine, at: str, home: Path) -> float:
 
 def show_times(timings: list[simulated.Timing], runs: int) -> None:
     """A row for claims in each tenth of the queue, and one for everything else."""
-    say("| asked | times | p50, ms | p95 | p99 | most |\n|---|---|---|---|---|---|")
+    say("\n| asked | times | p50, ms | p95 | p99 | most |\n|---|---|---|---|---|---|")
     bands: dict[int, list[float]] = {}
     for left, took in waiting(timings, runs):
         bands.setdefault((10 * left - 1) // runs if left else -1, []).append(took)
@@ -168,6 +176,7 @@ def show_times(timings: list[simulated.Timing], runs: int) -> None:
         say(f"| {name} | {in_milliseconds(bands[band])}")
     for what in sorted({each[0] for each in timings}):
         say(f"| {what} | {in_milliseconds([took for name, _, took in timings if name == what])}")
+    say("")
 
 
 def show_load(found: Load, runs: int, of: str) -> None:
@@ -181,13 +190,15 @@ def show_load(found: Load, runs: int, of: str) -> None:
         f"{found.counted['wal_bytes'] / runs / 1024:.1f} KiB of WAL a {of}; "
         f"{found.counted['deadlocks']} deadlocks"
     )
+    say("\n| connections in the mean | |\n|---|---|")
     for name, count in found.waits.most_common(6):
-        say(f"  {name}: {count / max(found.looks, 1):.2f} connections in the mean")
+        say(f"| {name} | {count / max(found.looks, 1):.2f} |")
+    say("")
 
 
 def show_tables(found: list[Table], runs: int) -> None:
     """How much the largest tables hold."""
-    say("| table | rows | dead | bytes a run | of them indexes |\n|---|---|---|---|---|")
+    say("\n| table | rows | dead | bytes a run | of them indexes |\n|---|---|---|---|---|")
     for each in found[:12]:
         whole = each.data + each.indexes
         say(
@@ -195,34 +206,52 @@ def show_tables(found: list[Table], runs: int) -> None:
             f"{each.indexes / runs:.0f} |"
         )
     total = sum(each.data + each.indexes for each in found)
-    say(f"all tables: {total / runs / 1024:.1f} KiB a run, {total / 2**30:.2f} GiB")
+    say(f"\nall tables: {total / runs / 1024:.1f} KiB a run, {total / 2**30:.2f} GiB")
+
+
+def show_reads(found: dict[str, list[Reading]], large: frozenset[str]) -> None:
+    """A row for everything that is asked; rows are those of the node that touches most."""
+    say("\n| asked | statements | rows | blocks | ms in the database | tables read through |")
+    say("|---|---|---|---|---|---|")
+    for what, each in found.items():
+        through = frozenset[str]().union(*(one.scanned for one in each)) & large
+        say(
+            f"| {what} | {len(each)} | {max(one.touched for one in each)} | "
+            f"{sum(one.blocks for one in each)} | "
+            f"{sum(one.milliseconds for one in each):.2f} | {', '.join(sorted(through))} |"
+        )
+    say("")
 
 
 def simulate(at: Place, runs: int, workers: int, training: float) -> None:
-    """All four parts."""
-    say(f"\n## {runs} runs asked for\n")
+    """All five parts."""
+    say(f"\n### {runs} runs asked for\n")
     with load(at.engine) as done:
         asked = at.each(simulated.requesting, runs=range(runs))
     say(f"{runs / done.seconds:.0f} a second")
     show_times(asked, runs)
     show_load(done, runs, "run")
-    say(f"\n## {workers} workers, {training} s of training in the mean\n")
+    say(f"\n### What is read, with {runs} runs waiting\n")
+    with at.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ANALYZE"))
+    show_reads(queue_reads(at.share()), large_tables(at.engine, SMALL))
+    say(f"\n### {workers} workers, {training} s of training in the mean\n")
     with load(at.engine) as done:
         worked = at.each(simulated.working, workers=range(workers), training=training)
     offered = workers / training if training else float("inf")
     say(f"{runs / done.seconds:.1f} runs a second in the mean, {offered:.1f} at most")
-    show_times(worked, runs)
+    show_times(worked, runs - 1)
     show_load(done, runs, "run")
     say(f"the log was {until_logged(at.engine, at.url, at.home):.1f} s behind at the end")
     show_tables(tables(at.engine), runs)
-    say(f"\n## {workers} workers ask an empty queue\n")
+    say(f"\n### {workers} workers ask an empty queue\n")
     with load(at.engine) as done:
         asked = at.each(simulated.idling, workers=range(workers), seconds=IDLE_SECONDS)
     say(f"{len(asked) / done.seconds:.0f} questions a second")
-    say(f"| claim | {in_milliseconds([took for _, _, took in asked])}")
+    show_times(asked, 0)
     show_load(done, len(asked), "question")
     alone = min(ALONE_RUNS, runs)
-    say(f"\n## {alone} runs of one data set, without training\n")
+    say(f"\n### {alone} runs of one data set, without training\n")
     one = replace(at, certificates=at.certificates[:1])
     one.each(simulated.requesting, runs=range(alone), queue="alone")
     with load(at.engine) as done:

@@ -122,9 +122,10 @@ def working(share: Share) -> list[Timing]:
         async def work(services: Services, clock: Clock) -> None:
             drawn = random.Random(number)
             await asyncio.sleep(drawn.uniform(0, share.training))
-            while (run := await _claim(services, clock, share.queue, number)) is not None:
+            again = True
+            while again:
                 length = drawn.expovariate(1 / share.training) if share.training else 0.0
-                await _run(services, clock, run, number, length, key)
+                again = await take_one(services, clock, share.queue, number, length, key)
 
         return work
 
@@ -182,6 +183,16 @@ async def _claim(services: Services, clock: Clock, queue: str, number: int) -> R
         "claim",
         lambda: services.runs.queue.claim(wanting, f"worker:{number}", datetime.now(UTC)),
     )
+
+
+async def take_one(
+    services: Services, clock: Clock, queue: str, number: int, length: float, key: SigningKey
+) -> bool:
+    """Claim a run and do it, with so many seconds of training; False if none was to be had."""
+    run = await _claim(services, clock, queue, number)
+    if run is not None:
+        await _run(services, clock, run, number, length, key)
+    return run is not None
 
 
 async def _run(

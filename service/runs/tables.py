@@ -79,6 +79,7 @@ runs = Table(
     ),
     Index("runs_by_time", "requested_at", "id"),
     Index("runs_by_certificate", "certificate_id", "requested_at"),
+    Index("runs_by_queue", "queue", "requested_at"),
 )
 
 run_events = Table(
@@ -131,8 +132,17 @@ run_leases = Table(
     Column("elsewhere_at", UtcDateTime),
     CheckConstraint("state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"),
     CheckConstraint("fence >= 0", name="run_leases_fence"),
-    Index("run_leases_waiting", "queue", "state", "priority", "requested_at"),
     Index("run_leases_expiring", "state", "expires_at"),
+)
+
+_lease = run_leases.c
+Index(
+    "run_leases_next",
+    _lease.queue,
+    _lease.state,
+    _lease.priority.desc(),
+    _lease.requested_at,
+    _lease.run_id,
 )
 
 run_records = Table(

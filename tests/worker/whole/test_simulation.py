@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, Table
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.pool import AccountingPool
+from affidavit.service.tables import metadata
 
 ROOT = Path(__file__).parents[3]
 RUNS, WORKERS = 24, 12
+COPIES = 200
+MANY = 300
+"""Rows that may be touched of tables with thousands: a few pages of a list."""
+
+COPIED = """
+SET LOCAL session_replication_role = replica;
+CREATE TEMPORARY TABLE copies ON COMMIT DROP AS
+    SELECT id, number, gen_random_uuid()::text AS new, gen_random_uuid()::text AS reserved
+    FROM runs, generate_series(1, {copies}) AS number;
+INSERT INTO reservations SELECT {reservations}
+    FROM copies JOIN runs ON runs.id = copies.id
+    JOIN reservations AS row ON row.id = runs.reservation_id;
+INSERT INTO run_events SELECT {run_events}
+    FROM copies JOIN run_events AS row ON row.run_id = copies.id;
+INSERT INTO run_leases SELECT {run_leases}
+    FROM copies JOIN run_leases AS row ON row.run_id = copies.id;
+INSERT INTO runs SELECT {runs} FROM copies JOIN runs AS row ON row.id = copies.id;
+"""
+LATER = "row.requested_at + number * interval '1 millisecond'"
+OWN = {
+    "reservations": {"id": "reserved"},
+    "run_events": {"run_id": "new"},
+    "run_leases": {"run_id": "new", "requested_at": LATER},
+    "runs": {"id": "new", "reservation_id": "reserved", "requested_at": LATER},
+}
+"""What a copy of a run has of its own."""
 
 
 async def here(_pool: Any, work: Any, *given: Any, **named: Any) -> Any:
@@ -31,12 +60,43 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
+def copied(engine: Engine, tables: Mapping[str, Table]) -> None:
+    """Have ``COPIES`` of each run wait behind it; they have no budget, so none may begin."""
+    columns = {
+        name: ", ".join(own.get(each.name, f"row.{each.name}") for each in tables[name].columns)
+        for name, own in OWN.items()
+    }
+    with engine.begin() as connection:
+        for statement in COPIED.format(copies=COPIES, **columns).split(";"):
+            if statement.strip():
+                connection.exec_driver_sql(statement)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql("ANALYZE")
+
+
+def test_nothing_reads_the_queue_through(scale: Any, postgresql_url: str, tmp_path: Path) -> None:
+    with scale.place(postgresql_url, tmp_path) as at:
+        scale.simulated.requesting(replace(at.share(), runs=range(RUNS)))
+        copied(at.engine, metadata.tables)
+        found = scale.queue_reads(at.share())
+        large = scale.large_tables(at.engine, scale.SMALL)
+        at.engine.dispose()
+    assert {"run_events", "run_leases", "runs"} <= large
+    worst = found.pop("claim, none fits")
+    assert max(one.touched for one in worst) >= RUNS * COPIES  # so it is seen if it is read
+    assert {"claim", "start", "record", "complete", "list, queued"} <= set(found)
+    for what, each in found.items():
+        for one in each:
+            assert not one.scanned & large, (what, one)
+            assert one.touched < MANY, (what, one)
+
+
 def test_simulated_workers_do_each_run_once(
     scale: Any, postgresql_url: str, tmp_path: Path
 ) -> None:
     simulated = scale.simulated
     with scale.place(postgresql_url, tmp_path) as at:
-        plain = simulated.Share(url=at.url, home=at.home, certificates=at.certificates)
+        plain = at.share()
         with scale.load(at.engine) as done:
             asked = simulated.requesting(replace(plain, runs=range(RUNS)))
             worked = simulated.working(replace(plain, workers=range(WORKERS), training=0.1))

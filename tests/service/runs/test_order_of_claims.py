@@ -1,0 +1,47 @@
+"""A claim takes the head of the queue by an index; it never sorts what waits behind it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Engine, event
+
+from affidavit.service.database import open_engine
+from affidavit.service.runs.queue import RunQueue
+from affidavit.worker.queue import Wanting
+
+ASKED = Wanting(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
+
+
+def asked_for(engine: Engine) -> tuple[str, Any]:
+    """The statement by which a claim looks for a run, and its parameters."""
+    found: list[tuple[str, Any]] = []
+
+    def look(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
+        if "ORDER BY run_leases.priority DESC" in statement:
+            found.append((statement, given))
+
+    event.listen(engine, "before_cursor_execute", look)
+    assert RunQueue(engine).claim(ASKED, "w", datetime.now(UTC)) is None
+    event.remove(engine, "before_cursor_execute", look)
+    return found[0]
+
+
+def test_a_claim_reads_the_queue_in_the_order_of_an_index(database_url: str) -> None:
+    engine = open_engine(database_url)
+    statement, given = asked_for(engine)
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            # An empty table is sorted in no time, so that alone would be no reason against it.
+            for way in ("sort", "incremental_sort", "seqscan", "bitmapscan"):
+                connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+            rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
+            plan = "\n".join(row[0] for row in rows)
+        else:
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+            plan = "\n".join(row[-1] for row in rows)
+    engine.dispose()
+    assert "run_leases_next" in plan
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
