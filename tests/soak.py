@@ -198,10 +198,10 @@ def _slice(part: Part, seed: int, tally: Tally) -> Failure | None:
 def _examples(said: str) -> int:
     """How many examples Hypothesis says that it tried.
 
-    >>> _examples("during generate phase: 100 passing examples, 0 failing examples, 3 invalid")
+    >>> _examples("- 100 passing, 0 failing, and 3 invalid test cases")
     100
     """
-    return sum(map(int, re.findall(r"(\d+) passing examples", said)))
+    return sum(map(int, re.findall(r"(\d+) passing", said)))
 
 
 def _write(

@@ -31,7 +31,7 @@ def poisson(q: float, sigma: float, steps: int) -> Event:
     return Repeated(event=step, count=steps)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(target=st.floats(1e-4, 1e3))
 def test_least_noise_meets_the_target_and_no_less_does(target: float) -> None:
     scale = least_noise(gaussian_epsilon, target)
@@ -133,7 +133,7 @@ def test_one_step_more_fails(
     assert fourier_epsilon(q, sigma, found + 1, delta) > epsilon
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     edge=st.integers(1, 10**6),
     power=st.floats(0.3, 3.0),
@@ -154,7 +154,7 @@ def test_a_wobbling_bound_and_a_wrong_guess_still_end_at_an_edge(
     assert edge * (1 - 2 * wobble / power) - 2 <= found <= edge + 1
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     edge=st.floats(1e-3, 1e3),
     power=st.floats(1.0, 30.0),

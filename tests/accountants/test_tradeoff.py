@@ -43,7 +43,7 @@ def test_a_gaussian_lies_inside_and_the_bracket_is_tight(mu: float) -> None:
         assert found.width <= 1e-3
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     mu=st.floats(0.05, 8.0),
     epsilons=st.lists(st.floats(0, 30), min_size=1, max_size=12, unique=True),

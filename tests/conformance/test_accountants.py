@@ -159,7 +159,7 @@ def test_a_delta_that_is_no_probability_is_refused(name: str, delta: float) -> N
         curve(name, gaussian(1.0) if name != "fourier" else poisson(0.1, 1.0, 1)).epsilon(delta)
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=15)
 @given(
     q=st.floats(1e-3, 0.3),
     sigma=st.floats(0.6, 4.0),

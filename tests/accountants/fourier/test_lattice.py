@@ -106,7 +106,7 @@ def test_upper_is_nowhere_below_and_lower_nowhere_above(law: NormalMixtureLaw, c
         assert curve(opened, epsilon, -1) <= value
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(("remove", "add", "replace")),
     log_q=st.floats(math.log(1e-6), math.log(0.999)),

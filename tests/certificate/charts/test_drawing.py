@@ -41,7 +41,7 @@ def tree(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(x=AXES, y=AXES, line=POINTS, dots=POINTS, at=NUMBERS, name=st.text(max_size=12))
 def test_whatever_is_drawn_is_well_formed_and_finite(
     x: Axis,

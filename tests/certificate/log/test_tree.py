@@ -263,7 +263,7 @@ def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
         refuse_consistency(50, second, root(50), reference.tree_hash(forked[:second]), made)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 300), st.data())
 def test_random_trees(size: int, data: Any) -> None:
     entries = tuple(data.draw(st.lists(st.binary(max_size=3), min_size=size, max_size=size)))
