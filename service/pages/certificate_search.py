@@ -40,6 +40,7 @@ from affidavit.service.lifecycle.standing import (
     REVOKED,
     SUPERSEDED,
     Status,
+    key_revoked_at,
     status_at,
 )
 from affidavit.service.pages.saved_views import SavedView
@@ -56,7 +57,7 @@ _CURSOR = (str, bool)
 Verdict = Literal["certified", "under_noised", "refused", "undecided"]
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
-Standing = Literal["active", "awaiting_approval", "expired", "rejected", "revoked"]
+Standing = Literal["active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"]
 
 BANDS: dict[Band, str] = {
     "to_1": "ε ≤ 1",
@@ -293,17 +294,20 @@ def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
     """As ``status_at`` has it, in parts of which each has its index."""
     kept = certificates.c
     waits = kept.approvals_given < kept.approvals_required
+    undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
     match standing:
         case "revoked":
             return [REVOKED]
         case "rejected":
             return [~REVOKED, REJECTED]
+        case "key_revoked":
+            return [~REVOKED, ~REJECTED, key_revoked_at(now)]
         case "expired":
-            return [~REVOKED, ~REJECTED, kept.not_after < now]
+            return [*undecided, kept.not_after < now]
         case "awaiting_approval":
-            return [~REVOKED, ~REJECTED, kept.not_after >= now, waits]
-        case _:
-            return [~REVOKED, ~REJECTED, kept.not_after >= now, ~waits]
+            return [*undecided, kept.not_after >= now, waits]
+        case "active":
+            return [*undecided, kept.not_after >= now, ~waits]
 
 
 def _line(row: RowMapping) -> CertificateLine:
