@@ -76,9 +76,27 @@ def read_plan(name: str) -> PlanFile:
     """The plan in ``name``, with its files; raises ``MalformedPlan`` with positions."""
     raw = read_bytes(name)
     syntax = syntax_of(name, raw)
-    found = PlanFile(name=name, raw=raw, syntax=syntax, plan=parse_plan(raw, syntax))
+    try:
+        plan = parse_plan(raw, syntax)
+    except MalformedPlan:
+        _require_no_bundle(name, raw)
+        raise
+    found = PlanFile(name=name, raw=raw, syntax=syntax, plan=plan)
     try:
         attach(found.plan, Path() if name == "-" else Path(name).parent)
     except MalformedPlan as error:
         raise MalformedPlan(*found.locate(error.reasons)) from None
     return found
+
+
+def _require_no_bundle(name: str, raw: bytes) -> None:
+    """Say so where a certificate was named in place of its plan: fields would puzzle."""
+    if b'"bundleType"' in raw and b'"payload"' in raw:
+        raise MalformedPlan(
+            Reason(
+                code="no_plan",
+                pointer="",
+                message="this is a certificate bundle and not a plan.",
+                remedy=f"Name the plan; `affidavit verify {name} --show` says what it certifies.",
+            )
+        )

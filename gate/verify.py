@@ -29,7 +29,7 @@ from affidavit.gate.demands import (
 from affidavit.gate.options import JsonOption
 from affidavit.gate.seen import BadStore, SeenCheckpoints
 from affidavit.gate.seen_status import SeenStatusLists
-from affidavit.gate.verifying import verify_bundle
+from affidavit.gate.verifying import Reporting, verify_bundle
 from affidavit.plan.reasons import MalformedPlan
 
 
@@ -59,6 +59,9 @@ def verify(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
     ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Print what the certificate says, once it is verified.")
+    ] = False,
     accountants: AccountantOption = None,
     policies: PolicyOption = None,
     require_log: RequireLogOption = False,
@@ -86,9 +89,8 @@ def verify(
             require_status=require_status,
             status_seen={} if status is None else lists.known(),
         )
-        code = verify_bundle(
-            out, bundle, file, trust, demands, seen, lists, recompute=recompute, as_json=as_json
-        )
+        how = Reporting(recompute=recompute, show=show, as_json=as_json)
+        code = verify_bundle(out, bundle, file, trust, demands, seen, lists, how)
     except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))
     raise typer.Exit(code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from affidavit.certificate.policy.facts import accounted
 from affidavit.certificate.trusting import Trust
 from affidavit.certificate.verify import Demands, VerificationError, Verified, verify
 from affidavit.gate.console import err
+from affidavit.gate.contents import contents
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
@@ -23,6 +25,15 @@ RECOMPUTED_WITHIN = 1e-3
 """Relative room for another release of an engine to answer differently."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reporting:
+    """What is done beside verifying: accounting again, showing the certificate, and how."""
+
+    recompute: bool
+    show: bool
+    as_json: bool
+
+
 def verify_bundle(
     console: Console,
     name: str,
@@ -31,9 +42,7 @@ def verify_bundle(
     demands: Demands,
     seen: SeenCheckpoints,
     lists: SeenStatusLists,
-    *,
-    recompute: bool,
-    as_json: bool,
+    how: Reporting,
 ) -> Exit:
     """Verify one bundle and print it; the exit code is that of what it certifies."""
     raw = read_bytes(name)
@@ -43,21 +52,23 @@ def verify_bundle(
         lists.remember(demands, trusted)
         verified = verify(raw, trusted, plan=wanted, demands=demands)
     except VerificationError as error:
-        _print_failure(console, name, error, as_json=as_json)
+        _print_failure(console, name, error, as_json=how.as_json)
         return Exit.BLOCKED
     _remember(verified, seen)
-    problem = _recomputed_otherwise(verified) if recompute else None
+    problem = _recomputed_otherwise(verified) if how.recompute else None
     code = OF_VERDICT[verified.predicate["verdict"]] if problem is None else Exit.UNDECIDED
-    if as_json:
-        print_json(_as_document(verified, problem, recompute=recompute))
+    if how.as_json:
+        print_json(_as_document(verified, problem, recompute=how.recompute))
         return code
     for number, step, detail in verified.steps:
         mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
         console.print(f"{mark} {number}. {step}: {escape(detail)}", highlight=False)
     if problem is not None:
         console.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
-    elif recompute:
+    elif how.recompute:
         console.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
+    for line in contents(verified.predicate) if how.show else ():
+        console.print(f"  {escape(line)}", highlight=False)
     console.print(escape(_conclusion(verified)), highlight=False)
     return code
 

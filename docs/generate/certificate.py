@@ -6,7 +6,8 @@ import json
 from datetime import UTC, datetime
 
 from affidavit.certificate.certify import certify
-from affidavit.certificate.statement import statement
+from affidavit.certificate.issue import issue
+from affidavit.certificate.keys import SigningKey
 from affidavit.plan.parse import plan_from
 
 PLAN = {
@@ -24,7 +25,7 @@ ISSUED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def example() -> str:
-    """The statement about ``PLAN``."""
+    """The statement about ``PLAN`` as it is signed; no key is part of it."""
     found = certify(plan_from(PLAN))
-    said = statement(found, requester="me", issued_at=ISSUED, untrusted=False)
-    return json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+    signed = issue(found, SigningKey.generate(), requester="me", issued_at=ISSUED)
+    return json.dumps(signed.statement, indent=1, ensure_ascii=False) + "\n"

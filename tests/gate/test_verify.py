@@ -14,6 +14,7 @@ import pytest
 from affidavit.accountants.bracket import Bracket
 from affidavit.certificate.verify import STEPS
 from affidavit.gate import verifying
+from affidavit.gate.contents import contents as in_words
 from affidavit.mechanisms import correlation
 from affidavit.mechanisms.strategies import contents
 
@@ -114,6 +115,40 @@ def test_what_is_no_bundle_is_rejected_at_the_first_step(run: Any, content: byte
     result = run("verify", "-", stdin=content)
     assert result.exit_code == 1
     assert "rejected at step 1 (size and form)" in result.stdout
+
+
+def test_what_is_verified_is_shown_in_words(bundle: Path, run: Any) -> None:
+    told = run("verify", str(bundle), "--show")
+    assert told.exit_code == 0
+    said = json.loads(run("verify", str(bundle), "--json").stdout)["statement"]["predicate"]
+    shown = [line.strip() for line in told.stdout.splitlines() if line.startswith("  ")]
+    told_of = {line.partition(":")[0] for line in shown}
+    assert {"plan", "protects", "guarantee", "sampling", "noise", "policy", "valid"} <= told_of
+    assert [each["text"] for each in said["obligations"]] == [
+        line.partition("): ")[2] for line in shown if line.startswith("obligation")
+    ]
+    assert f"valid: {said['validity']['not_before']} to {said['validity']['not_after']}" in shown
+    assert any(said["guarantee"]["epsilon"]["upper"] in line for line in shown)
+
+
+def test_nothing_is_shown_of_what_does_not_verify(bundle: Path, run: Any) -> None:
+    document = json.loads(bundle.read_bytes())
+    document["envelope"]["signatures"][0]["sig"] = "A" * 86 + "=="
+    told = run("verify", "-", "--show", stdin=json.dumps(document).encode())
+    assert told.exit_code == 1
+    assert "guarantee" not in told.stdout
+
+
+@pytest.mark.parametrize("form", [None, [], "text", {"required": 1}])
+def test_what_a_later_release_wrote_differently_is_told_of(form: Any) -> None:
+    said = {"plan": {"name": "a"}, "guarantee": form, "approvals": form, "validity": form}
+    assert any("cannot show" in line for line in in_words(said))
+
+
+def test_a_bundle_in_place_of_its_plan_is_named(bundle: Path, run: Any) -> None:
+    told = run("curve", str(bundle))
+    assert told.exit_code == 2
+    assert "this is a certificate bundle and not a plan" in told.stderr.replace("\n", " ")
 
 
 def test_what_cannot_be_read_is_a_mistake_of_use(bundle: Path, run: Any, save: Any) -> None:
