@@ -56,7 +56,8 @@ def test_every_field_of_the_predicate_is_told_with_its_type_and_no_other() -> No
     told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", fields, re.MULTILINE))
     said = json.loads((DOCS / "reference/certificate.example.json").read_text())["predicate"]
     assert set(told) == set(said)
-    kinds = {"list": list, "object": dict, "integer": int, "true": bool, "text": str, "decimal": str}
+    kinds = {"list": list, "object": dict, "integer": int, "true": bool}
+    kinds |= {"text": str, "decimal": str}
     for name, value in said.items():
         kind = kinds[re.split(r"\W", told[name])[0]]
         assert isinstance(value, kind) or (value is None and "null" in told[name]), name
