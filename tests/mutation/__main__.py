@@ -87,6 +87,17 @@ def judge(mutant: Mutant, reach: Reach) -> tuple[Outcome, int]:
     return outcome, len(tests)
 
 
+def control(reach: Reach) -> None:
+    """A file as it is must survive: one test of each file, the quickest."""
+    quickest: dict[str, str] = {}
+    for name in sorted(reach.seconds, key=lambda test: -reach.seconds[test]):
+        quickest[name.partition("::")[0]] = name
+    file = next(iter(reach.tests))
+    found = attempt(file, Path(file).read_text(), list(quickest.values()), 600.0)
+    if found.killed_by is not None:
+        raise SystemExit(f"without any mutant {found.killed_by} fails in a fork")
+
+
 def results(mutants: Sequence[Mutant], reach: Reach, kept: Path, until: float) -> Iterator[Any]:
     """The record of each mutant, made now or read from ``kept``, while there is time."""
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +131,7 @@ def main() -> None:
     mutants, totals = sample(wanted.seed, wanted.number, wanted.files)
     sys.stderr.write(f"{len(mutants)} mutants of {sum(totals.values())}\n")
     load(reach.modules)
+    control(reach)
     records = []
     for record in results(mutants, reach, KEPT / f"results-{wanted.seed}.jsonl", until):
         records.append(record)

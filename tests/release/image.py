@@ -20,8 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.release.building import ROOT
-from tests.release.serving import answering, free_port
+from tests.release.serving import answering
 
 DOCKERFILE = ROOT / "Dockerfile"
 

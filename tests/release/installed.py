@@ -18,8 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.ports import free_port
 from tests.release.building import ROOT, copy_of_the_tree
-from tests.release.serving import answering, free_port
+from tests.release.serving import answering
 
 EXAMPLE = ROOT / "examples" / "e2e-dp-muon-corrected.yaml"
 UNDER_NOISED = ROOT / "examples" / "e2e-dp-muon-published.yaml"

@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 import httpx
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-    return port
 
 
 def answering(url: str, seconds: float = 30.0) -> httpx.Response:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -35,6 +34,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
+from tests.ports import free_port
 from tests.service import postgresql_server
 
 
@@ -96,14 +96,6 @@ def _administer(server: str, statement: str) -> None:
     with engine.connect() as connection:
         connection.execute(text(statement))
     engine.dispose()
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float) -> None:

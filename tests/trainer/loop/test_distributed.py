@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from affidavit.certificate.conformance import conformance
+from tests.ports import free_port
 from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, plan_with
 from tests.trainer.loop.test_loop import lots_of, predicate_of
 
@@ -38,9 +38,7 @@ def environment(**changes: str) -> dict[str, str]:
 
 def both(folder: Path, *what: str) -> list[int]:
     """Two ranks as ``torchrun`` starts them, without its own process; how each ended."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, *RANK, str(folder), *what],

@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from affidavit.service.migrate import upgrade
+from tests.ports import free_port
 from tests.service import postgresql_server
-from tests.service.conftest import free_port
 from tests.service.postgresql_server import Cluster
 from tests.worker.whole.conftest import STEPS, Crowd
 
