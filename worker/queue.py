@@ -61,8 +61,8 @@ class Wanting:
 class Job:
     """A claimed run: what to train, and the fencing token that it is held under.
 
-    ``time_limit`` is in seconds from the first step. ``granted`` steps may have been charged by
-    those who held it before; ``previous`` is the token under which it was begun last.
+    ``time_limit`` is in seconds from this attempt's first step. ``granted`` steps may have been
+    charged by those who held it before; ``previous`` is the token under which it was begun last.
     """
 
     run: str

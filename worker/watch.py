@@ -2,8 +2,10 @@
 
 The record is read as it grows. The lease is renewed every third of its length, and sooner
 where the trainer is about to need more steps than it was granted: it is granted what it
-does in two thirds of a lease, and at least ``LEAST`` steps. No step is asked for before the
-record names a checkpoint, so that whoever goes on with the run has something to go on from.
+does in two thirds of a lease, and at least ``LEAST`` steps. No step is asked for before this
+attempt wrote a checkpoint, so that whoever goes on with the run has something to go on from.
+A time limit counts from there, and a trainer that is to stop before is asked to once it hears:
+then its record ends, and says that no step was taken.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from affidavit.worker.handover import has_checkpoint
 from affidavit.worker.queue import Job, LeaseLost, Queue, Refused, Renewal, Unreachable
 
 LEAST = 2
+HEARS = 1.0
+"""Seconds after its checkpoint in which a trainer comes to hear that it shall stop."""
+PATIENCE = 30.0
+"""Seconds for which one that is to stop is let come to its checkpoint."""
 DIGEST = re.compile(rb'"digest":"(sha256:[0-9a-f]{64})"')
 
 
@@ -43,21 +49,40 @@ class Watch:
     _all: bool = False
     _ready_at: float | None = None
     _heads: list[str] = field(default_factory=list)
-    _began: float = field(default_factory=time.monotonic)
     _renewed: float = field(default_factory=time.monotonic)
+    _stopping_at: float = 0.0
     _read: int = 0
+
+    def __post_init__(self) -> None:
+        """Count what another worker wrote, whose checkpoint is not this attempt's."""
+        self._see()
+        self._ready_at = None
 
     def __call__(self) -> executor.Stop | None:
         """What to do with the trainer now."""
-        now, limit = time.monotonic(), self.job.time_limit
+        now = time.monotonic()
         self._see()
         if now - self._renewed > self.lease / 3 or self._is_short(now):
             self.renew()
         if self.lost is not None:
             return "kill"
-        if self.reason is None and limit is not None and now - self._began > limit:
-            self.reason = "time_limit"
-        return None if self.reason is None else "ask"
+        if self._is_late(now):
+            self._stop("time_limit")
+        return "ask" if self.reason is not None and self._hears(now) else None
+
+    def _stop(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason, self._stopping_at = reason, time.monotonic()
+
+    def _is_late(self, now: float) -> bool:
+        limit, ready_at = self.job.time_limit, self._ready_at
+        return limit is not None and ready_at is not None and now - ready_at > limit
+
+    def _hears(self, now: float) -> bool:
+        """Whether the trainer ends its record if it is asked to now, or cannot be waited for."""
+        if self._ready_at is None:
+            return now - self._stopping_at > PATIENCE
+        return now - self._ready_at > HEARS
 
     def renew(self) -> None:
         """Say how far the run is, and hear how far it may go."""
@@ -75,8 +100,8 @@ class Watch:
             pass  # the lease says how long this may go on, and the allowance how far
 
     def _heard(self, said: Renewal, wants: int) -> None:
-        if said.cancel and self.reason is None:
-            self.reason = "cancelled"
+        if said.cancel:
+            self._stop("cancelled")
         self._all = said.granted < wants
         if said.granted > self._granted and self._ready_at is not None:
             draft = self.allowance.with_suffix(".part")

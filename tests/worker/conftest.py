@@ -54,7 +54,8 @@ class Shop:
 
     def ask(self, method: str, path: str, who: str = "submit", body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {self.tokens[who]}"}
-        answer = httpx.request(method, self.server.url + path, headers=headers, json=body)
+        url = self.server.url + path
+        answer = httpx.request(method, url, headers=headers, json=body, timeout=60)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -100,28 +101,34 @@ class Shop:
         self, *options: str, name: str = "w1", module: str = "affidavit.worker"
     ) -> subprocess.Popen[bytes]:
         """A worker process with its own key, which the service trusts."""
+        home = self.home_of(name)
+        command = [
+            *(sys.executable, "-m", module, "--server", self.server.url),
+            *("--outputs", str(self.home / "runs"), "--keys", str(self.trusted)),
+            *("--name", name, "--wait", "0.1", *options),
+        ]
+        token = {"AFFIDAVIT_HOME": str(home), "AFFIDAVIT_TOKEN": self.tokens["work"]}
+        return self.begin(command, home, **token)
+
+    @property
+    def trusted(self) -> Path:
+        """The public record of the service's key."""
+        (found,) = (self.home / "keys").glob("*.json")
+        return found
+
+    def home_of(self, name: str) -> Path:
+        """A worker's home, with a key that the service trusts."""
         home = self.home / name
         if not home.exists():
             key = KeyStore(home / "keys").new(name)
             KeyStore(self.home / "worker-keys").keep(key.public)
-        environment = {
-            **os.environ,
-            "AFFIDAVIT_HOME": str(home),
-            "AFFIDAVIT_TOKEN": self.tokens["work"],
-            "OMP_NUM_THREADS": "1",
-        }
-        (trusted,) = (self.home / "keys").glob("*.json")
+        return home
+
+    def begin(self, command: list[str], home: Path, **more: str) -> subprocess.Popen[bytes]:
+        """A process that is a worker or becomes one, which is ended with the shop."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
         with (home / "log").open("ab") as log:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", module, "--server", self.server.url),
-                    *("--outputs", str(self.home / "runs"), "--keys", str(trusted)),
-                    *("--name", name, "--wait", "0.1", *options),
-                ],
-                env=environment,
-                stdout=log,
-                stderr=log,
-            )
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         self.workers.append(process)
         return process
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +12,11 @@ from typing import Any
 
 import pytest
 
+SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"
+SRUN = """#!/bin/sh
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
 STEPS = 24
 LIMIT = 60.0
 
@@ -35,9 +41,31 @@ def until(holds: Any, what: Any) -> None:
         time.sleep(0.05)
 
 
+def by_slurm(shop: Any, *options: str) -> Any:
+    """The recipe for Slurm, on a node with two GPUs as far as it can tell."""
+    site = shop.home_of("w2")
+    (site / "token").write_text(shop.tokens["work"])
+    (site / "service-keys.json").symlink_to(shop.trusted)
+    programs = site / "programs"
+    programs.mkdir()
+    (programs / "srun").write_text(SRUN)
+    (programs / "srun").chmod(0o755)
+    return shop.begin(
+        ["bash", str(SCRIPT), *options],
+        site,
+        PATH=f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        AFFIDAVIT_SERVER=shop.server.url,
+        AFFIDAVIT_SITE=str(site),
+        AFFIDAVIT_OUTPUTS=str(shop.home / "runs"),
+        SLURM_JOB_ID="1",
+        SLURM_GPUS_ON_NODE="2",
+        SLURM_CPUS_PER_TASK="2",
+    )
+
+
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> None:
-    """The worker is killed in the middle; two processes of another go on and end the run."""
+    """The worker is killed in the middle; one in an allocation of Slurm goes on with two."""
     run = shop.request(shop.certify(STEPS))
     worker = shop.worker("--processes", "2", "--lease", "2")
     shop.begun(run)
@@ -47,9 +75,11 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     worker.wait(10)
     until(lambda: not ranks_of(run), shop.logs)
 
-    shop.worker("--processes", "2", "--lease", "5", name="w2")
+    allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")
     found = shop.wait(run, "settled", "failed", seconds=120)
     assert (found["state"], found["code"]) == ("settled", "conformant"), (found, shop.logs())
+    assert allocated.wait(LIMIT) == 0  # nothing waits any more
+    assert found["worker"] == "slurm-1"
     assert found["claims"] == 2
     assert shop.charged(run) == ("settled", STEPS)
     (record,) = (shop.home / "runs" / "tiny").glob("*-2/run/record.jsonl")

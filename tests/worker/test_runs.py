@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from affidavit.certificate.conformance import conformance
 from affidavit.certificate.envelope import read_envelope
@@ -60,52 +56,3 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     checked = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate)
     assert checked.conformant
     assert checked.head == found["record"] == reported.record
-
-
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_faults_end_a_run_once_with_its_charge(shop: Any) -> None:
-    """Worker killed; then trainer killed, cancelled and too late, side by side."""
-    certificate = shop.certify(LONG)
-    killed = shop.request(certificate)
-    worker = shop.worker("--lease", "2")
-    shop.begun(killed)
-    (trainer,) = trainers_of(worker)
-    worker.send_signal(signal.SIGKILL)
-    worker.wait(10)
-
-    shop.worker("--lease", "3", "--slots", "3", name="w2")
-    assert shop.wait(killed, "failed")["code"] == "lease_lost"
-    assert not alive(trainer)
-
-    orphaned = shop.request(certificate)
-    shop.begun(orphaned)
-    (trainer,) = trainers_of(shop.workers[-1])
-    stopped, late = shop.request(certificate), shop.request(certificate, time_limit=1)
-    shop.begun(stopped)
-    assert shop.ask("POST", f"/v1/runs/{stopped}/cancel", body={"reason": "no"})["cancel_asked"]
-    os.kill(trainer, signal.SIGKILL)
-    assert shop.wait(orphaned, "failed")["code"] == "trainer_killed"
-    assert shop.wait(late, "failed")["code"] == "time_limit"
-    assert shop.wait(stopped, "cancelled")["steps"]["charged"] == LONG
-    for run in (killed, orphaned, late, stopped):
-        assert shop.charged(run) == ("settled", LONG)
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_a_zombie_is_fenced_off(shop: Any) -> None:
-    """A worker that is stopped beyond its lease finds, woken, that nothing it says counts."""
-    run = shop.request(shop.certify(LONG))
-    zombie = shop.worker("--lease", "2")
-    shop.begun(run)
-    zombie.send_signal(signal.SIGSTOP)
-    other = shop.worker("--lease", "2", name="w2")
-    ended = shop.wait(run, "failed")
-    other.kill()
-    (trainer,) = trainers_of(zombie)
-    zombie.send_signal(signal.SIGTERM)  # it ends once the run that it thinks it has is over
-    zombie.send_signal(signal.SIGCONT)
-    assert zombie.wait(20) == 0
-    assert not alive(trainer)
-    assert "the lease is lost" in (shop.home / "w1" / "log").read_text()
-    assert shop.run(run) == ended
-    assert shop.charged(run) == ("settled", LONG)

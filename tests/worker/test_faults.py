@@ -1,0 +1,175 @@
+"""Workers, trainers and disks that fail under a run: it goes on, each step charged once.
+
+``AFFIDAVIT_KILLS`` workers are killed, one after the other, at random steps: one in the tests, ten
+in ``make soak``, which does everything on both databases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.envelope import read_envelope
+from affidavit.trainer import checkpoint, journal, keeper
+from affidavit.worker import handover
+from tests.worker.test_runs import LONG, alive, trainers_of
+
+KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
+DATABASES = ["sqlite", "postgresql"] if KILLS > 1 else ["postgresql"]
+STEPS = 600 + 200 * KILLS
+LEASE = "2"
+
+
+def told(shop: Any, found: Any) -> str:
+    """How a run ended, and what its worker and trainer had to say last."""
+    said = {name: found[name] for name in ("id", "state", "code", "message", "claims", "steps")}
+    return f"{said}\n{shop.logs()[-6000:]}"
+
+
+def folder_of(shop: Any, run: str, fence: int) -> Path:
+    return Path(shop.home) / "runs" / "tiny" / f"{run}-{fence}" / "run"
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a record that may still be written."""
+    path = folder / "record.jsonl"
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def charges_of(folder: Path) -> set[tuple[str, int]]:
+    """Keys and steps that were charged under a token; empty if nothing ever was."""
+    if not (folder / "record.jsonl").exists():
+        return set()
+    lines = lines_of(folder)
+    return {(each["key_commitment"], each["step"]) for each in lines if each["type"] == "charge"}
+
+
+def trains(shop: Any, run: str, after: int, steps: int) -> int:
+    """Wait until an attempt after that token released so many steps of its own; its token."""
+    seen: dict[Path, int] = {}
+    end = time.monotonic() + 120
+    while True:
+        for record in (shop.home / "runs" / "tiny").glob(f"{run}-*/run/record.jsonl"):
+            fence = int(record.parts[-3].rpartition("-")[2])
+            found = record.read_bytes().count(b'"type":"release"')
+            if fence > after and found >= seen.setdefault(record, found) + steps:
+                return fence
+        assert time.monotonic() < end, (shop.run(run), shop.logs())
+        time.sleep(0.01)
+
+
+def dies(pid: int) -> None:
+    """Wait until a process is gone, whose parent is."""
+    end = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def settled_once(shop: Any, run: str, steps: int) -> Conformance:
+    """Hold the last attempt's record against the certificate, and the others' against it."""
+    found = shop.run(run)
+    last = folder_of(shop, run, found["claims"])
+    bundle = json.loads((last.parent / "bundle.json").read_bytes())
+    predicate = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
+    checked = conformance((last / "record.jsonl").read_bytes(), predicate)
+    assert (checked.conformant, checked.head) == (True, found["record"])
+    assert shop.charged(run) == ("settled", steps)
+    kept = charges_of(last)
+    assert len({key for key, _ in kept}) == len({step for _, step in kept}) == steps
+    for fence in range(1, found["claims"]):
+        # Whatever another attempt charged, with the key that it used, is charged here.
+        assert charges_of(folder_of(shop, run, fence)) <= kept
+        assert not (folder_of(shop, run, fence) / checkpoint.NAME).exists()
+    return checked
+
+
+def test_a_run_outlives_its_workers(shop: Any) -> None:
+    """One is stopped beyond its lease and goes on afterwards; others are killed."""
+    drawn = random.Random(STEPS)
+    run = shop.request(shop.certify(STEPS))
+    zombie = shop.worker("--lease", LEASE, name="w0")
+    fence = trains(shop, run, 0, drawn.randint(1, 40))
+    zombie.send_signal(signal.SIGSTOP)
+    (orphan,) = trainers_of(zombie)
+    for number in range(1, KILLS + 1):
+        worker = shop.worker("--lease", LEASE, name=f"w{number}")
+        fence = trains(shop, run, fence, drawn.randint(1, 40))
+        (trainer,) = trainers_of(worker)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait(10)
+        if number == 1:
+            assert alive(orphan)  # all this time it may do what it was allowed
+            zombie.send_signal(signal.SIGTERM)
+            zombie.send_signal(signal.SIGCONT)
+            assert zombie.wait(30) == 0
+            assert "the lease is lost" in (shop.home / "w0" / "log").read_text()
+        dies(trainer)
+    shop.worker("--lease", LEASE, name="last")
+    found = shop.wait(run, "settled", "failed", "cancelled", seconds=240)
+    # A worker that is given no time to renew its lease in loses it too.
+    assert (found["state"], found["claims"] >= KILLS + 2) == ("settled", True), told(shop, found)
+    checked = settled_once(shop, run, STEPS)
+    assert checked.steps_released < STEPS
+
+
+@pytest.mark.parametrize("database_url", DATABASES, indirect=True)
+def test_what_befalls_a_trainer(shop: Any) -> None:
+    """Killed, a full disk, cancelled, too late; and two runs of one certificate side by side."""
+    certificate, endless = shop.certify(STEPS), shop.certify(LONG)
+    killed = shop.request(certificate)
+    full = shop.request(certificate, model="mlp:200,seed=1,blocks=all")
+    worker = shop.worker("--slots", "2", "--lease", "6")
+    other = shop.worker("--slots", "2", "--lease", "6", name="w2")
+    stopped, late = shop.request(endless), shop.request(endless, time_limit=8)
+    for run in (killed, full, stopped):
+        trains(shop, run, 0, 3)
+    os.kill(trainer_of(killed, worker, other), signal.SIGKILL)
+    disk_full(shop, full, worker, other)
+    assert shop.ask("POST", f"/v1/runs/{stopped}/cancel", body={"reason": "no"})["cancel_asked"]
+    for run, state, code in (
+        (stopped, "cancelled", "cancelled"),
+        (late, "failed", "time_limit"),
+    ):
+        found = shop.wait(run, "settled", "failed", "cancelled", seconds=240)
+        assert (found["state"], found["code"]) == (state, code), told(shop, found)
+        charged = found["steps"]["charged"]
+        assert 0 < charged < LONG, told(shop, found)
+        settled_once(shop, run, charged)
+        assert (folder_of(shop, run, found["claims"]) / keeper.WEIGHTS).exists()
+    for run in (killed, full):
+        found = shop.wait(run, "settled", "failed", seconds=240)
+        assert (found["state"], found["claims"] >= 2) == ("settled", True), told(shop, found)
+        settled_once(shop, run, STEPS)
+
+
+def trainer_of(run: str, *workers: subprocess.Popen[bytes]) -> int:
+    """The process that trains a run."""
+    (found,) = (
+        pid
+        for worker in workers
+        for pid in trainers_of(worker)
+        if run in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+    return found
+
+
+def disk_full(shop: Any, run: str, *workers: subprocess.Popen[bytes]) -> None:
+    """Let the run's trainer write no file as large as its checkpoint any more."""
+    size = (folder_of(shop, run, 1) / checkpoint.NAME).stat().st_size // 2
+    resource.prlimit(trainer_of(run, *workers), resource.RLIMIT_FSIZE, (size, size))
+
+
+def test_the_worker_knows_the_trainers_files() -> None:
+    assert handover.CHECKPOINTS == (checkpoint.PARTIAL, checkpoint.NAME)
+    assert (handover.RECORD, handover.OPENING) == (journal.NAME, keeper.OPENING)
