@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -43,7 +43,8 @@ check: install-trainer
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/hadolint Dockerfile deploy/worker/Dockerfile
+	$(BIN)/shellcheck deploy/compose/roles.sh deploy/slurm/worker.sbatch
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker-compose.yml
 
 serve: install
@@ -57,6 +58,7 @@ lock: install
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/$(COMPILE) --group dev --extra postgresql pyproject.toml --output-file requirements.lock
 	$(BIN)/$(COMPILE) --extra postgresql pyproject.toml --output-file requirements-run.lock
+	$(BIN)/$(COMPILE) --extra postgresql --extra trainer --constraint requirements-run.lock pyproject.toml --output-file deploy/worker/requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
@@ -70,6 +72,10 @@ docs: install
 site: install
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
 	@echo "build/site/index.html"
+
+# Into docs/benchmarks.md and docs/scale.md; for hours, with nothing beside it. BENCHES="gate service" runs some.
+bench: install-trainer
+	$(BIN)/python -m bench.all $(BENCHES)
 
 bench-accounting: install
 	$(BIN)/python bench/accounting.py
@@ -86,6 +92,10 @@ bench-monte-carlo: install
 # wrk sends (apt-get install wrk); about three minutes on an idle machine.
 bench-service: install
 	$(BIN)/python -m bench.service
+
+# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: one to three hours.
+bench-scale: install
+	$(BIN)/python -m bench.scale
 
 # jax-privacy compiles for minutes; without its environment only our side is measured.
 bench-strategies: install

@@ -1,0 +1,191 @@
+"""The manifests are valid, run under the restricted standard, and name what there is."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from tests.deploy.manifests import (
+    DEPLOY,
+    ROOT,
+    VERSION,
+    documents,
+    image,
+    parsed,
+    pods,
+    variables,
+    violations,
+)
+
+FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+ALL = [(path.name, each) for path in FILES for each in documents(path)]
+PODS = [(name, pod) for name, each in ALL for pod in pods(each)]
+OLDEST = "1.30"
+PAGE = (ROOT / "docs/how-to/run-on-kubernetes.md").read_text()
+
+
+def containers() -> list[dict[str, Any]]:
+    return [container for _, pod in PODS for container in pod["containers"]]
+
+
+@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
+@pytest.mark.parametrize(
+    "document", [each for _, each in ALL], ids=[f"{n}-{each['kind']}" for n, each in ALL]
+)
+def test_a_manifest_is_valid(document: dict[str, Any], version: str) -> None:
+    kubernetes_validate.validate(document, version, strict=True)
+    assert document["metadata"].get("namespace", "affidavit") == "affidavit"
+
+
+def test_a_field_that_is_misspelt_is_found() -> None:
+    wrong = copy.deepcopy(next(each for _, each in ALL if each["kind"] == "Job"))
+    wrong["spec"]["template"]["spec"]["restartpolicy"] = "Never"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, OLDEST, strict=True)
+
+
+@pytest.mark.parametrize(("name", "pod"), PODS, ids=[name for name, _ in PODS])
+def test_a_pod_is_let_into_a_restricted_namespace(name: str, pod: dict[str, Any]) -> None:
+    assert violations(pod) == [], name
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda pod: pod["securityContext"].pop("runAsNonRoot"), "root"),
+        (lambda pod: pod["securityContext"].pop("seccompProfile"), "system calls"),
+        (lambda pod: pod.update(hostPID=True), "hostPID"),
+        (lambda pod: pod["volumes"].append({"name": "v", "hostPath": {"path": "/"}}), "volume v"),
+        (lambda pod: pod["containers"][0]["securityContext"].pop("capabilities"), "capabilities"),
+        (
+            lambda pod: pod["containers"][0]["securityContext"].update(privileged=True),
+            "more privileges",
+        ),
+        (
+            lambda pod: pod["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"),
+            "writable root",
+        ),
+        (lambda pod: pod["containers"][0].pop("resources"), "no limits"),
+        (lambda pod: pod.pop("automountServiceAccountToken"), "service account's token"),
+    ],
+    ids=str,
+)
+def test_one_that_asks_for_more_is_not(spoil: Callable[[Any], None], found: str) -> None:
+    pod = copy.deepcopy(PODS[0][1])
+    spoil(pod)
+    assert violations(pod) == [found]
+
+
+def test_commands_are_those_of_the_programs() -> None:
+    for container in containers():
+        given = " ".join([*container["command"], *container.get("args", [])])
+        told = given.replace("$(MEMORY)", "32768").replace("$(POD)", "affidavit-worker-5f6c")
+        options = parsed(told.split())
+        gpus = int(container["resources"]["limits"].get("nvidia.com/gpu", 0))
+        if "processes" in options:
+            assert (options["gpu"], options["processes"]) == (gpus > 0, gpus)
+            # The memory is that of one run.
+            assert (options["memory"], options["slots"]) == (32768, 1)
+
+
+def test_variables_are_read_and_secrets_are_no_values() -> None:
+    known = variables()
+    assert {"DATABASE_URL", "AFFIDAVIT_TOKEN", "AFFIDAVIT_SERVER"} <= known
+    for container in containers():
+        used = set(re.findall(r"\$\((\w+)\)", " ".join(container.get("args", []))))
+        for each in container["env"]:
+            assert each["name"] in known | used, each
+            if re.search("TOKEN|KEY|URL", each["name"]):
+                assert "secretKeyRef" in each["valueFrom"], each
+
+
+def test_ports_users_and_paths_are_those_of_the_image() -> None:
+    built = image()
+    for name, pod in PODS:
+        assert pod["securityContext"]["runAsUser"] == int(built["USER"]), name
+        volumes = {volume["name"] for volume in pod["volumes"]}
+        for container in pod["containers"]:
+            assert container["image"].rpartition(":")[2] == VERSION
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            assert set(mounts.values()) == volumes
+            home = [path for path in mounts if path.startswith("/var/lib/affidavit/")]
+            assert all(path.startswith(built["AFFIDAVIT_HOME"]) for path in home)
+            ports = [str(port["containerPort"]) for port in container.get("ports", [])]
+            if ports:
+                assert ports == [built["EXPOSE"]]
+                assert parsed(container["command"])["port"] == int(built["EXPOSE"])
+            for kind in ("livenessProbe", "startupProbe", "readinessProbe"):
+                wanted = "/readyz" if kind == "readinessProbe" else "/livez"
+                assert (
+                    container.get(kind, {"httpGet": {"path": wanted}})["httpGet"]["path"] == wanted
+                )
+            if ports:
+                assert container.keys() >= {"livenessProbe", "startupProbe", "readinessProbe"}
+
+
+def test_files_that_a_worker_reads_are_mounted() -> None:
+    read = 0
+    for container in containers():
+        if "args" not in container:
+            continue
+        paths = [Path(each.partition("=")[2]) for each in container["args"] if "=/" in each]
+        mounts = [Path(each["mountPath"]) for each in container["volumeMounts"]]
+        for path in paths:
+            assert any(path.is_relative_to(mount) for mount in mounts), path
+            read += 1
+    assert read == 4
+
+
+def test_the_page_makes_everything_that_is_referred_to() -> None:
+    """Every secret and configuration with its keys, and applies every file."""
+    text = PAGE.replace("\\\n", " ")
+    made: dict[tuple[str, str], set[str]] = {}
+    for line in re.findall(r"^kubectl .*create (?:secret|configmap).*$", text, re.MULTILINE):
+        words = shlex.split(line)
+        kind = "secretKeyRef" if "secret" in words else "configMap"
+        name = words[words.index("generic" if "secret" in words else "configmap") + 1]
+        keys = re.findall(r"--from-(?:literal|file)=([\w.-]+)=", line)
+        made.setdefault((kind, name), set()).update(keys)
+    wanted: dict[tuple[str, str], set[str]] = {}
+    for _, pod in PODS:
+        for volume in pod["volumes"]:
+            if "configMap" in volume:
+                wanted.setdefault(("configMap", volume["configMap"]["name"]), set())
+        for container in pod["containers"]:
+            for each in container["env"]:
+                if reference := each.get("valueFrom", {}).get("secretKeyRef"):
+                    keys = wanted.setdefault(("secretKeyRef", reference["name"]), set())
+                    keys.add(reference["key"])
+    assert made.keys() == wanted.keys()
+    assert all(keys <= made[name] for name, keys in wanted.items())
+    assert "service.json" in made["configMap", "affidavit-service-keys"]
+    assert not [path.name for path in FILES if f"deploy/kubernetes/{path.name}" not in text]
+
+
+def test_the_service_is_reached_where_workers_look_for_it() -> None:
+    (service,) = (each for _, each in ALL if each["kind"] == "Service")
+    (port,) = service["spec"]["ports"]
+    url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    deployed = next(
+        each
+        for _, each in ALL
+        if each["metadata"]["name"] == "affidavit" and each["kind"] == "Deployment"
+    )
+    assert port["port"] == 80
+    labels = deployed["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    servers = [each for one in containers() for each in one.get("args", []) if "server=" in each]
+    assert servers == [f"--server={url}"] * 2
+    others = [
+        each["spec"]["template"]["metadata"]["labels"]
+        for _, each in ALL
+        if each["kind"] in ("Job", "Deployment")
+    ]
+    assert sum(service["spec"]["selector"].items() <= each.items() for each in others) == 1
