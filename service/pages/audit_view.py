@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
+from urllib.parse import quote
 
 from sqlalchemy import Connection, Select, func, select
 
@@ -20,6 +21,7 @@ from affidavit.service.log.proofs import InclusionProof, LogReader, NothingLogge
 from affidavit.service.log.range_check import RangeChecked
 from affidavit.service.log.stored_tree import last_checkpoint
 from affidavit.service.log.tables import log_entries, log_leaves, log_pending
+from affidavit.service.pages.text import short
 
 KINDS: tuple[str, ...] = get_args(EntryKind)
 PAGE = 50
@@ -27,6 +29,8 @@ EXPORT = 1000
 """Entries of one answer, on a page and as data."""
 MOST_WAITING = 1000
 _SAID = 4
+_LONGEST = 64
+_OF_CERTIFICATES = frozenset({"certificate", "refusal", "approval", "revocation"})
 _DULL = frozenset({"key_id", "expires_at", "digest", "envelope", "envelope_digest", "seq"})
 """Fields that say little to a reader; the entry's own page has them."""
 
@@ -45,7 +49,10 @@ class CheckpointShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An entry of the log; ``said`` is the beginning of what its body says."""
+    """An entry of the log; ``said`` is the beginning of what its body says.
+
+    ``page`` is where its subject is shown, None where it has no page of its own.
+    """
 
     index: int
     kind: str
@@ -54,6 +61,7 @@ class Entry:
     at: str
     said: str
     leaf_hash: str
+    page: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +191,31 @@ def _entry(index: int, leaf: bytes, content: str) -> Entry:
         at=said["at"],
         said=_said(said["body"]),
         leaf_hash=bytes(leaf).hex(),
+        page=_page(said["kind"], said["subject"], said["body"]),
     )
+
+
+def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
+    """Where the subject of an entry is shown.
+
+    >>> _page("run", "4dd9a3c5", {}), _page("budget", "digits/example/add_remove", {})
+    ('/runs/4dd9a3c5', '/datasets/digits?ledger=example/add_remove')
+    """
+    if kind in _OF_CERTIFICATES:
+        return f"/certificates/{quote(subject, safe=':')}"
+    match kind:
+        case "run":
+            return f"/runs/{quote(subject, safe='')}"
+        case "budget" if subject.count("/") == 2:
+            dataset, ledger = subject.split("/", 1)
+            return f"/datasets/{quote(dataset, safe='')}?ledger={quote(ledger)}"
+        case "policy" if isinstance(body.get("name"), str) and isinstance(body.get("version"), int):
+            return f"/policies/{quote(body['name'], safe='')}/{body['version']}"
+        case "waiver":
+            return "/waivers"
+        case "keyset":
+            return "/keys"
+    return None
 
 
 def _said(body: Mapping[str, Any]) -> str:
@@ -193,8 +225,17 @@ def _said(body: Mapping[str, Any]) -> str:
     'action created, name ci'
     """
     plain = [
-        f"{name.replace('_', ' ')} {value[:64] if isinstance(value, str) else value}"
+        f"{name.replace('_', ' ')} {_plain(value)}"
         for name, value in body.items()
         if isinstance(value, str | int | float) and name not in _DULL and value != ""
     ]
     return ", ".join(plain[:_SAID])
+
+
+def _plain(value: str | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = str(value)
+    if text.startswith("sha256:"):
+        return short(text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

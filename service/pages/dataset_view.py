@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from affidavit.accountants.bracket import decimal_down, decimal_up
 from affidavit.accountants.filter.cost import UNIT
@@ -21,13 +21,18 @@ from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
 from affidavit.certificate.policy.document import Policy
 from affidavit.service.ledger import document, rows
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
+from affidavit.service.ledger.tables import reservations
 from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.runs.tables import run_events, runs
 
 LISTED = 50
 """Ledgers, or entries of one, on a page."""
 DRAWN = 60
 """Changes of a ledger that its chart shows, the latest."""
 DIGITS = 6
+FAILED_LOOKED_AT = 2000
+"""Failed runs, the latest, among which those are sought whose record does not conform."""
+NAMED = 5
 NEARLY = 0.8
 """The share of a budget from which on it is said to be at risk."""
 
@@ -101,6 +106,7 @@ class PolicyLine:
 class Dataset:
     """One data set: its ledgers, and the one that is shown with its entries and chart.
 
+    ``not_conformant`` are the latest runs whose record does not hold, which no charge bounds.
     ``forecast`` is of a run like the latest one. ``composed`` is None until it is asked for.
     ``policy_names_it`` says whether a policy is for this very data set.
     """
@@ -114,6 +120,7 @@ class Dataset:
     forecast: str | None
     forecast_of: str | None
     policy: PolicyLine
+    not_conformant: tuple[str, ...] = ()
     composed: str | None = None
     composed_by: str | None = None
     asked: str | None = None
@@ -160,6 +167,7 @@ def dataset(
         forecast=None if latest is None else _forecast(chosen, latest),
         forecast_of=None if latest is None else latest.certificate_id,
         policy=policy,
+        not_conformant=_not_conformant(connection, chosen),
     ), chosen
 
 
@@ -267,6 +275,26 @@ def _entry(found: Reservation) -> EntryLine:
     )
 
 
+def _not_conformant(connection: Connection, kept: KeptLedger) -> tuple[str, ...]:
+    """The latest runs on this ledger whose record does not conform, of the latest that failed."""
+    failed = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(FAILED_LOOKED_AT)
+        .subquery()
+    )
+    query = (
+        select(failed.c.run_id)
+        .join(runs, runs.c.id == failed.c.run_id)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
+        .where(reservations.c.ledger_id == kept.id, failed.c.body.contains("not_conformant"))
+        .order_by(failed.c.at.desc())
+        .limit(NAMED)
+    )
+    return tuple(connection.execute(query).scalars())
+
+
 def _forecast(kept: KeptLedger, latest: Reservation) -> str:
     # Whether it could be admitted alone matters only in an empty ledger; the filter decides.
     said = document.forecast_document(kept, latest.cost, latest.certificate_id, certain=False)
@@ -275,8 +303,10 @@ def _forecast(kept: KeptLedger, latest: Reservation) -> str:
 
 
 def spent_chart(connection: Connection, kept: KeptLedger) -> str:
-    """What was spent after each of the last changes, beside the budget in force."""
+    """What was spent after each of the last changes, beside the budget; empty without any."""
     states = rows.states_of(connection, kept.id, DRAWN)
+    if len(states) < 2:
+        return ""
     after = [(float(state.seq), replace(kept, state=state)) for _, state in states]
     spent = tuple((seq, document.spent_epsilon(each)) for seq, each in after)
     plain = tuple((seq, each.state.spent.epsilon.value(UNIT)) for seq, each in after)

@@ -32,6 +32,7 @@ TELLS = {
     "requeued": "given back, waiting again",
     "cancel_asked": "asked to stop",
     "running": "first step begun; its budget is committed",
+    "resumed": "gone on with by another worker",
     "settled": "settled: the record conforms to the certificate",
     "failed": "failed",
     "cancelled": "cancelled",
@@ -42,7 +43,7 @@ _WORDS = ("worker", "code", "message", "steps_charged")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLine:
-    """A run in one line of the queue; ``steps_certified`` is None in a list."""
+    """A run in one line; ``steps`` were reported, and ``steps_charged`` of one that ended."""
 
     id: str
     state: str
@@ -53,6 +54,8 @@ class RunLine:
     dataset: str | None
     worker: str | None
     steps: int
+    steps_certified: int
+    steps_charged: int | None
     cancel_asked: bool
     code: str | None
     by: str
@@ -165,7 +168,8 @@ def run_of(connection: Connection, run_id: str) -> tuple[RunView, Reservation]:
     query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
     events = tuple(_event(row) for row in connection.execute(query))
     outcome = run.outcome or {}
-    done = run.steps if run.outcome is None else outcome.get("steps_charged") or run.steps
+    charged = outcome.get("steps_charged")
+    done = run.steps if charged is None else charged
     return RunView(
         line=_line(run, reservation.name, reservation.scope.dataset),
         ended=run.outcome is not None,
@@ -175,7 +179,7 @@ def run_of(connection: Connection, run_id: str) -> tuple[RunView, Reservation]:
         reservation_state=reservation.state,
         reserved=_epsilon(reservation.cost),
         charged=_epsilon(reservation.charged),
-        steps_charged=outcome.get("steps_charged"),
+        steps_charged=charged,
         data=run.wanted["data"],
         model=run.wanted["model"],
         output=run.wanted["output"],
@@ -199,6 +203,8 @@ def _line(run: Run, name: str | None, dataset: str | None) -> RunLine:
         dataset=dataset,
         worker=run.worker,
         steps=run.steps,
+        steps_certified=run.certified_steps,
+        steps_charged=(run.outcome or {}).get("steps_charged"),
         cancel_asked=run.cancel_asked,
         code=(run.outcome or {}).get("code"),
         by=run.requested_by,

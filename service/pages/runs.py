@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -179,7 +180,7 @@ def _asked(sent: Form) -> dict[str, object]:
     for name in ("priority", "time_limit"):
         given = sent.get(name)
         if given:
-            found[name] = int(given) if given.lstrip("-").isdecimal() and len(given) < 12 else given
+            found[name] = int(given) if re.fullmatch(r"-?[0-9]{1,10}", given) else given
     if sent.get("gpu"):
         found["requirements"] = {"gpu": True}
     return found

@@ -13,12 +13,10 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from affidavit.accountants.bracket import decimal_down
 from affidavit.service.pages.navigation import is_current
 from affidavit.service.pages.static_files import static
-from affidavit.service.pages.text import visible
-
-SHORT = 12
-"""Characters of an id that are shown; the whole one is beside it for who asks."""
+from affidavit.service.pages.text import short, visible
 
 
 @cache
@@ -35,19 +33,15 @@ def environment() -> Environment:
     )
     found.globals.update(static=static, is_current=is_current, query=query)
     found.filters.update(
-        short=short, day=day, moment=moment, second=second, whole=whole, words=words
+        short=short,
+        day=day,
+        moment=moment,
+        second=second,
+        whole=whole,
+        plain=plain,
+        words=words,
     )
     return found
-
-
-def short(identity: str) -> str:
-    """The beginning of an id, without the name of its hash.
-
-    >>> short("sha256:0123456789abcdef0123456789abcdef")
-    '0123456789ab…'
-    """
-    bare = identity.removeprefix("sha256:")
-    return bare if len(bare) <= SHORT + 1 else f"{bare[:SHORT]}…"
 
 
 def day(at: datetime) -> str:
@@ -72,6 +66,15 @@ def whole(number: int) -> str:
     '1,234,567'
     """
     return f"{number:,}"
+
+
+def plain(number: float) -> str:
+    """A number that was given, in the shortest decimal that is it.
+
+    >>> plain(6.0), plain(1e-05)
+    ('6', '1e-5')
+    """
+    return decimal_down(number, 17)
 
 
 def words(code: str) -> str:

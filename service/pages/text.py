@@ -17,6 +17,9 @@ import unicodedata
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 _KEPT = frozenset("\n\r\t")
+SHORT = 12
+"""Characters of an id that are shown; the whole one is beside it for who asks."""
+
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 
 
@@ -25,6 +28,16 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(_spelled(each) if _is_hidden(each) else each for each in text)
+
+
+def short(identity: str) -> str:
+    """The beginning of an id, without the name of its hash.
+
+    >>> short("sha256:0123456789abcdef0123456789abcdef")
+    '0123456789ab…'
+    """
+    bare = identity.removeprefix("sha256:")
+    return bare if len(bare) <= SHORT + 1 else f"{bare[:SHORT]}…"
 
 
 def inert(text: str) -> str:

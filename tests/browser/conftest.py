@@ -13,28 +13,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
-import uvicorn
 
-from affidavit.certificate.keys import KeyStore
-from affidavit.service.app import create_app
-from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import upgrade
-from affidavit.service.settings import Settings
+from tests.browser.serving import Site, served, settings_in
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MILLISECONDS = 20_000
@@ -68,64 +57,6 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 # ---- the service -------------------------------------------------------------------
-
-
-@dataclass
-class Site:
-    """A served application, and what it takes to fill it."""
-
-    url: str
-    settings: Settings
-
-    def token(self, name: str, *scopes: str) -> str:
-        """The text of a new token."""
-        engine = open_engine(self.settings.database_url)
-        try:
-            wanted = [Scope(each) for each in scopes]
-            _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
-            return text.text
-        finally:
-            engine.dispose()
-
-    def ask(self, method: str, path: str, token: str, **sent: Any) -> httpx.Response:
-        """One request of a program; what it answers must be no error."""
-        headers = {"authorization": f"Bearer {token}"}
-        answer = httpx.request(method, self.url + path, headers=headers, timeout=60, **sent)
-        assert answer.status_code < 400, answer.text
-        return answer
-
-
-@contextmanager
-def served(settings: Settings) -> Iterator[Site]:
-    """Serve ``settings`` on a free loopback port, in a thread of this process."""
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    app = create_app(settings)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, proxy_headers=False)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        end = time.monotonic() + 30
-        while not server.started:
-            assert thread.is_alive(), "it did not start"
-            assert time.monotonic() < end, "it did not start in time"
-            time.sleep(0.02)
-        yield Site(f"http://127.0.0.1:{listening.getsockname()[1]}", settings)
-    finally:
-        server.should_exit = True
-        thread.join(30)
-
-
-def settings_in(home: Path, template: Path, **changes: Any) -> Settings:
-    """Settings of a service with a database and a key of its own."""
-    shutil.copy(template, home / "affidavit.db")
-    KeyStore(home / "keys").new("production 2026")
-    given = {"workers": 1, "loopback": True, **changes}
-    return Settings(
-        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", **given
-    )
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.plan.loading import load_json
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job
-from tests.service.runs.records import record_of
+from tests.browser.company import Worker
 
 PLAN = {
     "version": 1,
@@ -26,41 +18,6 @@ PLAN = {
     "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
     "target": {"epsilon": 8, "delta": 1e-5},
 }
-
-
-class Worker:
-    """A worker that only says what it did."""
-
-    def __init__(self, site: Any) -> None:
-        self.site, self.token = site, site.token("worker", "work")
-        self.key = SigningKey.generate("worker")
-        KeyStore(Path(site.settings.worker_keys)).keep(self.key.public)
-
-    def claim(self) -> dict[str, Any]:
-        path, asked = "/v1/queues/default/claims", {"worker": "w1"}
-        found: dict[str, Any] = self.site.ask("POST", path, self.token, json=asked).json()
-        return found
-
-    def say(self, job: dict[str, Any], what: str, **body: Any) -> None:
-        path = f"/v1/runs/{job['run']}/{what}"
-        self.site.ask("POST", path, self.token, json={"fence": job["fence"], **body})
-
-    def complete(self, job: dict[str, Any], steps: int) -> None:
-        path = f"/v1/runs/{job['run']}/bundle"
-        bundle = self.site.ask("GET", path, self.token).json()
-        payload = read_envelope(bundle["envelope"]).payload
-        record = record_of(load_json(payload).data["predicate"], steps)
-        self.say(job, "record", part=1, lines=record.content)
-        envelope = provenance(
-            Job.read(job),
-            conformance(record.content.encode(), record.predicate),
-            self.key,
-            worker="w1",
-            weights="2" * 64,
-            header=None,
-            began=datetime.now(UTC),
-        )
-        self.say(job, "complete", provenance=envelope)
 
 
 @pytest.fixture(scope="module")
