@@ -77,6 +77,10 @@ site: install
 bench: install-trainer
 	$(BIN)/python -m bench.all $(BENCHES)
 
+# Into docs/benchmarks.md and docs/scale.md; for hours, with nothing beside it. BENCHES="gate service" runs some.
+bench: install-trainer
+	$(BIN)/python -m bench.all $(BENCHES)
+
 bench-accounting: install
 	$(BIN)/python bench/accounting.py
 
@@ -92,6 +96,10 @@ bench-monte-carlo: install
 # wrk sends (apt-get install wrk); about three minutes on an idle machine.
 bench-service: install
 	$(BIN)/python -m bench.service
+
+# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: one to three hours.
+bench-scale: install
+	$(BIN)/python -m bench.scale
 
 # A thousand workers and 10^5 runs on PostgreSQL, training stubbed: one to three hours.
 bench-scale: install

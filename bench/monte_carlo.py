@@ -52,9 +52,9 @@ def plain_draws(delta: float, relative: float, failure: float) -> float:
 
 
 def main() -> None:
-    """Print one line a case."""
-    head = f"{'bins':>5} {'epochs':>6} {'λ':>5} {'σ':>6} {'δ':>6} {'ε':>20} {'seconds':>8}"
-    sys.stdout.write(f"{head} {'draws':>9} {'plain':>9} {'ratio':>8}\n")
+    """Print a table in Markdown, a row a case."""
+    heads = ("bins", "epochs", "λ", "σ", "δ", "ε", "s", "draws", "plain draws", "times as many")
+    sys.stdout.write(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|\n")
     for bins, epochs, rate, sigma, delta in CASES:
         curve = MonteCarloAccountant().curve(event(bins, epochs, rate, sigma))
         start = time.perf_counter()
@@ -67,9 +67,9 @@ def main() -> None:
         relative = math.expm1(slope * (found.upper - found.lower) / 2)
         plain = plain_draws(delta, relative, curve.failure_probability / 256)
         sys.stdout.write(
-            f"{bins:5d} {epochs:6d} {rate:5.2f} {sigma:6.2f} {delta:6.0e} "
-            f"[{found.lower:8.5f}, {found.upper:8.5f}] {seconds:8.1f} "
-            f"{design.draws:9.1e} {plain:9.1e} {plain / design.draws:8.0f}\n"
+            f"| {bins} | {epochs} | {rate:g} | {sigma:g} | {delta:.0e} "
+            f"| [{found.lower:.5f}, {found.upper:.5f}] | {seconds:.1f} "
+            f"| {design.draws:.1e} | {plain:.1e} | {plain / design.draws:.0f} |\n"
         )
 
 

@@ -8,6 +8,7 @@ steps with the device waited for; ratios are of one run.
 
     python bench/gpu/run.py              on a machine with CUDA
     python bench/gpu/run.py --twin       the same on a processor with sizes that take seconds
+    python bench/gpu/run.py --markdown   print tables rather than a JSON document
 
 The goals, for an H200: a private step at most 1.15 times the plain one (1.20 at T = 1024),
 memory at most 1.10, noise at most 2 % and Newton-Schulz at most 7 % of it, at least 1.6 times
@@ -303,8 +304,40 @@ def main(arguments: list[str]) -> int:
         line = {k: round(v, 4) for k, v in found["cases"][-1].items() if isinstance(v, float)}
         sys.stderr.write(f"T = {case.tokens}: {line}\n")
     found["seconds"] = time.perf_counter() - began
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    told = "\n".join(tables(found)) if "--markdown" in arguments else json.dumps(found, indent=1)
+    sys.stdout.write(f"{told}\n")
     return 0
+
+
+SHOWN = {
+    "tokens": "T",
+    "lot": "lot",
+    "plain": "plain, s",
+    "private": "private, s",
+    "over_plain": "private / plain",
+    "memory_over_plain": "memory / plain",
+    "noise_share": "noise",
+    "newton_schulz_share": "Newton-Schulz",
+    "ghost_over_private": "ghost clipping / private",
+}
+"""What the table has of a case, and how it is headed."""
+
+
+def tables(found: dict[str, Any]) -> Iterator[str]:
+    """Lines of Markdown: the device, a row for each case, what was checked."""
+    kernel = "with" if found["triton"] else "without"
+    yield f"{found['device']}, torch {found['torch']}, {kernel} Triton.\n"
+    yield f"| {' | '.join(SHOWN.values())} |\n{'|---' * len(SHOWN)}|"
+    for case in found["cases"]:
+        yield f"| {' | '.join(f'{case[key]:.4g}' if key in case else '' for key in SHOWN)} |"
+    yield ""
+    for case in found["cases"]:
+        if "ghost_failed" in case:
+            yield f"- Ghost clipping failed at T = {case['tokens']}: {case['ghost_failed']}"
+    for name, told in found["checks"].items():
+        yield f"- {name}: {told}"
+    for tokens in found.get("left_out", []):
+        yield f"- T = {tokens} was left out: the time was over."
 
 
 if __name__ == "__main__":

@@ -1,0 +1,192 @@
+"""All benches that this machine can run, one after the other, into the documents.
+
+Each is a program that prints Markdown. What it prints goes between its markers in its document
+(``sections``), with the date, the commit, the machine and the versions; the prose around them
+is kept. One that fails, prints no table or takes longer than its limit is stopped and changes
+nothing, and the program then ends with 1. What was printed is kept in ``build/bench`` as well.
+
+    python -m bench.all [NAME ...]
+
+Nothing else should run on the machine; the load before each is written beside its figures.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bench.sections import ROOT, provenance, section, with_section
+from tests.service import postgresql_server
+
+OPACUS = ROOT / ".venv-opacus" / "bin" / "python"
+KEPT = ROOT / "build" / "bench"
+LINE = 10.0
+"""Seconds after which it is said again that a bench runs."""
+
+
+def _nothing() -> str:
+    return ""
+
+
+def _wrk() -> str:
+    return "" if shutil.which("wrk") else "wrk is not here (apt-get install wrk)"
+
+
+def _postgresql() -> str:
+    return "" if postgresql_server.binaries() else "PostgreSQL is not here"
+
+
+def _torch() -> str:
+    return "" if find_spec("torch") else "PyTorch is not here (make install-trainer)"
+
+
+def _cuda() -> str:
+    if _torch():
+        return _torch()
+    import torch
+
+    return "" if torch.cuda.is_available() else "there is no CUDA device"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """A program: what Python is given, after how many minutes it is stopped, and its document.
+
+    ``lacks`` says what it needs and the machine does not have; empty where it can run.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    minutes: float
+    document: Path = ROOT / "docs" / "benchmarks.md"
+    lacks: Callable[[], str] = _nothing
+
+
+BENCHES = (
+    Bench(name="gate", command=("bench/gate.py",), minutes=10),
+    Bench(
+        name="accounting",
+        command=("bench/accounting.py", "--prv", "--prv-seconds", "240", "--repeats", "1")
+        + (("--opacus", str(OPACUS)) if OPACUS.exists() else ()),
+        minutes=60,
+    ),
+    Bench(
+        name="sweeps",
+        command=("bench/accounting_sweeps.py", "--svg", "docs/benchmarks-steps.svg"),
+        minutes=20,
+    ),
+    Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
+    Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
+    Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),
+    Bench(name="trainer", command=("bench/trainer.py",), minutes=30, lacks=_torch),
+    Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
+    Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),
+    Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),
+    Bench(
+        name="scale",
+        command=("-m", "bench.scale"),
+        minutes=300,
+        document=ROOT / "docs" / "scale.md",
+        lacks=_postgresql,
+    ),
+)
+
+
+def chosen(names: Sequence[str]) -> list[Bench]:
+    """The benches of those names, all for none; raises ``SystemExit`` for one that is none."""
+    known = {bench.name: bench for bench in BENCHES}
+    if unknown := sorted(set(names) - set(known)):
+        raise SystemExit(f"no bench is called {', '.join(unknown)}; there are {', '.join(known)}")
+    return [bench for name, bench in known.items() if name in names or not names]
+
+
+def measure(bench: Bench) -> str:
+    """Run it and write what it printed into its document; why not, if that failed."""
+    section(bench.document.read_text(encoding="utf-8"), bench.name)
+    KEPT.mkdir(parents=True, exist_ok=True)
+    kept, load, began = KEPT / f"{bench.name}.md", os.getloadavg()[0], time.monotonic()
+    with kept.open("wb") as out:
+        status = _within(60 * bench.minutes, bench, out.fileno())
+    took, printed = time.monotonic() - began, kept.read_text(encoding="utf-8")
+    if status is None:
+        return f"stopped after {bench.minutes:g} minutes; {kept} has what it printed"
+    if status:
+        return f"ended with {status}; {kept} has what it printed"
+    if "\n|---" not in printed:
+        return f"printed no table; {kept} has what it printed"
+    # Read anew: hours may have gone by, and another part of the page may have been written.
+    text = bench.document.read_text(encoding="utf-8")
+    whole = f"{provenance(took, load)}\n\n{printed}"
+    bench.document.write_text(with_section(text, bench.name, whole), encoding="utf-8")
+    return ""
+
+
+def _within(seconds: float, bench: Bench, out: int) -> int | None:
+    """How it ended; None if it had to be stopped, with all the processes that it began."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if OPACUS.exists():
+        environment.setdefault("OPACUS_PYTHON", str(OPACUS))
+    process = subprocess.Popen(
+        [sys.executable, *bench.command],
+        cwd=ROOT,
+        env=environment,
+        stdout=out,
+        start_new_session=True,
+    )
+    try:
+        return _awaited(process, seconds, bench.name)
+    finally:
+        if process.poll() is None:
+            # First by the interrupt that lets it end the servers that it began.
+            for each in (signal.SIGINT, signal.SIGKILL):
+                os.killpg(process.pid, each)
+                try:
+                    process.wait(10)
+                except subprocess.TimeoutExpired:
+                    continue
+                break
+
+
+def _awaited(process: subprocess.Popen[bytes], seconds: float, name: str) -> int | None:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        try:
+            return process.wait(min(LINE, seconds - passed))
+        except subprocess.TimeoutExpired:
+            if sys.stderr.isatty():
+                sys.stderr.write(f"\r{name}: {time.monotonic() - began:.0f} s")
+    return None
+
+
+def main(names: Sequence[str]) -> int:
+    """Measure; 1 if a bench that can run here did not."""
+    failed, benches = 0, chosen(names)
+    for number, bench in enumerate(benches, 1):
+        place = f"[{number}/{len(benches)}] {bench.name}"
+        if lacking := bench.lacks():
+            failed += bool(names)  # who names a bench wants it
+            _say(f"{place}: left out, {lacking}")
+            continue
+        _say(f"{place}: at most {bench.minutes:g} minutes")
+        began = time.monotonic()
+        why = measure(bench)
+        failed += bool(why)
+        _say(f"{place}: {why or f'{time.monotonic() - began:.0f} s, in {bench.document.name}'}")
+    return min(failed, 1)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""The pages of benchmarks have a place for each bench, which measuring fills, and it alone."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT
+
+PAGES = ("benchmarks.md", "scale.md")
+MARKER = re.compile(r"<!-- (bench|end): ([\w-]+) -->")
+MEASURED = re.compile(r"\d(\.\d+)? ?(ms|MiB|times|x)\b|\d ?s\b|median \d|load \d")
+TABLE = "| a | b |\n|---|---|\n| 1 | 2 |"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """``bench.all``, which keeps what is printed in ``tmp_path``."""
+    monkeypatch.syspath_prepend(ROOT)
+    found = importlib.import_module("bench.all")
+    monkeypatch.setattr(found, "KEPT", tmp_path / "kept")
+    return found
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    """A page with a place for the bench ``some``."""
+    path = tmp_path / "page.md"
+    path.write_text("before\n<!-- bench: some -->\nold\n<!-- end: some -->\nafter\n")
+    return path
+
+
+def ran(bench: Any, page: Path, program: str, minutes: float = 1.0) -> str:
+    one = bench.Bench(name="some", command=("-c", program), minutes=minutes, document=page)
+    return str(bench.measure(one))
+
+
+def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
+    expected = [(bench.document.name, bench.name) for bench in bench.BENCHES]
+    found = [
+        (page, name)
+        for page in PAGES
+        for kind, name in MARKER.findall((DOCS / page).read_text(encoding="utf-8"))
+        if kind == "bench"
+    ]
+    assert sorted(found) == sorted(expected)
+    for each in bench.BENCHES:
+        assert bench.section(each.document.read_text(encoding="utf-8"), each.name).strip()
+        program = each.command[each.command[0] == "-m"]
+        path = program if program.endswith(".py") else f"{program.replace('.', '/')}.py"
+        assert (ROOT / path).exists()
+
+
+def test_what_was_measured_stands_between_markers_only() -> None:
+    """So that measuring anew leaves no old figure behind; what is aimed at may be anywhere."""
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    prose = re.sub(r"<!-- bench: .*?<!-- end: [\w-]+ -->", "", text, flags=re.DOTALL)
+    assert "\n|" not in prose
+    for paragraph in prose.split("\n\n"):
+        said = re.sub(r"Goals?:.*", "", paragraph, flags=re.DOTALL)
+        assert not MEASURED.search(said), paragraph
+
+
+def test_what_is_printed_takes_the_place_of_what_was(bench: Any, page: Path) -> None:
+    assert ran(bench, page, f"print({TABLE!r})") == ""
+    text = page.read_text()
+    assert text.startswith("before\n<!-- bench: some -->\n20")
+    assert text.endswith(f"\n\n{TABLE}\n\n<!-- end: some -->\nafter\n")
+    assert f"Python {sys.version.split()[0]}" in text
+    assert "old" not in text
+
+
+@pytest.mark.parametrize(
+    ("program", "minutes", "why"),
+    [
+        ("print('no table')", 1.0, "printed no table"),
+        (f"print({TABLE!r}); raise SystemExit(3)", 1.0, "ended with 3"),
+        (f"print({TABLE!r}); import time; time.sleep(60)", 0.02, "stopped after 0.02 minutes"),
+    ],
+    ids=["no table", "failed", "too long"],
+)
+def test_a_bench_that_did_not_end_well_changes_nothing(
+    bench: Any, page: Path, program: str, minutes: float, why: str
+) -> None:
+    before = page.read_text()
+    assert ran(bench, page, program, minutes).startswith(why)
+    assert page.read_text() == before
+
+
+def test_a_page_without_the_place_is_told_before_anything_is_measured(
+    bench: Any, page: Path
+) -> None:
+    page.write_text("<!-- end: some -->\n<!-- bench: some -->")
+    with pytest.raises(ValueError, match="bench: some"):
+        ran(bench, page, "raise SystemExit(3)")
+
+
+def test_some_can_be_chosen_and_what_cannot_run_is_left_out(
+    bench: Any, page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match=r"no bench is called gat; there are gate, "):
+        bench.main(["gate", "gat"])
+    one = bench.Bench(name="some", command=("-c", f"print({TABLE!r})"), minutes=1, document=page)
+    absent = replace(one, name="absent", lacks=lambda: "there is none here")
+    monkeypatch.setattr(bench, "BENCHES", (absent, one))
+    assert bench.main([]) == 0
+    told = capsys.readouterr().out
+    assert "[1/2] absent: left out, there is none here" in told
+    assert "[2/2] some: 0 s, in page.md" in told
+    assert bench.main(["absent"]) == 1
