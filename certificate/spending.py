@@ -28,6 +28,8 @@ from affidavit.certificate.costs import Run, run_of
 from affidavit.plan.model import Plan
 
 POINTS = 16
+HEADROOM = 1.1
+"""Of the axis over the certified ε, so that its line does not lie on the frame."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ def spending_chart(
         Rule(name="certified for the whole run", at=certified, axis="y"),
     ]
     said = f"ε grows with the steps to the certified {certified:.6g}."
+    if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
+        said = f"The certified {certified:.6g} is charged in full from the first step on."
     if run is not None:
         at = next((each.epsilon for each in spent if each.steps == run), None)
         if at is not None:
@@ -84,9 +88,13 @@ def spending_chart(
         title="ε over steps",
         description=said,
         x=Axis(label="steps run", low=0.0),
-        y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0),
+        y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0, high=_above(certified)),
         marks=tuple(marks),
     )
+
+
+def _above(certified: float) -> float | None:
+    return HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
 
 
 def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:

@@ -13,6 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate.charts import Chart, draw
 from affidavit.plan.reasons import MalformedPlan, Reason
 from affidavit.service.lifecycle.issuing import statement_of
+from affidavit.service.lifecycle.standing import Status
 from affidavit.service.pages.answer import PRIVATE, answer, page
 from affidavit.service.pages.certificate_pdf import certificate_pdf
 from affidavit.service.pages.certificate_view import CertificateView, certificate_view
@@ -31,7 +32,7 @@ from affidavit.service.use_cases.draw_certificate import Charts
 from affidavit.service.use_cases.submit_plan import TooBusy
 
 ONE = f"{PATH}/{{certificate_id}}"
-WIDTH, HEIGHT = 440, 320
+WIDTH, HEIGHT = 360, 300
 LONGEST_CLAIM = 64
 CHARTS = ("profile", "trade-off", "steps")
 OWN_STYLE = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
@@ -103,6 +104,9 @@ def registry(_: Reader, services: TheServices, certificate_id: CertificateId) ->
         raise Problem(
             409, "not_certified", "only a certified guarantee can be registered; this is none."
         )
+    if kept.status is not Status.ACTIVE:
+        stands = kept.status.value.replace("_", " ")
+        raise Problem(409, "not_active", f"this certificate is {stands} and may not be used.")
     entry = registry_entry(predicate, published=kept.created_at, certificate=kept.id)
     return _file(as_yaml(entry), "application/yaml", f"{entry['url_slug']}.yaml")
 

@@ -20,6 +20,7 @@ from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule
 from affidavit.certificate.charts.scales import Scale, is_shown
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
+from affidavit.service.pages.verification_view import VERIFY
 
 SYMBOLS = {
     "ε": "e",
@@ -167,6 +168,13 @@ def _head(made: _Document, view: CertificateView) -> None:
     made.say(view.name or "A plan without a name", HEADING)
     made.ln(1)
     made.say(view.sentence, HEADING, "B")
+    if view.standing is not None:
+        made.say(f"IT MAY NOT BE USED: {view.standing}", BODY, "B")
+    for waived in view.waived:
+        made.say(
+            f"Waived: {waived.code}. {waived.message} {waived.granted_by} let it pass for "
+            f"{waived.owner} until {waived.expires}: {waived.reason}"
+        )
     if view.untrusted:
         made.say("UNTRUSTED: signed with a development key that nobody vouches for.", BODY, "B")
     made.ln(1)
@@ -198,8 +206,8 @@ def _verify(made: _Document, view: CertificateView) -> None:
     made.heading("Verify it")
     made.say("This page proves nothing. Fetch the bundle and verify it with keys that you trust:")
     made.code(
-        f"curl -o bundle.json SERVICE/v1/certificates/{view.id}/bundle\n"
-        "affidavit verify bundle.json --keys keys.json"
+        f"curl -f -o bundle.json SERVICE/v1/certificates/{view.id}/bundle\n"
+        f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
     )
     for step in view.verification.steps:
         detail = f": {step.detail}" if step.detail else ""

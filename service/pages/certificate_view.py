@@ -20,9 +20,16 @@ from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.bundles import with_place
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.pages.checklist import Item, checklist
+from affidavit.service.pages.certificate_standing import (
+    IssueShown,
+    WaivedShown,
+    issue_shown,
+    standing,
+    waived_shown,
+)
+from affidavit.service.pages.checklist import ADJACENCIES, Item, checklist
 from affidavit.service.pages.run_view import record_said
-from affidavit.service.pages.verification_view import Verification, verification
+from affidavit.service.pages.verification_view import Verification, trusted, verification
 from affidavit.service.runs import rows
 from affidavit.service.runs.rows import Run
 from affidavit.service.services import Services
@@ -31,7 +38,6 @@ from affidavit.service.store import StoredCertificate
 DIGITS = 6
 MOST_RUNS = 20
 UNITS = {"example": "record", "user": "user"}
-ADJACENCIES = {"add_remove": "add/remove", "replace_one": "replace one", "zero_out": "zero out"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,23 +110,6 @@ class RunShown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IssueShown:
-    """One issue of this certificate with what was decided about it."""
-
-    issue: int
-    untrusted: bool
-    status: str
-    verdict: str
-    envelope_digest: str
-    key_id: str
-    created_at: str
-    not_after: str
-    required: int
-    decisions: tuple[dict[str, Any], ...]
-    revocation: dict[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateView:
     """One certificate, whole."""
 
@@ -131,6 +120,7 @@ class CertificateView:
     verdict: str
     status: Status
     sentence: str
+    standing: str | None
     guarantee: Guarantee | None
     joint_noise: str | None
     noise: tuple[Noise, ...]
@@ -146,7 +136,7 @@ class CertificateView:
     mechanism: str
     claim: str | None
     policy: dict[str, Any]
-    waived: tuple[dict[str, Any], ...]
+    waived: tuple[WaivedShown, ...]
     ledger: dict[str, Any] | None
     requester: str
     created_at: datetime
@@ -182,7 +172,10 @@ def certificate_view(
         runs = rows.page(connection, wanted, None, MOST_RUNS)
     place = _place(services, found)
     plan = predicate["plan"]
-    keys = [*services.store.keys(), *services.signers.public_records()]
+    issues = tuple(issue_shown(each) for each in history(services.engine, found.id))
+    said = standing(found, issues)
+    revoked = said if found.status is Status.REVOKED else None
+    bundle = with_place(services.log, found.bundle)
     guarantee = _guarantee(predicate)
     engines = _engines(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)
@@ -194,6 +187,7 @@ def certificate_view(
         verdict=found.verdict,
         status=found.status,
         sentence=sentence(predicate, guarantee),
+        standing=said,
         guarantee=guarantee,
         joint_noise=predicate["noise_multiplier"]["joint"],
         noise=tuple(_noise(each) for each in predicate["noise_multiplier"]["releases"]),
@@ -209,7 +203,7 @@ def certificate_view(
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
         claim=_claim(plan),
         policy=dict(predicate["policy"]),
-        waived=tuple(predicate["waived"]),
+        waived=tuple(waived_shown(each) for each in predicate["waived"]),
         ledger=predicate.get("ledger"),
         requester=predicate["requester"],
         created_at=found.created_at,
@@ -218,10 +212,10 @@ def certificate_view(
         envelope_digest=found.envelope_digest,
         leaf=None if place is None else place.leaf_index,
         tree_size=None if place is None else place.tree_size,
-        verification=verification(with_place(services.log, found.bundle), keys, now),
+        verification=verification(bundle, trusted(services), now, revoked),
         checklist=checklist(predicate, conformant),
         runs=tuple(_run(each) for each in runs),
-        issues=tuple(_issue(each) for each in history(services.engine, found.id)),
+        issues=issues,
         may_be_approved=found.status is Status.AWAITING_APPROVAL,
     )
 
@@ -234,14 +228,21 @@ def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
         case "certified" if guarantee is not None:
             return f"Certified: {guarantee.words}."
         case "under_noised" if guarantee is not None:
-            target = guarantee.target_epsilon
-            return f"Too little noise: only {guarantee.words} is proved, and ε = {target} is asked."
+            asked = _asked(predicate["plan"], guarantee)
+            return f"Too little noise: only {guarantee.words} is proved, and {asked}."
         case "refused" if guarantee is not None and by_policy:
             return f"Refused by the policy, though {guarantee.words} is proved."
         case "undecided":
             return "Undecided: independent engines contradict each other, and nothing is claimed."
         case _:
             return "Refused: nothing may be claimed about this plan."
+
+
+def _asked(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
+    if guarantee.target_epsilon is not None:
+        return f"ε = {guarantee.target_epsilon} is asked"
+    claimed = _claim(plan)
+    return "more is claimed" if claimed is None else f"ε = {claimed} is claimed"
 
 
 def agreement(engines: tuple[Engine, ...]) -> str:
@@ -318,10 +319,8 @@ def _reason(said: Mapping[str, Any]) -> ReasonShown:
 
 
 def _claim(plan: Mapping[str, Any]) -> str | None:
-    claimed = plan.get("claim")
-    if isinstance(claimed, Mapping):
-        return next((str(value) for value in claimed.values() if value is not None), None)
-    return None if claimed is None else str(claimed)
+    said = (plan.get("claim") or {}).get("epsilon")
+    return None if said is None else str(said)
 
 
 def _place(services: Services, found: StoredCertificate) -> Inclusion | None:
@@ -342,14 +341,6 @@ def _run(run: Run) -> RunShown:
         weights=None if record is None else record.subject_digest,
         requested_by=run.requested_by,
         changed_at=run.changed_at,
-    )
-
-
-def _issue(said: Mapping[str, Any]) -> IssueShown:
-    same = {name: said[name] for name in IssueShown.__dataclass_fields__ if name in said}
-    approvals = said["approvals"]
-    return IssueShown(
-        **same, required=approvals["required"], decisions=tuple(approvals["decisions"])
     )
 
 

@@ -26,6 +26,7 @@ SAMPLING = frozenset(
     {"sampler_of_the_plan", "cryptographic_generator", "empty_lot_counts", "one_lot_for_all_blocks"}
 )
 """Obligations about how records are drawn; the others are about clipping and noise."""
+ADJACENCIES = {"add_remove": "add/remove", "replace_one": "replace one", "zero_out": "zero out"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +49,17 @@ def checklist(predicate: Mapping[str, Any], conformant_run: str | None) -> tuple
 def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
     plan, said = predicate["plan"], predicate["guarantee"]
     engines = ", ".join(each["name"] for each in predicate["accountants"]) or "none"
+    # A plan that was refused before any accounting has nothing that accounting vouches for.
+    mark: Mark = "open" if said is None else "checked"
+    by = "nobody" if said is None else "accounting"
     yield Item(
         topic="Privacy parameters",
         question="Is ε an upper bound, at which δ?",
         answer="No ε is claimed."
         if said is None
         else "ε is bounded from above at the δ that stands beside it, by " + engines + ".",
-        mark="checked",
-        by="accounting",
+        mark=mark,
+        by=by,
     )
     data = plan["dataset"]
     times = data.get("contributions_per_user")
@@ -71,17 +75,20 @@ def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
     yield Item(
         topic="Adjacency",
         question="Which data sets count as neighbours?",
-        answer=f"{plan['adjacency'].replace('_', '/')}, used in every step of the proof.",
-        mark="checked",
-        by="accounting",
+        answer=f"{ADJACENCIES[plan['adjacency']]}, "
+        + ("as the plan says." if said is None else "used in every step of the proof."),
+        mark="declared" if said is None else "checked",
+        by="plan" if said is None else "accounting",
     )
     yield Item(
         topic="Composition",
         question="Is every release counted?",
-        answer="All steps and all intermediate models are counted (trajectory: all_iterates). "
+        answer="Nothing was accounted."
+        if said is None
+        else "All steps and all intermediate models are counted. "
         + _ledger(predicate.get("ledger")),
-        mark="checked",
-        by="accounting",
+        mark=mark,
+        by=by,
     )
 
 
@@ -92,7 +99,9 @@ def _ledger(kept: Mapping[str, Any] | None) -> str:
 
 
 def _mechanism(predicate: Mapping[str, Any], run: str | None) -> Iterator[Item]:
-    for obligation in predicate["obligations"]:
+    for obligation in sorted(
+        predicate["obligations"], key=lambda each: each["code"] not in SAMPLING
+    ):
         by_trainer = obligation["checked_by"] == "trainer"
         kept = by_trainer and run is not None
         yield Item(

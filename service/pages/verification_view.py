@@ -7,23 +7,25 @@ keys from somewhere that the reader trusts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from affidavit.certificate.keys import PublicKey
+from affidavit.certificate.keyset import read_keyset
 from affidavit.certificate.verification import STEPS, VerificationError
 from affidavit.certificate.verify import verify
+from affidavit.service.services import Services
 
 State = Literal["passed", "failed", "unchecked", "not_reached"]
-VERIFY = "affidavit verify bundle.json --keys keys.json"
+VERIFY = "affidavit verify bundle.json --keys keys.json --status status.json"
 MORE: dict[int, str] = {
     7: " --plan plan.yaml",
     10: " --require-log",
     11: " --require-log",
     12: " --require-log",
-    13: " --status status.json --require-status",
+    13: " --require-status",
 }
 """What a verifier adds to look at a step closely."""
 
@@ -53,12 +55,27 @@ class Verification:
     remedy: str | None = None
 
 
+def trusted(services: Services) -> tuple[PublicKey, ...]:
+    """This service's keys, those that the newest keyset revokes from then on."""
+    newest = services.keysets.newest()
+    since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
+    records = [*services.store.keys(), *services.signers.public_records()]
+    keys = (PublicKey.from_record(dict(each)) for each in records)
+    return tuple(replace(key, revoked_from=since.get(key.key_id)) for key in keys)
+
+
 def verification(
-    bundle: bytes, records: Iterable[Mapping[str, Any]], now: datetime
+    bundle: bytes, trusted: Iterable[PublicKey], now: datetime, revoked: str | None
 ) -> Verification:
-    """``bundle`` against the keys of ``records``, at ``now``."""
+    """``bundle`` against ``trusted`` keys, at ``now``.
+
+    ``revoked`` says why it was revoked, if it was: what a status list tells others, this
+    service has in its own records.
+    """
     try:
-        found = verify(bundle, [PublicKey.from_record(dict(each)) for each in records], now=now)
+        found = verify(bundle, trusted, now=now)
+        if revoked is not None:
+            raise VerificationError(STATUS, "revoked", revoked, "Do not use it.")
     except VerificationError as error:
         return Verification(
             passed=False,
@@ -67,16 +84,19 @@ def verification(
             remedy=error.remedy,
         )
     saw = {number: detail for number, _, detail in found.steps}
+    saw[STATUS] = "not revoked, by the records of this service"
+    left = set(found.unchecked) - {STATUS}
     return Verification(
         passed=True,
         steps=tuple(
-            _step(number, "unchecked" if number in found.unchecked else "passed", saw[number])
+            _step(number, "unchecked" if number in left else "passed", saw[number])
             for number in _NUMBERS
         ),
     )
 
 
-_NUMBERS = range(1, len(STEPS) + 1)
+STATUS = len(STEPS)
+_NUMBERS = range(1, STATUS + 1)
 
 
 def _rejected(number: int, error: VerificationError) -> tuple[State, str]:
