@@ -86,10 +86,12 @@ def test_the_numbers_of_the_readme_are_those_of_the_demo(stem: str) -> None:
         assert all(f"{release.required:.7g}" in readme for release in found.releases)
 
 
-def test_every_command_line_of_the_readme_runs(tmp_path: Path) -> None:
-    """Each line of the section "On the command line", in order, as a person would paste it."""
-    text = (ROOT / "README.md").read_text()
-    (block,) = re.findall(r"## On the command line.*?```sh\n(.*?)```", text, re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path: Path) -> None:
+    """Each line of the first block with the program, in order, as a person would paste it."""
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    block = next(block for block in blocks if ".venv/bin/affidavit" in block)
+    assert len(block.splitlines()) > 5
     python = shlex.quote(sys.executable)
     programs = {"affidavit": f"{python} -m affidavit.gate", "python": python}
     for line in block.strip().splitlines():

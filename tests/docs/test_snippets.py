@@ -26,10 +26,11 @@ ELSEWHERE = {
     "how-to/rotate-keys.md": "tests/docs/test_how_to.py",
     "log.md": "tests/docs/test_log_document.py",
     "models-and-data.md": "tests/trainer/models/test_documents.py",
+    "tour.md": "tests/docs/test_documents.py",
 }
 """Pages whose blocks a test of their own runs; it has to read the page."""
 NOT_RUN = {
-    "training.md": "the README's commands train and compare the same way",
+    "training.md": "the tour's commands train and compare the same way",
     "worker.md": "needs a service and a worker; examples/train/demo_run.py is run by its tests",
 }
 """Pages whose commands another page's test runs in the same way."""
