@@ -63,7 +63,10 @@ class AnalyticCurve:
         return Bracket(lower=max(0.0, found - slack), upper=found + slack)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats), some 1e-15 wide at the least."""
+        """Bracket of δ at ``epsilon`` (nats), some 1e-15 wide at the least.
+
+        Raises ``ValueError`` for a negative ε.
+        """
         if epsilon < 0:
             raise ValueError(f"epsilon must not be negative, got {epsilon}")
         if self.mu == 0:

@@ -74,6 +74,8 @@ def largest_probability(upper: Epsilon, target: float, *, guess: Epsilon | None 
     """The largest sampling probability, within ``SLACK``, with ``upper(q) <= target``.
 
     ``upper`` does not decrease in q. 1 is returned where it meets the target.
+
+    Raises ``NoSolution`` where not even the smallest probability that is searched meets it.
     """
     lowest, highest = PROBABILITIES
     span = 1 / highest, 1 / lowest
@@ -130,7 +132,10 @@ def most(
 def most_steps(
     upper: Callable[[int], float], target: float, *, guess: Callable[[int], float] | None = None
 ) -> int:
-    """The most steps with ``upper(steps) <= target``; at least one."""
+    """The most steps with ``upper(steps) <= target``; at least one.
+
+    Raises ``NoSolution`` where one step is too many, or more than ``MOST_STEPS`` fit.
+    """
     found = most(upper, target, ceiling=MOST_STEPS, guess=guess)
     if found == MOST_STEPS:
         raise NoSolution(f"more than {MOST_STEPS} steps fit the target.", "Give the steps instead.")

@@ -27,7 +27,10 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def folded(law: Array, size: int) -> Array:
-    """``law`` wrapped around to ``size`` points."""
+    """``law`` wrapped around to ``size`` points.
+
+    ``law`` has shape (n,), the sum of its rounds (size,).
+    """
     rows = -(-law.size // size)
     padded = np.zeros(rows * size)
     padded[: law.size] = law
@@ -41,11 +44,14 @@ def rounding(size: int) -> float:
 
 
 def transform_error(wrapped: Array, points: int) -> float:
-    """The 2-norm error of the transform of ``wrapped``, a law of ``points`` points folded."""
+    """The 2-norm error of the transform of ``wrapped``, a law of ``points`` points folded.
+
+    ``wrapped`` has shape (n,).
+    """
     roundings = rounding(wrapped.size) + UNIT_ROUNDOFF * -(-points // wrapped.size)
     return roundings * norm(wrapped)
 
 
 def norm(values: Array) -> float:
-    """The 2-norm, rounded up."""
+    """The 2-norm, rounded up. ``values`` has shape (n,)."""
     return math.sqrt(float(values @ values)) * (1 + 1e-10)

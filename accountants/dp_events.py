@@ -36,6 +36,8 @@ def as_dp_event(leaf: Leaf | RepeatAndSelect) -> dp_accounting.DpEvent:
 
     Without replacement, dp_accounting's RDP takes the noise over the *replacement*
     distance, which is twice the clip norm.
+
+    Raises ``Unsupported`` for a leaf that dp_accounting has no event for.
     """
     match leaf:
         case Gaussian(noise_multiplier=sigma):

@@ -70,7 +70,7 @@ class GaussianCurve:
         return self.mu**2 / 2
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats)."""
+        """Bracket of δ at ``epsilon`` (nats). Raises ``ValueError`` for a negative ε."""
         if epsilon < 0:
             raise ValueError(f"epsilon must not be negative, got {epsilon}")
         if self.mu == 0:
@@ -88,7 +88,10 @@ class GaussianCurve:
         )
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε at ``delta``."""
+        """Bracket of the smallest ε at ``delta``.
+
+        In nats; raises ``ValueError`` unless 0 < δ < 1.
+        """
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
         if self.mu == 0:
@@ -169,7 +172,11 @@ class GaussianAccountant:
 
 
 def joint_mu(event: Event) -> float:
-    """μ of an all-Gaussian composition, rounded up; 0 for the empty one."""
+    """μ of an all-Gaussian composition, rounded up; 0 for the empty one.
+
+    μ = √(Σ count/σ²), as Gaussian DP composes (arXiv:1905.02383). Raises ``Unsupported`` for what
+    is not Gaussian, and ``OutOfReach`` for a μ outside [``SMALLEST_MU``, ``LARGEST_MU``].
+    """
     precisions = []
     for leaf, count in leaves(event):
         match leaf:

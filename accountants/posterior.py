@@ -61,6 +61,8 @@ def odds_exponent(curve: PrivacyCurve, probability: float) -> float:
     """t (nats) such that the odds rise by more than e^t with ``probability`` at most.
 
     Infinite where the accountant bounds nothing.
+
+    Raises ``ValueError`` unless the probability lies strictly between 0 and 1.
     """
     if not 0 < probability < 1:
         raise ValueError(f"a probability lies strictly between 0 and 1, got {probability!r}")

@@ -51,7 +51,10 @@ class RdpCurve:
     empty: bool
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, least ε over the orders]`` at ``delta``."""
+        """``[0, least ε over the orders]`` at ``delta``.
+
+        In nats; raises ``ValueError`` unless 0 < δ < 1.
+        """
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
         with quiet():
@@ -59,7 +62,10 @@ class RdpCurve:
         return Bracket(lower=0.0, upper=_up(found))
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[0, least δ over the orders]`` at ``epsilon``."""
+        """``[0, least δ over the orders]`` at ``epsilon``.
+
+        ε in nats; raises ``ValueError`` where it is negative.
+        """
         if epsilon < 0:
             raise ValueError(f"epsilon must not be negative, got {epsilon}")
         if self.empty:

@@ -87,7 +87,10 @@ class TradeOff:
         )
 
     def type_two(self, alpha: float) -> Bracket:
-        """f(α): the least error of type II at an error of type I of ``alpha``, in [0, 1]."""
+        """f(α): the least error of type II at an error of type I of ``alpha``, in [0, 1].
+
+        Raises ``ValueError`` for an ``alpha`` that is no probability.
+        """
         if not 0 <= alpha <= 1:
             raise ValueError(f"an error of type I lies in [0, 1], got {alpha!r}")
         gamma, low, high = self._everywhere()
@@ -136,6 +139,8 @@ def gaps(epsilons: Sequence[float], deltas: Sequence[float]) -> Array:
     """How far f is known between each two neighbouring ε, if δ were known exactly at them.
 
     The height of the chord over the vertex of the prolonged chords: an error of type II.
+
+    Shape (n - 1,) for n ε, in nats and increasing.
     """
     exact = TradeOff(
         epsilons=tuple(epsilons),

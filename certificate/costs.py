@@ -68,7 +68,10 @@ class Run:
         return sum(phase.steps or 0 for phase in self.lowered.phases)
 
     def event_of(self, steps_run: int) -> Event:
-        """What was released by the first ``steps_run`` steps, and by what stands beside them."""
+        """What was released by the first ``steps_run`` steps, and by what stands beside them.
+
+        Raises ``ValueError`` for a number of steps that the run does not have.
+        """
         if not 0 <= steps_run <= self.steps:
             raise ValueError(f"steps run lie between 0 and {self.steps}, got {steps_run}")
         if steps_run == self.steps or self.lowered.extra.selection is not None:

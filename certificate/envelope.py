@@ -95,21 +95,24 @@ def read_envelope(document: Any) -> Envelope:
 
 
 def exactly(document: Any, names: set[str], what: str) -> dict[str, Any]:
-    """``document`` as an object with exactly those fields."""
+    """``document`` as an object with exactly those fields.
+
+    Raises ``BadEnvelope``, calling it ``what``.
+    """
     if not isinstance(document, dict) or document.keys() != names:
         raise BadEnvelope(f"{what} does not have exactly the fields {', '.join(sorted(names))}")
     return document
 
 
 def read_text(value: Any, what: str) -> str:
-    """``value`` as a string."""
+    """``value`` as a string. Raises ``BadEnvelope``, calling it ``what``."""
     if not isinstance(value, str):
         raise BadEnvelope(f"{what} is not a string")
     return value
 
 
 def read_base64(value: Any, what: str) -> bytes:
-    """The bytes of canonical base64."""
+    """The bytes of canonical base64. Raises ``BadEnvelope``, calling it ``what``."""
     text = read_text(value, what)
     try:
         decoded = base64.b64decode(text, validate=True)

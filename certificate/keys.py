@@ -226,7 +226,10 @@ class KeyStore:
 
 
 def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
-    """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers."""
+    """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers.
+
+    Raises ``KeyFailure``.
+    """
     document = _json_file(path)
     records = document.get("keys", [document]) if isinstance(document, dict) else document
     if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):

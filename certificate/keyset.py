@@ -245,7 +245,7 @@ def read_keyset(raw: bytes) -> SignedKeyset:
 
 
 def read_model(kind: type[Model], document: Any) -> Model:
-    """``document`` as a ``kind`` whose every key is what its id says; or ``KeysetError``."""
+    """``document`` as a ``kind`` whose every key is what its id says; raises ``KeysetError``."""
     try:
         found = kind.model_validate_json(canonical_json(document))
         for part in ("keys", "roots"):

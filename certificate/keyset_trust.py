@@ -47,7 +47,11 @@ def accept(chain: Sequence[SignedKeyset], anchor: Anchor | None, now: datetime) 
 
 
 def follow(found: SignedKeyset, anchor: Anchor | None) -> None:
-    """Check everything but the dates."""
+    """Check everything but the dates.
+
+    Raises ``KeysetError``: ``keyset_unsigned``, ``keyset_untrusted``, ``keyset_rollback``,
+    ``keyset_fork`` or ``keyset_unrevoked``.
+    """
     if not found.keyset.roots.signed(found.envelope):
         raise KeysetError(
             "keyset_unsigned",
@@ -109,7 +113,7 @@ def _current(keyset: Keyset, now: datetime) -> None:
 
 
 def read_anchor(raw: bytes) -> Anchor:
-    """The trusted roots, or the keyset seen last, of a file's bytes; or ``KeysetError``."""
+    """The trusted roots, or the keyset seen last, of a file's bytes; raises ``KeysetError``."""
     try:
         document = load_json(raw).data
     except MalformedPlan as error:

@@ -58,7 +58,10 @@ class Extras:
     selection: Selection | None = None
 
     def around(self, run: Sequence[Event]) -> Composed:
-        """The whole plan: ``run`` with everything that happens beside and around it."""
+        """The whole plan: ``run`` with everything that happens beside and around it.
+
+        Raises ``ValueError`` for a selection without a shape, which no plan that was read has.
+        """
         if self.selection is None:
             return Composed(events=(*run, *self.repeated, *self.beside))
         shape = SHAPES.get(self.selection.distribution, self.selection.shape)

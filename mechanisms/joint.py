@@ -46,7 +46,10 @@ class NoiseEnergy:
 
 
 def noise_multiplier(release: Release) -> Fraction:
-    """σ_g of a release whose noise is given, of the doubles that a trainer would use."""
+    """σ_g of a release whose noise is given, of the doubles that a trainer would use.
+
+    Raises ``ValueError`` where the release leaves its noise open.
+    """
     if release.noise_multiplier is not None:
         return Fraction(release.noise_multiplier)
     if release.noise_std is None:

@@ -46,7 +46,10 @@ class LoweredPhase:
     correlation: Correlation | None = None
 
     def event(self, joint: float, steps: int | None) -> Event:
-        """The phase's event at a joint noise multiplier, and at ``steps`` where left open."""
+        """The phase's event at a joint noise multiplier, and at ``steps`` where left open.
+
+        Raises ``ValueError`` where neither the plan nor the caller gives the steps.
+        """
         length = self.steps if self.steps is not None else steps
         if length is None:
             raise ValueError("the plan leaves its steps open; give them")

@@ -77,7 +77,10 @@ def orthogonalise(
     steps: int = STEPS,
     start: Start = "paper",
 ) -> NDArray[np.float64]:
-    """The iteration's output for one m x n matrix, in plain arithmetic; the zero matrix stays."""
+    """The iteration's output for one m x n matrix, in plain arithmetic; the zero matrix stays.
+
+    Shape (m, n), as the matrix.
+    """
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     norm = float(np.linalg.norm(wide))
     if norm == 0:

@@ -26,6 +26,8 @@ def noise_std_of_the_mean(*, noise_multiplier: float, clip_norm: float, divisor:
 def noise_share(second_moment: float, phi: float) -> float:
     """ρ = Φ / (v + Φ), the share of noise in Adam's second moment for a true v of an entry.
 
+    Raises ``ValueError`` for a negative v or a Φ that is not positive.
+
     >>> noise_share(second_moment=1.0, phi=3.0)
     0.75
     """

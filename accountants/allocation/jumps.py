@@ -66,7 +66,10 @@ class SmallTerms:
 
 
 def log_laplace(tilts: Array, rate: float) -> Array:
-    """log E exp(-τX) at each τ, from above: chords over cells of exact mass and mean."""
+    """log E exp(-τX) at each τ, from above: chords over cells of exact mass and mean.
+
+    ``tilts`` τ has shape (m,), as has what is returned.
+    """
     x = np.exp(rate * _Z - rate**2 / 2)
     mass, mean = np.diff(ndtr(_Z)), np.diff(ndtr(_Z - rate))
     above = mean - x[:-1] * mass
@@ -88,7 +91,10 @@ class LeastOfOthers:
         return log_laplace(_TILTS, self.rate)
 
     def shortfall(self, reach: Array) -> Array:
-        """An upper bound of E (``reach`` - W)_+; 0 where ``reach`` is not positive."""
+        """An upper bound of E (``reach`` - W)_+; 0 where ``reach`` is not positive.
+
+        ``reach`` and the bound have shape (n,).
+        """
         with np.errstate(over="ignore"):
             bounds = np.exp(
                 np.outer(reach, _TILTS)

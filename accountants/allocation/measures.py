@@ -37,6 +37,8 @@ def upper_masses(term: Term, nodes: Array, *, raise_below: bool = True) -> Array
     The last node must not lie below ``term.top``. Without ``raise_below`` smaller V are left
     out, and the call function is bounded from the first node on only: enough where V <= 0
     and no Θ lies below that node.
+
+    ``nodes`` increase, shape (n,); so are the masses.
     """
     calls = term.calls(nodes)
     values = calls.value + calls.error
@@ -52,6 +54,8 @@ def lower_masses(term: Term, nodes: Array, *, open_left: bool) -> Array:
     """Masses on ``nodes`` whose call function is nowhere above that of ``term``.
 
     ``open_left`` lets the first cell reach down to X = 0 (on the side ``remove``).
+
+    ``nodes`` increase, shape (n,), as have the masses.
     """
     half = (nodes[1] - nodes[0]) / 2
     edges = np.concatenate(([nodes[0] - half], (nodes[:-1] + nodes[1:]) / 2))

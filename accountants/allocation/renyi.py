@@ -59,7 +59,11 @@ class RenyiAllocationCurve:
     divergences: tuple[Array, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """``[0, least ε over the orders]`` at ``delta``."""
+        """``[0, least ε over the orders]`` at ``delta``.
+
+        In nats; raises ``ValueError`` unless 0 < δ < 1. The conversion is that of Canonne, Kamath
+        and Steinke, arXiv:2004.00010.
+        """
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
         gain = np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
@@ -67,7 +71,10 @@ class RenyiAllocationCurve:
         return Bracket(lower=0.0, upper=_up(max((0.0, *found))))
 
     def delta(self, epsilon: float) -> Bracket:
-        """``[0, least δ over the orders]`` at ``epsilon``."""
+        """``[0, least δ over the orders]`` at ``epsilon``.
+
+        ε in nats; raises ``ValueError`` unless it is finite and at least 0.
+        """
         if not (epsilon >= 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
         gain = (ORDERS - 1) * np.log1p(-1 / ORDERS) - np.log(ORDERS)

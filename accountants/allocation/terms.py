@@ -58,7 +58,7 @@ class Term:
     top: float
 
     def z(self, x: Array) -> Array:
-        """The normal deviation at which X is ``x``; -inf at 0."""
+        """The normal deviation at which X is ``x``; -inf at 0. Of the shape of ``x``."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(x) / self.rate + self.rate / 2)
 
@@ -67,7 +67,7 @@ class Term:
         return math.exp(self.rate * z - self.rate**2 / 2)
 
     def calls(self, points: Array) -> Calls:
-        """T and C at ``points``."""
+        """T and C at ``points``. ``points`` and both functions have shape (n,)."""
         x = np.maximum(points if self.side == "remove" else -points, 0.0)
         z = self.z(x)
         if self.side == "remove":
@@ -103,6 +103,8 @@ class Term:
         """V and its log weights by the trapezoid rule, for steering; no bound rests on them.
 
         Under ``remove`` they crowd towards the top, where a strong tilt finds them.
+
+        Both have shape (n,).
         """
         z = np.arange(-_Z_REACH, _Z_REACH + self.rate, min(0.05, 0.25 / self.rate))
         if self.side == "remove":

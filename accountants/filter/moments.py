@@ -43,7 +43,10 @@ _NARROWEST = 1e-12
 
 
 def log_moments(law: LossLaw, exponents: Array) -> Array:
-    """Upper bounds of log E_P[exp(λ L)] at each λ > 0 of ``exponents``; may be infinite."""
+    """Upper bounds of log E_P[exp(λ L)] at each λ > 0 of ``exponents``; may be infinite.
+
+    ``exponents`` and the bounds have shape (m,).
+    """
     edges = _edges(law)
     cells = law.cells(edges)
     moved = cells.misplaced

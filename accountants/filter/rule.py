@@ -108,12 +108,12 @@ class Filter:
 
     @cached_property
     def exponents(self) -> Array:
-        """α - 1."""
+        """α - 1. One an order, shape (m,)."""
         return np.asarray(np.array(self.orders) - 1, dtype=np.float64)
 
     @cached_property
     def log_weights(self) -> Array:
-        """log w_α, minus infinity for a weight of zero."""
+        """log w_α, minus infinity for a weight of zero. One an order, shape (m,)."""
         with np.errstate(divide="ignore"):
             logs: Array = np.log(np.array(self.weights))
         return logs

@@ -98,7 +98,11 @@ class FourierCurve:
         return replace(self, relative_width=relative_width)
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``."""
+        """Bracket of the smallest ε (nats) at ``delta``.
+
+        Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a δ or an ε outside the range
+        of the method.
+        """
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
         if not self.directions:
@@ -127,7 +131,10 @@ class FourierCurve:
         )
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats)."""
+        """Bracket of the smallest δ at ``epsilon`` (nats).
+
+        Raises ``ValueError`` unless ε is finite and at least 0.
+        """
         if not (epsilon >= 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
         return self._kept("delta", epsilon, lambda: self._delta(epsilon))

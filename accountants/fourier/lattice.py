@@ -52,11 +52,14 @@ class Grid:
     size: int
 
     def losses(self) -> Array:
-        """The nodes."""
+        """The nodes. In nats, shape (size,)."""
         return self.origin + self.step * np.arange(self.size, dtype=np.float64)
 
     def edges(self) -> Array:
-        """The nodes and what lies half a step beside them, 2 · ``size`` + 1 losses."""
+        """The nodes and what lies half a step beside them, 2 · ``size`` + 1 losses.
+
+        In nats, shape (2 · size + 1,).
+        """
         index = np.arange(2 * self.size + 1, dtype=np.float64)
         return self.origin + self.step * (0.5 * (index - 1.0))
 

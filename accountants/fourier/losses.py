@@ -90,14 +90,20 @@ class Atoms:
         return peak + math.log(float(self.weights @ np.exp(exponents - peak)))
 
     def log_moments(self, orders: Array) -> Array:
-        """log E[exp(order · L)] at each of ``orders``."""
+        """log E[exp(order · L)] at each of ``orders``.
+
+        ``orders`` and what is returned have shape (m,).
+        """
         exponents = np.outer(orders, self.losses)
         peaks = exponents.max(axis=1)
         sums: Array = peaks + np.log(np.exp(exponents - peaks[:, None]) @ self.weights)
         return sums
 
     def tilted(self, order: float) -> Array:
-        """The weights of the law tilted by exp(order · L), summing to one."""
+        """The weights of the law tilted by exp(order · L), summing to one.
+
+        Shape (n,), as the atoms.
+        """
         exponents = order * self.losses
         weights = self.weights * np.exp(exponents - exponents.max())
         return np.asarray(weights / weights.sum(), dtype=np.float64)
@@ -121,11 +127,18 @@ class LossLaw(Protocol):
         ...
 
     def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses``."""
+        """Both survival functions at increasing ``losses``.
+
+        ``losses`` in nats and each part of the answer have shape (n,).
+        """
         ...
 
     def cells(self, edges: Array) -> Cells:
-        """The masses of both laws between increasing ``edges``, and beyond them."""
+        """The masses of both laws between increasing ``edges``, and beyond them.
+
+        ``edges`` in nats have shape (n,), and the masses (n + 1,): below the first, between them,
+        above the last.
+        """
         ...
 
     def top(self, probability: float) -> float:
@@ -171,7 +184,7 @@ class NormalMixtureLaw:
         return math.inf
 
     def loss(self, z: Array) -> Array:
-        """The loss at ``z``."""
+        """The loss at ``z``. In nats, of the shape of ``z``."""
         mu, q = self._mu, self.sampling_probability
         match self.kind:
             case "gaussian":

@@ -131,7 +131,10 @@ class MonteCarloCurve:
         return None if self.pair is None else self.pair.seed
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``."""
+        """Bracket of the smallest ε (nats) at ``delta``.
+
+        Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` beyond the δ that are bounded.
+        """
         if not 0 < delta < 1:
             raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
         if self.pair is None:
@@ -151,7 +154,10 @@ class MonteCarloCurve:
         return best
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats)."""
+        """Bracket of the smallest δ at ``epsilon`` (nats).
+
+        Raises ``ValueError`` unless ε is finite and at least 0.
+        """
         if not (epsilon >= 0 and math.isfinite(epsilon)):
             raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
         if self.pair is None:

@@ -35,6 +35,8 @@ def log_capital_above(values: Array, draws: int, mean: float, bet: float) -> flo
     """log Π (1 + λ(μ - X)): large where ``mean`` is too high to be true.
 
     ``values`` are the positive ones among ``draws``, each at most 1; ``bet`` λ ≤ 0.9.
+
+    ``values`` have shape (n,).
     """
     if mean <= 0:
         return -math.inf
@@ -43,7 +45,10 @@ def log_capital_above(values: Array, draws: int, mean: float, bet: float) -> flo
 
 
 def log_capital_below(values: Array, draws: int, mean: float, bet: float) -> float:
-    """log Π (1 + λ(X - μ)): large where ``mean`` is too low; 0 where the bet is ruinous."""
+    """log Π (1 + λ(X - μ)): large where ``mean`` is too low; 0 where the bet is ruinous.
+
+    ``values`` have shape (n,).
+    """
     if bet * mean >= LARGEST_BET:
         return -math.inf
     base = math.log1p(-bet * mean)

@@ -45,6 +45,8 @@ class Draws:
         """The integrand at ``epsilon`` of the draws for which it is positive; mean over all is δ.
 
         It does not increase in ``epsilon``.
+
+        Shape (n,), ε in nats.
         """
         if self.direction == "remove":
             hit = self.loss > epsilon

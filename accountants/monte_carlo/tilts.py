@@ -99,7 +99,7 @@ class Table:
     ones: Array
 
     def pick(self, rows: int, generator: np.random.Generator) -> list[NDArray[np.intp]]:
-        """m arrays of ``rows`` bins."""
+        """m arrays of ``rows`` bins. Each has shape (rows,)."""
         if self.order == 0:
             return []
         total = self.cumulative[-1]

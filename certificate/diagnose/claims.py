@@ -65,7 +65,10 @@ def stated(plan: Plan, claim: Claim) -> Plan:
 
 
 def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Finding:
-    """Whether ``claim`` holds for ``plan``, as ``stated``, which was assessed as ``found``."""
+    """Whether ``claim`` holds for ``plan``, as ``stated``, which was assessed as ``found``.
+
+    Raises ``ValueError`` for a plan without ``target.delta``.
+    """
     delta = plan.target.delta
     if delta is None:
         raise ValueError("a claim needs a target.delta")

@@ -55,7 +55,10 @@ class Judgement:
 
     @classmethod
     def of(cls, claim: Claim, plan: Plan) -> Judgement:
-        """The judgement of ``claim`` about ``plan``; a claimed σ needs a target ε."""
+        """The judgement of ``claim`` about ``plan``.
+
+        Raises ``ValueError`` where σ is claimed and the plan has no ``target.epsilon``.
+        """
         number = significant(claim.text)
         if claim.epsilon is not None:
             unit = float(Decimal(1).scaleb(int(number.as_tuple().exponent)))

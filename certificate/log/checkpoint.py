@@ -64,7 +64,10 @@ class Checkpoint:
 
     @property
     def signed_at(self) -> datetime | None:
-        """What the checkpoint itself says of when it was signed."""
+        """What the checkpoint itself says of when it was signed.
+
+        Raises ``BadCheckpoint`` for what is no time.
+        """
         for line in self.extensions:
             if line.startswith(_TIME):
                 try:

@@ -117,7 +117,10 @@ def sign_note(text: str, key: NoteKey, sign: Callable[[bytes], bytes]) -> Note:
 
 
 def parse_note(raw: str | bytes) -> Note:
-    """The note that ``raw`` is; its signatures are still to be checked."""
+    """The note that ``raw`` is; its signatures are still to be checked.
+
+    Raises ``BadNote``. Form: C2SP, signed-note.
+    """
     text = _characters(raw)
     body, separator, lines = text.rpartition("\n\n")
     if not separator or not lines.endswith("\n"):

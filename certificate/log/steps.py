@@ -33,7 +33,10 @@ def require_logged(demands: Demands) -> None:
 
 
 def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> Checkpoint:
-    """Step 10: the certificate's leaf is in the tree of the checkpoint, which is returned."""
+    """Step 10: the certificate's leaf is in the tree of the checkpoint, which is returned.
+
+    Raises ``VerificationError`` of that step.
+    """
     remedy = "Fetch the bundle again; if it stays so, ask the log's operator."
     try:
         checkpoint = read_checkpoint(part.checkpoint)
@@ -65,7 +68,10 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
 
 
 def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> PublicKey:
-    """Step 11: a trusted key signed the checkpoint inside its window; that key."""
+    """Step 11: a trusted key signed the checkpoint inside its window; that key.
+
+    Raises ``VerificationError`` of that step.
+    """
     try:
         checkpoint, signers = open_checkpoint(note, trusted)
         at = checkpoint.signed_at

@@ -121,7 +121,10 @@ def places(part: Range) -> list[Place]:
 
 
 def inclusion_path(index: int, size: int) -> list[Range]:
-    """What proves leaf ``index`` of a tree of ``size``, from the leaf upwards (2.1.3.1)."""
+    """What proves leaf ``index`` of a tree of ``size``, from the leaf upwards (2.1.3.1).
+
+    Raises ``ProofError`` where there is no such leaf.
+    """
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
     start, end, path = 0, size, []
@@ -137,7 +140,10 @@ def inclusion_path(index: int, size: int) -> list[Range]:
 
 
 def consistency_path(first: int, second: int) -> list[Range]:
-    """What proves that a tree of ``second`` leaves begins with one of ``first`` (2.1.4.1)."""
+    """What proves that a tree of ``second`` leaves begins with one of ``first`` (2.1.4.1).
+
+    Raises ``ProofError`` unless 0 < ``first`` <= ``second``.
+    """
     if not 0 < first <= second:
         raise ProofError(f"there is no consistency proof from size {first} to size {second}")
     start, end, path = 0, second, []
@@ -165,7 +171,10 @@ def assemble(path: Iterable[Range], hashes: Mapping[Place, bytes]) -> list[bytes
 def verify_inclusion(
     leaf: bytes, *, index: int, size: int, proof: Sequence[bytes], root: bytes
 ) -> None:
-    """That the leaf with hash ``leaf`` is number ``index`` of the tree (RFC 9162, 2.1.3.2)."""
+    """That the leaf with hash ``leaf`` is number ``index`` of the tree (RFC 9162, 2.1.3.2).
+
+    Raises ``ProofError`` where the proof does not lead to ``root``; hashes have 32 bytes.
+    """
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
     _require_hashes(leaf, root, *proof)
@@ -189,7 +198,10 @@ def verify_inclusion(
 def verify_consistency(
     *, first: int, second: int, first_root: bytes, second_root: bytes, proof: Sequence[bytes]
 ) -> None:
-    """That the tree of ``second`` leaves begins with that of ``first`` (RFC 9162, 2.1.4.2)."""
+    """That the tree of ``second`` leaves begins with that of ``first`` (RFC 9162, 2.1.4.2).
+
+    Raises ``ProofError`` where the proof does not lead to both roots; hashes have 32 bytes.
+    """
     if not 0 < first <= second:
         raise ProofError(f"nothing can be proved from size {first} to size {second}")
     _require_hashes(first_root, second_root, *proof)

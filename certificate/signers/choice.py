@@ -18,7 +18,10 @@ from affidavit.certificate.signers import command, environment, pkcs11
 
 
 def private_halves(given: Mapping[str, str]) -> PrivateHalves | None:
-    """The keeper that ``given`` names, or None for the key directory; or ``KeyFailure``."""
+    """The keeper that ``given`` names, or None for the key directory.
+
+    Raises ``KeyFailure`` where two are named, or the one cannot be used.
+    """
     names = (environment.VARIABLE, command.VARIABLE, pkcs11.MODULE)
     named = [name for name in names if given.get(name)]
     if len(named) > 1:

@@ -94,7 +94,10 @@ class NormalizedBidiagonal(Strategy):
         return cls(kind="bidiagonal", steps=steps, lambda_=lambda_)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """sens² = k + 2 Σ_{m<n} |λ|^{(n-m)b} d_{nb} / d_{mb}, in O(k); exact."""
+        """sens² = k + 2 Σ_{m<n} |λ|^{(n-m)b} d_{nb} / d_{mb}, in O(k); exact.
+
+        In clip norms; raises ``Unaffordable`` for more than ``MOST_PARTICIPATIONS``.
+        """
         most, separation = participation.most(self.steps), participation.separation
         if most > MOST_PARTICIPATIONS:
             raise Unaffordable(f"summing over {most} participations")
@@ -128,7 +131,7 @@ class NormalizedBidiagonal(Strategy):
         return self.steps if self.lambda_ else 1
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of D L."""
+        """Columns first..last-1 of D L. Shape (T, last - first)."""
         found = np.zeros((self.steps, last - first))
         places = np.arange(first, last)
         found[places, places - first] = self._norms(places)

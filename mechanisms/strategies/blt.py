@@ -45,7 +45,10 @@ class Blt(Toeplitz):
 
     @classmethod
     def of(cls, decays: Sequence[float], scales: Sequence[float], steps: int) -> Blt:
-        """The strategy of these buffers over ``steps``."""
+        """The strategy of these buffers over ``steps``.
+
+        Raises ``ValueError`` unless there are as many scales ω > 0 as decays θ in (0, 1).
+        """
         if len(decays) != len(scales) or not decays:
             raise ValueError("a BLT has as many scales as decays, and at least one")
         if not all(0 < decay < 1 for decay in decays) or not all(scale > 0 for scale in scales):

@@ -55,12 +55,12 @@ class Dense(Strategy):
     def from_strategy(
         cls, matrix: Array, *, kind: str = "dense", gap: float | None = None
     ) -> Dense:
-        """By C."""
+        """By C, of shape (T, T), lower triangular."""
         return cls(kind=kind, steps=len(matrix), strategy=_lower(matrix), gap=gap)
 
     @classmethod
     def from_noise(cls, matrix: Array, *, kind: str = "matrix") -> Dense:
-        """By N."""
+        """By N, of shape (T, T), lower triangular."""
         return cls(kind=kind, steps=len(matrix), noise=_lower(matrix))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
@@ -98,11 +98,11 @@ class Dense(Strategy):
         return 1 if bandwidth(self._noise) == 1 else self.steps
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N."""
+        """Columns first..last-1 of N. Shape (T, last - first)."""
         return self._noise[:, first:last]
 
     def strategy_matrix(self) -> Array:
-        """C."""
+        """C, shape (T, T)."""
         return self._strategy
 
     @cached_property
@@ -115,7 +115,10 @@ class Dense(Strategy):
 
     @cached_property
     def residual(self) -> float:
-        """ρ ≥ ‖Ĉ N - I‖, rounding included."""
+        """ρ ≥ ‖Ĉ N - I‖, rounding included.
+
+        0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
+        """
         computed, noise = self._strategy, self.noise
         if noise is None:
             return 0.0
@@ -132,7 +135,10 @@ class Dense(Strategy):
 
 
 def factor_of_gram(gram: Array) -> Array:
-    """The lower-triangular C with CᵀC = X; raises ``ValueError`` where X is not positive."""
+    """The lower-triangular C with CᵀC = X; raises ``ValueError`` where X is not positive.
+
+    Both have shape (T, T). Not chol(X), which is the L of X = LLᵀ.
+    """
     try:
         reversed_factor = cholesky(gram[::-1, ::-1], lower=True)
     except LinAlgError:
@@ -141,7 +147,10 @@ def factor_of_gram(gram: Array) -> Array:
 
 
 def bandwidth(matrix: Array) -> int:
-    """The number of diagonals of a lower-triangular matrix up to the last that is not zero."""
+    """The number of diagonals of a lower-triangular matrix up to the last that is not zero.
+
+    ``matrix`` has shape (T, T).
+    """
     rows, columns = np.nonzero(matrix)
     return int(np.max(rows - columns)) + 1
 

@@ -15,7 +15,10 @@ Array = NDArray[np.float64]
 def lfilter(
     numerator: Array | list[float], denominator: Array | list[float], values: Array, axis: int = -1
 ) -> Array:
-    """``values`` through the filter of these coefficients, from rest; like scipy's."""
+    """``values`` through the filter of these coefficients, from rest; like scipy's.
+
+    The shape is that of ``values``; coefficients have shapes (m,) and (n,).
+    """
     from scipy import signal
 
     return np.asarray(signal.lfilter(numerator, denominator, values, axis=axis))

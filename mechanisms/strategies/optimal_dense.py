@@ -180,6 +180,8 @@ def convergence_aware(steps: int, tau: int) -> Array:
 
     With t from 1: rows t that τ divides hold 1 at t and -1 at t - τ; all others 1/√τ at t and
     -1/√τ at the last restart before t. The objective is that of the workload Λ_τ A.
+
+    Raises ``ValueError`` for a ``tau`` below 1.
     """
     if tau < 1:
         raise ValueError("tau must be at least 1")

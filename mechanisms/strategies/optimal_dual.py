@@ -79,7 +79,10 @@ class Dual:
 
     @classmethod
     def of(cls, matrix: Array, weights: Array, *, patterns: int, most: int, searched: bool) -> Dual:
-        """The dual, with a start near its maximum."""
+        """The dual, with a start near its maximum.
+
+        ``matrix`` A has shape (T, T) and ``weights`` of the squared errors (T,).
+        """
         begin = np.ones((patterns, 1, 1)) if most == 1 else _blocks(matrix, weights, patterns, most)
         dual = cls(
             matrix=matrix,
@@ -145,7 +148,10 @@ class Dual:
         return np.asarray(np.sqrt(diagonal))
 
     def squared_error(self, strategy: Array) -> float:
-        """Σ w_t error_t² of C at unit noise, or the largest error² if w is searched."""
+        """Σ w_t error_t² of C at unit noise, or the largest error² if w is searched.
+
+        ``strategy`` C has shape (T, T).
+        """
         noise = solve_triangular(strategy, np.eye(len(strategy)), lower=True)
         variance = np.sum((self.matrix @ noise) ** 2, axis=1)
         return float(np.max(variance) if self.searched else self.weights @ variance)

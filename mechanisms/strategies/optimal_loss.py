@@ -73,7 +73,10 @@ class ToeplitzLoss:
         objective: Objective = "rms",
         noise_bands: int | None = None,
     ) -> ToeplitzLoss:
-        """The loss; ``noise_bands`` says how many coefficients N has, all by default."""
+        """The loss; ``noise_bands`` says how many coefficients N has, all by default.
+
+        Raises ``NotOffered`` for the largest error under learning rates.
+        """
         weights = quadratic = None
         workload = at_unit_rate(workload)
         if workload.learning_rates is None:
@@ -172,7 +175,7 @@ def at_unit_rate(workload: Workload) -> Workload:
 
 
 def reciprocal(series: Array, steps: int) -> Array:
-    """The first ``steps`` coefficients of 1 / series."""
+    """The first ``steps`` coefficients of 1 / series. Shape (steps,)."""
     if len(series) > DIRECT:
         return newton_reciprocal(series, steps)
     impulse = np.zeros(steps)

@@ -44,6 +44,8 @@ def least(
     """A local minimum; stops when the loss changes by less than ``precision``, relatively.
 
     ``finished`` is asked after every step, with the point and its loss.
+
+    ``start`` and the point that is found have shape (n,), and ``bounds`` are n pairs of ends.
     """
     objective: Any = loss
     options: Any = {

@@ -51,7 +51,10 @@ class TooManyBuffers(TooLarge):
 
 
 def bidiagonal(at: Setting) -> Strategy:
-    """The best λ; O(1) for the prefix sum, so that it is not kept."""
+    """The best λ; O(1) for the prefix sum, so that it is not kept.
+
+    Raises ``TooLarge`` for more than ``LARGEST_VECTOR`` steps of another workload.
+    """
     if not at.workload.is_prefix_sum and at.steps > LARGEST_VECTOR:
         raise TooLarge(f"optimising λ for {at.steps} steps of a workload with momentum")
     best = best_lambda(at.steps, at.workload, at.participation)
@@ -59,7 +62,10 @@ def bidiagonal(at: Setting) -> Strategy:
 
 
 def blt(noise: BufferedLinearToeplitz, at: Setting) -> Strategy:
-    """The given buffers, or as many optimised ones as the plan asks for."""
+    """The given buffers, or as many optimised ones as the plan asks for.
+
+    Raises ``TooManyBuffers`` where more than ``MOST_BUFFERS`` are to be optimised.
+    """
     if noise.decays is not None and noise.scales is not None:
         return Blt.of(noise.decays, noise.scales, at.steps)
     assert noise.buffers is not None
@@ -104,7 +110,10 @@ def banded(noise: SquareRoot, at: Setting) -> Strategy:
 
 
 def dense(noise: DenseNoise, at: Setting) -> Strategy:
-    """The best C of all for the objective, which alone Λ_τ changes."""
+    """The best C of all for the objective, which alone Λ_τ changes.
+
+    Raises ``TooLarge`` for more than ``LARGEST_OPTIMISED`` steps.
+    """
     if at.steps > LARGEST_OPTIMISED:
         raise TooLarge(f"optimising a dense strategy over {at.steps} steps")
     tau = None if noise.convergence_aware is None else noise.convergence_aware.tau

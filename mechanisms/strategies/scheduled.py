@@ -37,7 +37,10 @@ class Scheduled(Strategy):
 
     @classmethod
     def of(cls, unscaled: Strategy, factors: Sequence[float]) -> Scheduled:
-        """``unscaled`` with one factor a step."""
+        """``unscaled`` with one factor a step.
+
+        Raises ``ValueError`` unless there is one positive factor a step.
+        """
         given = np.array(factors, dtype=np.float64)
         if len(given) != unscaled.steps or not np.all(given > 0):
             raise ValueError("a clip schedule has one positive factor a step")
@@ -77,11 +80,11 @@ class Scheduled(Strategy):
         return self.unscaled.residual
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns of N, which is injected as it is."""
+        """Columns of N, which is injected as it is. Shape (T, last - first)."""
         return self.unscaled.noise_columns(first, last)
 
     def noise_matrix(self) -> Array:
-        """N."""
+        """N, shape (T, T)."""
         return self.unscaled.noise_matrix()
 
     def strategy_matrix(self) -> Array:

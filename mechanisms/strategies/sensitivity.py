@@ -102,6 +102,8 @@ def best_separated(values: Array, participation: Participation) -> float:
     """max Σ_{i∈π} values[i] over patterns of ``min_separation``, for values ≥ 0.
 
     F[i, m] = max(values[i] + F[i+b, m-1], F[i+1, m]), one level m at a time.
+
+    ``values`` have shape (T,).
     """
     steps, separation = len(values), participation.separation
     later = np.zeros(steps + separation)
@@ -116,6 +118,8 @@ def row_wise(size: Array, participation: Participation) -> Array:
 
     Row i's best pattern is found for each row by itself: the best of m steps at least b
     before i, and of k-1-m steps at least b after it. Σ_{i∈π} h_i then bounds the block sum.
+
+    Raises ``Unaffordable`` beyond ``MOST_WORK`` operations. ``size`` is |X|, shape (T, T).
     """
     steps, separation = len(size), participation.separation
     most = participation.most(steps)

@@ -120,7 +120,10 @@ class Toeplitz(Strategy):
 
     @cached_property
     def strategy_coefficients(self) -> Array:
-        """First column of C, shape (T,)."""
+        """First column of C, shape (T,).
+
+        Raises ``Unaffordable`` where inverting N takes more than ``MOST_PRODUCTS`` operations.
+        """
         if self.column is not None:
             return _padded(self.column, self.steps)
         assert self.noise_column is not None
@@ -141,7 +144,7 @@ class Toeplitz(Strategy):
         return newton_reciprocal(self.column, self.steps)
 
     def noise_columns(self, first: int, last: int) -> Array:
-        """Columns first..last-1 of N."""
+        """Columns first..last-1 of N. Shape (T, last - first)."""
         found = np.zeros((self.steps, last - first))
         for place in range(first, last):
             found[place:, place - first] = self.noise_coefficients[: self.steps - place]
@@ -154,7 +157,10 @@ class Toeplitz(Strategy):
 
     @cached_property
     def residual(self) -> float:
-        """ρ ≥ ‖Ĉ N - I‖, rounding included."""
+        """ρ ≥ ‖Ĉ N - I‖, rounding included.
+
+        0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
+        """
         noise, computed = self.noise_column, self.strategy_coefficients
         if noise is None:
             return 0.0
@@ -193,7 +199,7 @@ def _reciprocal(series: Array, steps: int) -> Array:
 
 
 def newton_reciprocal(series: Array, steps: int) -> Array:
-    """1 / series by Newton's iteration y ← y (2 - series·y), O(T log T)."""
+    """1 / series by Newton's iteration y ← y (2 - series·y), O(T log T). Shape (steps,)."""
     found = np.array([1.0 / series[0]])
     while len(found) < steps:
         size = min(2 * len(found), steps)

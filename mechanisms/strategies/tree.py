@@ -123,7 +123,10 @@ class Tree(Strategy):
         return found
 
     def errors(self, workload: Workload) -> Errors:
-        """popcount of the step for prefix sums; otherwise as for any matrix."""
+        """popcount of the step for prefix sums; otherwise as for any matrix.
+
+        Raises ``TooLarge`` beyond ``LARGEST_ERROR`` / 4 steps of another workload.
+        """
         if workload.is_prefix_sum:
             done, inside = np.divmod(np.arange(1, self.steps + 1), self.period)
             variance = done * self.period.bit_count() + _popcount(inside)

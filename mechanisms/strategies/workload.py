@@ -50,7 +50,10 @@ class Workload:
         return self.momentum == 0 and self.learning_rates is None
 
     def rates(self, steps: int) -> Array:
-        """η_0, ..., η_{T-1}; shape (steps,)."""
+        """η_0, ..., η_{T-1}; shape (steps,).
+
+        Raises ``ValueError`` where there are fewer than ``steps``.
+        """
         if self.learning_rates is None:
             return np.ones(steps)
         if len(self.learning_rates) < steps:
