@@ -99,7 +99,7 @@ class DataAdapter(Protocol):
         """N, how many records there are."""
 
     def collate(self, indices: Tensor) -> Batch:
-        """The records at ``indices``, a sorted int64 tensor that is not empty."""
+        """The records at ``indices``, a sorted int64 tensor that is not empty. Shape (n,)."""
 
 
 def digest_of_tensors(*tensors: Tensor) -> str:

@@ -74,7 +74,10 @@ def remove(folder: Path) -> None:
 
 
 def load(journal: Journal) -> State:
-    """The newest checkpoint that is whole and that the record names."""
+    """The newest checkpoint that is whole and that the record names.
+
+    Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``.
+    """
     found = [
         (entry["step"], content)
         for name in (NAME, PARTIAL)
@@ -98,7 +101,10 @@ def load(journal: Journal) -> State:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write ``path`` and have it on the disk; leaves nothing of it where that fails."""
+    """Write ``path`` and have it on the disk; leaves nothing of it where that fails.
+
+    Raises ``RunFailure`` (``not_written``).
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:

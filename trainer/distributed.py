@@ -72,11 +72,17 @@ class Peers:
             dist.destroy_process_group()
 
     def shard(self, lot: Tensor) -> Tensor:
-        """This rank's records of ``lot``; the shards are disjoint and make up the lot."""
+        """This rank's records of ``lot``; the shards are disjoint and make up the lot.
+
+        ``lot`` has shape (n,).
+        """
         return lot[self.rank :: self.size]
 
     def add_up(self, sums: Mapping[str, Tensor]) -> None:
-        """Replace each sum by that over all ranks, in place and with the same bits on each."""
+        """Replace each sum by that over all ranks, in place and with the same bits on each.
+
+        Each has the shape of its parameter.
+        """
         if self.size == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = {}
@@ -95,6 +101,8 @@ class Peers:
         """What ``action``, done on rank 0 alone, returns; its failure is everybody's.
 
         The result is plain data.
+
+        Raises ``RunFailure`` on every rank where ``action`` did on rank 0.
         """
         if self.size == 1:
             return action()

@@ -83,7 +83,10 @@ class Journal:
 
     @classmethod
     def begun(cls, folder: Path) -> Journal:
-        """The record of a new run; the folder is made, and must not hold a run."""
+        """The record of a new run; the folder is made, and must not hold a run.
+
+        Raises ``RunFailure``.
+        """
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -118,7 +121,10 @@ class Journal:
             raise
 
     def append(self, entry: Entry, *, durable: bool = True) -> None:
-        """Write one line, and unless ``durable`` is false have it on the disk."""
+        """Write one line, and unless ``durable`` is false have it on the disk.
+
+        Raises ``RunFailure`` where it cannot be written; then nothing of the line is left.
+        """
         line, digest = sealed(entry, self.standing.head)
         try:
             write_all(self._stream, line)

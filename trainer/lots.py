@@ -36,7 +36,10 @@ class Lots:
         self._kept = None if fresh else sampler_of(plan, index, phase_key)
 
     def of(self, place: int, step_key: bytes) -> Tensor:
-        """The records of the lot at ``place`` in the phase, sorted; it may be empty."""
+        """The records of the lot at ``place`` in the phase, sorted; it may be empty.
+
+        Shape (n,), int64.
+        """
         if self._kept is not None:
             return self._kept(place)
         return sampler_of(self._plan, self._index, step_key)(place)

@@ -29,7 +29,7 @@ class Options:
 
     @classmethod
     def of(cls, text: str, where: str) -> Options:
-        """The options in ``text``; ``where`` begins every message."""
+        """The options in ``text``; ``where`` begins every message. Raises ``WrongOption``."""
         parts = [part.strip() for part in text.split(",")] if text.strip() else []
         first = parts.pop(0) if parts and "=" not in parts[0] else ""
         named: dict[str, str] = {}
@@ -43,7 +43,10 @@ class Options:
         return cls(where, first, named)
 
     def text(self, name: str, default: str | None = None) -> str:
-        """An option that is a text; without ``default`` it must be given."""
+        """An option that is a text; without ``default`` it must be given.
+
+        Raises ``WrongOption``.
+        """
         self._read.add(name)
         found = self.named.get(name, default)
         if found is None:
@@ -51,14 +54,17 @@ class Options:
         return found
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
-        """One of ``choices``, the first of which is what an option left out means."""
+        """One of ``choices``, the first of which is what an option left out means.
+
+        Raises ``WrongOption``.
+        """
         found = self.text(name, choices[0])
         if found not in choices:
             raise WrongOption(f"{self.where}: {name}={found}; it is one of {', '.join(choices)}.")
         return found
 
     def integer(self, name: str, *, least: int, default: int | None = None) -> int:
-        """A whole number of at least ``least``."""
+        """A whole number of at least ``least``. Raises ``WrongOption``."""
         found = self.text(name, None if default is None else str(default))
         if not (found.isascii() and found.isdigit() and int(found) >= least):
             raise WrongOption(f"{self.where}: {name}={found}; give a whole number from {least} up.")

@@ -55,13 +55,13 @@ class Words:
         self.key, self.step, self.draws = key, step, 0
 
     def take(self, count: int) -> Tensor:
-        """``count`` numbers in [0, 2⁶²) that no other call has seen."""
+        """``count`` numbers in [0, 2⁶²) that no other call has seen. Shape (count,), int64."""
         raw = raw_words(self.key, step=self.step, tensor=self.draws, count=2 * count)
         self.draws += 1
         return raw.view(torch.int64) & ((1 << BITS) - 1)
 
     def below(self, limit: int, count: int) -> Tensor:
-        """``count`` exactly uniform numbers in [0, limit)."""
+        """``count`` exactly uniform numbers in [0, limit). Shape (count,), int64."""
         ceiling = ((1 << BITS) // limit) * limit
         drawn = self.take(count)
         while bool((over := drawn >= ceiling).any()):
@@ -69,7 +69,10 @@ class Words:
         return drawn % limit
 
     def order(self, count: int) -> Tensor:
-        """A uniform permutation of 0..count-1: the order of distinct random numbers."""
+        """A uniform permutation of 0..count-1: the order of distinct random numbers.
+
+        Shape (count,), int64.
+        """
         keys = self.take(count)
         while len(torch.unique(keys)) < count:
             keys = self.take(count)

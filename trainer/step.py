@@ -70,7 +70,10 @@ class Plain:
     autocast: torch.dtype | None = None
 
     def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
-        """The clipped sums over all ranks; ``seen`` is handed the losses, which are private."""
+        """The clipped sums over all ranks; ``seen`` is handed the losses, which are private.
+
+        Each sum has the shape of its parameter.
+        """
         found = self._accumulated(lot, seen, self._losses)
         self.peers.add_up(found)
         return found
@@ -107,7 +110,10 @@ class Combined(Plain):
     optimizer: DiSK
 
     def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
-        """The clipped sums over all ranks, of combined gradients."""
+        """The clipped sums over all ranks, of combined gradients.
+
+        Each sum has the shape of its parameter.
+        """
         points = self.optimizer.points()
         values = [self._values(point) for point in points]
 
@@ -139,7 +145,10 @@ class FedBack(Plain):
     pre_clip_norm: float | None
 
     def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
-        """B v_t over all ranks, and the error state goes on by a step."""
+        """B v_t over all ranks, and the error state goes on by a step.
+
+        Each has the shape of its parameter.
+        """
         clipped = self._accumulated(lot, seen, self._losses)
         raw = self._raw(lot)
         self.peers.add_up(clipped)

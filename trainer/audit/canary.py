@@ -82,6 +82,8 @@ class CanaryModel:
         """What a canary adds to the sum at sign 1 when each block is clipped exactly; by name.
 
         From plain autograd in float64 and the definition of clipping, not from the trainer.
+
+        Each has the shape of its parameter.
         """
         trained = dict(self.module.named_parameters())
         loss = self.losses(torch.ones(1)).sum() / self.sign
@@ -110,5 +112,5 @@ class CanaryData:
         return len(self.amplitudes)
 
     def collate(self, indices: Tensor) -> Tensor:
-        """Amplitudes of the records."""
+        """Amplitudes of the records. Shape (n,), for indices of shape (n,)."""
         return self.amplitudes[indices]

@@ -167,7 +167,10 @@ class PrivateModel:
         return found.detach()
 
     def uses(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, int]:
-        """How often each trainable tensor is used in one pass, by name; gradients are kept."""
+        """How often each trainable tensor is used in one pass, by name; gradients are kept.
+
+        ``losses`` gives one of shape (records,).
+        """
         before = {name: target.parameter.grad for name, target in self._by_name().items()}
         for target in self._targets.values():
             target.parameter.grad = None

@@ -51,7 +51,7 @@ CLAUSES = {
 
 
 def generated(argument: str) -> TextRecords:
-    """``SIZE`` records from a seed."""
+    """``SIZE`` records from a seed. Raises ``WrongOption``."""
     options = Options.of(argument, "--data generated")
     if not (options.first.isascii() and options.first.isdigit() and int(options.first) > 0):
         raise WrongOption("--data generated: give how many records, generated:2000,seed=1 say.")

@@ -45,7 +45,7 @@ class WrongField(ValueError):
 
 
 def jsonl(argument: str) -> TextRecords:
-    """The records of a file."""
+    """The records of a file. Raises ``WrongOption`` and ``WrongData``."""
     options = Options.of(argument, "--data jsonl")
     if not options.first:
         raise WrongOption("--data jsonl: name a file.")

@@ -88,7 +88,10 @@ def digits(argument: str) -> Labelled:
 
 
 def csv_file(argument: str) -> Labelled:
-    """A CSV file with a header and a column of classes."""
+    """A CSV file with a header and a column of classes.
+
+    Raises ``WrongOption`` and ``WrongData``.
+    """
     options = Options.of(argument, "--data csv")
     if not options.first:
         raise WrongOption("--data csv: name a file.")

@@ -48,7 +48,10 @@ def pretrained(folder: Path, *, tied: bool | None = None) -> GPT2:
 
 
 def load_into(model: GPT2, given: dict[str, Tensor]) -> None:
-    """Copy tensors under their published names into ``model``; raises ``WrongWeights``."""
+    """Copy tensors under their published names into ``model``; raises ``WrongWeights``.
+
+    Tensors have the shapes of the model, those of ``Conv1D`` layers transposed.
+    """
     found = {_full(name): value for name, value in given.items() if not MASKS.search(name)}
     table = "transformer.wte.weight"
     if "lm_head.weight" not in found and table in found:
@@ -85,7 +88,10 @@ def turned(name: str, value: Tensor) -> Tensor:
 
 
 def tensors_in(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder's weight files, safetensors before pickles."""
+    """All tensors of a folder's weight files, safetensors before pickles.
+
+    Raises ``WrongWeights``. Keys are published names; each tensor has the shape of its file.
+    """
     for name in FILES:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():

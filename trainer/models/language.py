@@ -92,7 +92,10 @@ class LanguageModel:
 
 
 def gpt2(argument: str, data: DataAdapter) -> LanguageModel:
-    """GPT-2 from a folder with weights, or from a configuration and a seed."""
+    """GPT-2 from a folder with weights, or from a configuration and a seed.
+
+    Raises ``WrongOption`` and ``WrongWeights``.
+    """
     options = Options.of(argument, "--model gpt2")
     if not isinstance(data, TextData):
         raise WrongOption("--model gpt2: the data is no text.")

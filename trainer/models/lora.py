@@ -50,7 +50,10 @@ def adapt(
     alpha: float,
     generator: torch.Generator,
 ) -> list[str]:
-    """Freeze ``model`` and adapt the linear layers of ``matrices``; the trained tensors' names."""
+    """Freeze ``model`` and adapt the linear layers of ``matrices``; the trained tensors' names.
+
+    Raises ``TypeError`` for a name that is of no linear layer.
+    """
     model.requires_grad_(False)
     trained = []
     for name in matrices:

@@ -80,7 +80,7 @@ def perceptron(features: int, hidden: Sequence[int], classes: int, *, seed: int)
 
 
 def mlp(argument: str, data: DataAdapter) -> Classifier:
-    """A perceptron of the widths that ``argument`` has."""
+    """A perceptron of the widths that ``argument`` has. Raises ``WrongOption``."""
     options = Options.of(argument, "--model mlp")
     if not isinstance(data, LabelledData):
         raise WrongOption("--model mlp: the data has no features and classes.")

@@ -36,7 +36,7 @@ EPSILON = 1e-8
 def moments(
     mean: Tensor, first: Tensor | None, second: Tensor | None, *, beta1: float, beta2: float
 ) -> tuple[Tensor, Tensor]:
-    """m and v after one step; None is zero."""
+    """m and v after one step; None is zero. All of the parameter's shape."""
     first = torch.zeros_like(mean) if first is None else first
     second = torch.zeros_like(mean) if second is None else second
     return (
@@ -46,24 +46,24 @@ def moments(
 
 
 def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
-    """A moment over 1 - decay^t, exact for decays near 1."""
+    """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
     return moment / -math.expm1(step * math.log(decay)) if decay else moment
 
 
 def update(
     parameter: Tensor, first: Tensor, denominator: Tensor, *, learning_rate: float
 ) -> Tensor:
-    """θ - η m̂ / D."""
+    """θ - η m̂ / D; all of one shape."""
     return torch.addcdiv(parameter, first, denominator, value=-learning_rate)
 
 
 def root_plus_epsilon(second: Tensor, _at: At) -> Tensor:
-    """D_t of Adam."""
+    """D_t of Adam: √v̂ + ``EPSILON``, in the shape of v̂."""
     return second.sqrt().add_(EPSILON)
 
 
 def unfiltered(first: Tensor, _state: State, _at: At) -> Tensor:
-    """m̂_t as it is."""
+    """m̂_t as it is, in its shape."""
     return first
 
 

@@ -27,7 +27,7 @@ from affidavit.trainer.optimizers.released import At, Released, Rule, std_at
 
 
 def denominator(second: Tensor, *, phi: float, floor: float) -> Tensor:
-    """√max(v̂ - Φ, ξ)."""
+    """√max(v̂ - Φ, ξ). The shape is that of v̂."""
     return floored(torch.sub(second, phi), floor)
 
 

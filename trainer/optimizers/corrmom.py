@@ -16,7 +16,10 @@ from affidavit.trainer.optimizers.sgd import HeavyBall
 
 
 def rule_of(given: Given, *, without_any: str) -> Rule:
-    """Heavy ball for ``momentum``, Adam for a β; ``without_any`` says which where neither is."""
+    """Heavy ball for ``momentum``, Adam for a β; ``without_any`` says which where neither is.
+
+    Raises ``RefusedPlan`` where the plan gives both.
+    """
     settings = given.settings
     adaptive = settings.beta1 is not None or settings.beta2 is not None
     if settings.momentum is not None and adaptive:

@@ -28,7 +28,10 @@ from torch import Tensor
 
 
 def all_shrunk(means: Sequence[Tensor], noise_std: float, *, threshold: float) -> list[Tensor]:
-    """Every mean of one release, matrices denoised; ``noise_std`` is σ' of this step."""
+    """Every mean of one release, matrices denoised; ``noise_std`` is σ' of this step.
+
+    Each keeps its shape; matrices are (m, n).
+    """
     found = list(means)
     shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, mean in enumerate(means):
@@ -58,7 +61,7 @@ def shrunk(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
 
 
 def shrinkage(values: Tensor, rows: int, columns: int) -> Tensor:
-    """η of equation 8 in units of σ', zero at or below √m + √n."""
+    """η of equation 8 in units of σ', zero at or below √m + √n. The shape is that of ``values``."""
     sums = values.square() - (rows + columns)
     root = (sums.square() - 4 * rows * columns).clamp(min=0).sqrt()
     square = ((sums + root) / 2).clamp(min=1)

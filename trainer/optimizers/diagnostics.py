@@ -44,6 +44,8 @@ def noise_share(second: Tensor, *, phi: float) -> float:
     """ρ = Φ over the median of v̂, the bias-corrected second moment of one block.
 
     It may pass 1 by chance, because v̂ is random; infinite where the median is zero.
+
+    ``second`` has any shape. Raises ``ValueError`` for a Φ that is not positive, or no entries.
     """
     if phi <= 0 or second.numel() == 0:
         raise ValueError("Φ is positive and a block has entries")
@@ -62,7 +64,7 @@ def muon_probe(momentum: Tensor, next_release: Tensor) -> Alignment:
 
 
 def cosine(one: Tensor, other: Tensor) -> float:
-    """⟨a, b⟩ / (‖a‖ ‖b‖), zero where either is zero."""
+    """⟨a, b⟩ / (‖a‖ ‖b‖), zero where either is zero. Of two tensors of any one shape."""
     a, b = one.flatten().double(), other.flatten().double()
     norms = float(torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
     return float(a @ b) / norms if norms > 0 else 0.0

@@ -80,7 +80,10 @@ class ErrorFeedback:
 
     @torch.no_grad()
     def feed_back(self, clipped: Mapping[str, Tensor], raw: Mapping[str, Tensor]) -> None:
-        """Turn the clipped sums of a lot into B v_t, in place, and go on to e_(t+1)."""
+        """Turn the clipped sums of a lot into B v_t, in place, and go on to e_(t+1).
+
+        Each has the shape of its parameter.
+        """
         self._require_names(clipped)
         self._require_names(raw)
         left = {name: (raw[name].double() - clipped[name].double()) for name in self._error}
@@ -102,7 +105,7 @@ class ErrorFeedback:
         return {name: error.clone() for name, error in self._error.items()}
 
     def load_private_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from ``state``."""
+        """Go on from ``state``. Each has the shape of its parameter."""
         self._require_names(state)
         self._error = {
             name: state[name].to(error.device, torch.float64, copy=True)

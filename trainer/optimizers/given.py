@@ -70,7 +70,10 @@ class NoiseOfTheMean:
         return std / _filtered(np.ones(len(std)), momentum) if normalised else std
 
     def second_moment(self, decay: float) -> Array:
-        """What the noise adds to Adam's v̂_t in expectation: a weighted mean of Φ_s, s ≤ t."""
+        """What the noise adds to Adam's v̂_t in expectation: a weighted mean of Φ_s, s ≤ t.
+
+        Shape (T,).
+        """
         phi = self.std() ** 2
         return _filtered(phi, decay) / _filtered(np.ones(len(phi)), decay)
 

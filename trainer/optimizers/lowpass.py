@@ -26,7 +26,7 @@ SMOOTHING = 0.9
 
 
 def smoothed(values: Tensor, state: State, *, smoothing: float, step: int) -> Tensor:
-    """f̂_t; the state is ``filtered``."""
+    """f̂_t; the state is ``filtered``. The shape is that of ``values``."""
     if not smoothing:
         return values
     before = state.get("filtered")

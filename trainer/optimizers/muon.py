@@ -40,7 +40,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 def accumulated(mean: Tensor, buffer: Tensor | None, momentum: float) -> Tensor:
-    """M_t; ``buffer`` is M_(t-1), None for zero."""
+    """M_t; ``buffer`` is M_(t-1), None for zero. All of one shape."""
     return mean.clone() if buffer is None else torch.add(mean, buffer, alpha=momentum)
 
 
@@ -53,14 +53,14 @@ def update(
     steps: int = STEPS,
     start: Start = "paper",
 ) -> tuple[Tensor, Tensor]:
-    """O_t and M_t of one matrix."""
+    """O_t and M_t of one matrix, each of its shape (m, n)."""
     buffer = accumulated(mean, buffer, momentum)
     found = orthogonalised(buffer[None], degree=degree, steps=steps, start=start)
     return found[0], buffer
 
 
 def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
-    """(1 - ηλ) W - η O."""
+    """(1 - ηλ) W - η O. The shape is that of W."""
     decayed = parameter * (1 - at.learning_rate * at.weight_decay) if at.weight_decay else parameter
     return torch.add(decayed, direction.view_as(parameter), alpha=-at.learning_rate)
 
@@ -105,7 +105,7 @@ class Muon(Released):
         return adamw.rule_of(given.settings)
 
     def map(self, matrices: Tensor) -> Tensor:
-        """Q_(κ,q) of a batch."""
+        """Q_(κ,q) of a batch. Shape (batch, m, n)."""
         return orthogonalised(
             matrices,
             degree=self._degree,
@@ -115,12 +115,15 @@ class Muon(Released):
         )
 
     def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
-        """O_t of the momenta of a release's matrices, at ``places`` among its tensors."""
+        """O_t of the momenta of a release's matrices, at ``places`` among its tensors.
+
+        Each keeps its shape.
+        """
         del places, at
         return by_shape(buffers, self.map)
 
     def is_matrix(self, parameter: Tensor, at: At) -> bool:
-        """Whether a tensor is orthogonalised."""
+        """Whether a tensor is orthogonalised. One of any shape."""
         return at.release not in self._auxiliary and parameter.ndim >= 2
 
     def _update(self, parameters: list[Tensor], means: list[Tensor], at: At) -> None:

@@ -37,7 +37,10 @@ PROBES = 1
 def update(
     momenta: Sequence[Tensor], shifts: Iterable[Sequence[Tensor]], function: Map
 ) -> list[Tensor]:
-    """2 O⁰ - O² of every M̂; ``shifts`` gives ρ_t U_j of all of them, one j after the other."""
+    """2 O⁰ - O² of every M̂; ``shifts`` gives ρ_t U_j of all of them, one j after the other.
+
+    Each keeps its shape.
+    """
     plain = by_shape(momenta, function)
     smoothed, pairs = [torch.zeros_like(momentum) for momentum in momenta], 0
     for pairs, shift in enumerate(shifts, start=1):  # noqa: B007 (counts them)
@@ -73,7 +76,7 @@ class MuonBC(Muon):
         }
 
     def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:
-        """2 O⁰ - O² of every matrix."""
+        """2 O⁰ - O² of every matrix. Each keeps its shape."""
         if not buffers:
             return []
         beta = self._momentum

@@ -32,7 +32,10 @@ def update(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
 ) -> tuple[Tensor, Tensor | None]:
-    """θ and M after one step; ``buffer`` is M, None before the first step and without momentum."""
+    """θ and M after one step; ``buffer`` is M, None before the first step and without momentum.
+
+    All of the parameter's shape.
+    """
     direction = torch.add(mean, parameter, alpha=weight_decay) if weight_decay else mean
     if momentum:
         direction = buffer = direction if buffer is None else buffer * momentum + direction
