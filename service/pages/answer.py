@@ -20,7 +20,7 @@ from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import cookies
 from affidavit.service.pages.csrf import FormToken
 from affidavit.service.pages.forms_of_a_view import Rows, csv_of, json_of
-from affidavit.service.pages.navigation import groups_for
+from affidavit.service.pages.navigation import groups_for, may_open
 from affidavit.service.pages.templating import environment
 from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.services import Services
@@ -128,6 +128,7 @@ def _around(request: Request) -> dict[str, Any]:
     return {
         "actor": actor,
         "may": lambda scope: actor is not None and actor.may(Scope(scope)),
+        "opens": lambda path: may_open(actor, path.partition("?")[0]),
         "groups": groups_for(actor, _served(request)),
         "here": path,
         "asked": request.url.query,

@@ -70,6 +70,13 @@ def _open(
     return [each for each in places if each.path in served and each.scopes & scopes]
 
 
+def may_open(actor: Actor | None, path: str) -> bool:
+    """Whether ``actor`` may see the page at ``path``, by the place that it belongs to."""
+    scopes = frozenset() if actor is None else actor.scopes
+    places = [place for group in GROUPS for place in group.places if is_current(place, path)]
+    return all(place.scopes & scopes for place in places)
+
+
 def is_current(place: Place, path: str) -> bool:
     """Whether the page at ``path`` belongs to ``place``."""
     return path == place.path or (place.path != "/" and path.startswith(f"{place.path}/"))

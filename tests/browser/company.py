@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -130,6 +131,7 @@ class Company:
 
     site: Site
     tokens: dict[str, str]
+    said: Callable[[str], str]
     certificates: dict[str, str] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)
 
@@ -158,13 +160,16 @@ class Company:
         return made
 
 
-def settle(site: Site) -> Company:
-    """Fill ``site`` with everything."""
-    company = Company(site, {scope: site.token(who, scope) for scope, who in PEOPLE.items()})
+def settle(site: Site, said: Callable[[str], str] = str) -> Company:
+    """Fill ``site`` with everything; whatever people write freely passes through ``said``."""
+    tokens = {scope: site.token(who, scope) for scope, who in PEOPLE.items()}
+    company = Company(site, tokens, said)
     for policy in POLICIES:
-        company.ask("admin", "/v1/policies", policy)
+        notes = said(policy.get("notes", "As agreed."))
+        company.ask("admin", "/v1/policies", {**policy, "notes": notes})
     for dataset, budget in BUDGETS:
-        company.ask("admin", f"/v1/ledgers/{dataset}/budget", budget)
+        reason = said("set for the year")
+        company.ask("admin", f"/v1/ledgers/{dataset}/budget", {**budget, "reason": reason})
     _certificates(company)
     _waivers(company)
     _runs(company)
@@ -172,7 +177,10 @@ def settle(site: Site) -> Company:
         "POST",
         f"/v1/certificates/{company.certificates['revoked']}/revocation",
         company.tokens["approve"],
-        json={"code": "plan_error", "reason": "the data set had been joined with another"},
+        json={
+            "code": "plan_error",
+            "reason": said("the data set had been joined with another"),
+        },
     )
     _wait_for_the_log(company)
     return company
@@ -180,10 +188,14 @@ def settle(site: Site) -> Company:
 
 def _certificates(company: Company) -> None:
     first = company.certify("approved")
-    company.decide(first, comment="The sampler was looked at.")
-    company.certify("waiting", steps=700, optimizer={"name": "dp_adam"}, notes="Adam in November.")
+    company.decide(first, comment=company.said("The sampler was looked at."))
+    company.certify(
+        "waiting", steps=700, optimizer={"name": "dp_adam"}, notes=company.said("Adam in November.")
+    )
     rejected = company.certify("rejected", name="ward-notes", steps=900)
-    company.decide(rejected, decision="reject", comment="Notes name relatives; ask the board.")
+    company.decide(
+        rejected, decision="reject", comment=company.said("Notes name relatives; ask the board.")
+    )
     digits = {"name": "digits", "size": 1437}
     small = [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}]
     for label, steps in (("digits", 10), ("digits-longer", 12), ("revoked", 14)):
@@ -215,18 +227,18 @@ def _waivers(company: Company) -> None:
         "rule": "policy_epsilon_cap",
         "policy": "text-models",
         "dataset": "support-mail",
-        "owner": "head-of-support",
-        "reason": "The pilot ends in January; the cap is argued about in ticket DP-118.",
+        "owner": company.said("head-of-support"),
+        "reason": company.said("The pilot ends in January; the cap is argued about in DP-118."),
         "expires_at": until,
     }
     company.ask("approve", "/v1/waivers", waiver)
-    second = {**waiver, "rule": "policy_delta_cap", "reason": "Asked for by mistake."}
+    second = {**waiver, "rule": "policy_delta_cap", "reason": company.said("Asked for by mistake.")}
     made = company.ask("approve", "/v1/waivers", second)
     company.site.ask(
         "DELETE",
         f"/v1/waivers/{made['id']}",
         company.tokens["approve"],
-        params={"reason": "Nobody needs it."},
+        params={"reason": company.said("Nobody needs it.")},
     )
 
 
@@ -244,9 +256,11 @@ def _runs(company: Company) -> None:
     company.run("died", clicks)
     job = worker.claim(worker="w2")
     worker.start(job)
-    worker.say(job, "fail", code="trainer_died", message="killed: out of memory (signal 9)")
+    worker.say(job, "fail", code="trainer_died", message=company.said("killed: out of memory"))
     stopped = company.run("cancelled", clicks)
-    company.ask("submit", f"/v1/runs/{stopped}/cancel", {"reason": "the wrong branch"})
+    company.ask(
+        "submit", f"/v1/runs/{stopped}/cancel", {"reason": company.said("the wrong branch")}
+    )
     company.run("running", clicks)
     job = worker.claim()
     worker.start(job)

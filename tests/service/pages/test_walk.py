@@ -1,0 +1,225 @@
+"""Every page that somebody is led to, as each of them, in a company whose people write attacks.
+
+A crawler signs in and follows every link: nobody is shown a way that is closed to them, nor a
+form that they may not send, and what was written freely stands on no page but as text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import pytest
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.migrate import upgrade
+from affidavit.service.settings import Settings
+from tests.browser.company import PEOPLE, Company, settle
+from tests.browser.serving import Site
+
+MARKUP = "<img src=x onerror=alert(1)>"
+ATTACK = f"=cmd|' /C calc'!A0 {MARKUP} \"'><script>alert(2)</script> {{{{7*7}}}} a\u202eb\u200bc "
+OF_A_KIND = 2
+"""Pages of one pattern that are looked at."""
+NOT_FOLLOWED = re.compile(r"/sign-|/v1/|/static/|\.pdf$|\.yaml$|\.svg$")
+ENDS = re.compile(r"/sign-out$|^/tokens/.*/revocation$")
+"""Forms that would end somebody's session, empty as they are sent here."""
+
+
+class Reader(HTMLParser):
+    """The links and forms of a page, and what a strict policy would not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.forms: list[dict[str, Any]] = []
+        self.forbidden: list[str] = []
+        self.titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.forbidden += [f"{tag} {name}" for name in given if name.startswith("on")]
+        if "style" in given or tag in ("style", "iframe", "object", "embed", "base"):
+            self.forbidden.append(tag)
+        if tag == "script" and not (given.get("src") or "").startswith("/static/"):
+            self.forbidden.append("script")
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
+        if tag == "form":
+            self.forms.append({"method": given.get("method"), "action": given.get("action")})
+        if tag == "input" and given.get("name") == "csrf":
+            self.forms[-1]["csrf"] = given["value"]
+        if tag == "h1":
+            self.titles.append(tag)
+
+
+def read(html: str) -> Reader:
+    found = Reader()
+    found.feed(html)
+    return found
+
+
+@pytest.fixture(scope="module")
+def company(
+    tmp_path_factory: pytest.TempPathFactory, client_of: Callable[..., Any]
+) -> Iterator[Company]:
+    """A company on SQLite without a port, whose people write attacks wherever they can."""
+    home = tmp_path_factory.mktemp("walk")
+    settings = Settings(
+        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", workers=1
+    )
+    upgrade(settings.database_url)
+    KeyStore(settings.key_directory).new("production 2026")
+    with client_of(settings) as client:
+        yield settle(Site("http://127.0.0.1", settings, client), lambda text: (ATTACK + text)[:250])
+
+
+def sign_in(company: Company, token: str) -> Any:
+    client = company.site.client
+    client.cookies.clear()
+    asked = client.get("/sign-in", headers={"accept": "text/html"})
+    sent = {"csrf": read(asked.text).forms[0]["csrf"], "token": token, "next": "/"}
+    assert client.post("/sign-in", data=sent).status_code == 200
+    return client
+
+
+def walk(client: Any) -> Iterator[tuple[str, Any]]:
+    """Every page that is linked from the overview, a few of each pattern."""
+    waiting, seen, kinds = ["/"], {"/"}, Counter[str]()
+    while waiting:
+        path = waiting.pop(0)
+        page = client.get(path, headers={"accept": "text/html"}, follow_redirects=False)
+        yield path, page
+        if "text/html" not in page.headers["content-type"]:
+            continue
+        for link in read(page.text).links:
+            parts = urlsplit(urljoin(path, link))
+            assert not parts.netloc, f"{path} leads to another host: {link}"
+            to = parts.path + (f"?{parts.query}" if parts.query else "")
+            pattern = re.sub(r"[0-9a-f-]{36}|sha256:[0-9a-f]+|/\d+|=[^&]*", "*", to)
+            if to in seen or NOT_FOLLOWED.search(parts.path) or kinds[pattern] >= OF_A_KIND:
+                continue
+            seen.add(to)
+            kinds[pattern] += 1
+            waiting.append(to)
+
+
+@pytest.mark.parametrize("scope", sorted(PEOPLE))
+def test_nobody_is_led_to_what_is_closed_to_them(company: Company, scope: str) -> None:
+    client = sign_in(company, company.tokens[scope])
+    forms: dict[str, tuple[str, str]] = {}
+    pages = 0
+    for path, page in walk(client):
+        assert page.status_code == 200, (path, page.text[:500])
+        pages += 1
+        if "text/html" not in page.headers["content-type"]:
+            continue
+        found = read(page.text)
+        assert len(found.titles) == 1, path
+        for form in found.forms:
+            if form["method"] == "post" and not ENDS.search(form["action"]):
+                assert "csrf" in form, (path, form)
+                forms[form["action"]] = (path, form["csrf"])
+    assert pages > 10
+    for to, (path, token) in forms.items():
+        sent = client.post(to, data={"csrf": token}, headers={"accept": "text/html"})
+        assert sent.status_code in (200, 201, 409, 422), (path, to, sent.status_code)
+
+
+def test_what_people_write_is_text_and_nothing_else(company: Company) -> None:
+    client = sign_in(company, company.site.token("ines", *PEOPLE))
+    told = 0
+    for path, page in walk(client):
+        body = page.text
+        if path.split("?")[0].endswith(".json"):
+            assert body.isascii(), path
+            told += MARKUP in json.dumps(json.loads(body))
+            continue
+        assert "\u202e" not in body, path
+        assert "\u200b" not in body, path
+        if path.split("?")[0].endswith(".csv"):
+            cells = [cell for line in csv.reader(io.StringIO(body)) for cell in line if cell]
+            wrong = [each for each in cells if each[0] in "=+@\t\r" or each.startswith("-c")]
+            assert not wrong, path
+            told += any(MARKUP in cell for cell in cells)
+            continue
+        assert MARKUP not in body, path
+        assert "49" not in re.findall(r"A0.{0,120}", body), path
+        assert not read(body).forbidden, path
+        told += "&lt;img src=x" in body
+    assert told > 20, "the attacks are on too few pages for this to say anything"
+
+
+def test_each_answer_says_what_a_browser_may_do(company: Company) -> None:
+    client = sign_in(company, company.tokens["audit"])
+    for path, status in (
+        ("/", 200),
+        ("/audit.csv", 200),
+        ("/tokens", 403),
+        ("/nowhere", 404),
+        ("/runs?state=odd", 422),
+        ("/static/none.js", 404),
+    ):
+        page = client.get(path, headers={"accept": "text/html"})
+        assert page.status_code == status, path
+        policy = page.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        for part in ("frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"):
+            assert part in policy
+        assert "unsafe" not in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "same-origin"
+        if status == 200:
+            assert page.headers["cache-control"] == "no-store"
+        elif path.startswith("/static/"):
+            assert "immutable" not in page.headers.get("cache-control", "")
+
+
+def test_errors_are_pages_that_say_what_to_do(company: Company) -> None:
+    client = sign_in(company, company.tokens["submit"])
+    for path, said in (
+        ("/tokens", "needs the scope admin"),
+        ("/runs/00000000-0000-4000-8000-000000000000", "run"),
+        ("/datasets/..%2Fx", "name"),
+        ("/approvals?cursor=forged", "cursor"),
+        (f"/compare?first={MARKUP}", "first"),
+    ):
+        page = client.get(path, headers={"accept": "text/html"})
+        assert page.status_code in (403, 404, 422), path
+        found = read(page.text)
+        assert "text/html" in page.headers["content-type"], path
+        assert not found.forbidden
+        assert said in page.text.lower() or said in page.text, (path, page.text)
+        assert "/" in found.links, path
+        assert MARKUP not in page.text
+
+
+def test_texts_that_no_field_takes_are_refused_and_kept_nowhere(company: Company) -> None:
+    admin = sign_in(company, company.site.token("vera", "admin", "approve", "submit"))
+    page = admin.get("/datasets", headers={"accept": "text/html"})
+    token = read(page.text).forms[-1]["csrf"]
+    budget = {"unit": "example", "adjacency": "add_remove", "epsilon": "1", "delta": "1e-5"}
+    base = {"csrf": token, "dataset": "odd", **budget}
+    for name in ("a\x00b", "x" * 10_000, "a\u202eb", "=cmd", "<b>"):
+        sent = admin.post("/datasets", data={**base, "dataset": name})
+        assert sent.status_code == 422, repr(name[:9])
+        assert "\u202e" not in sent.text
+        assert "<b>" not in sent.text.split("<main")[1].replace("<b></b>", "")
+    for reason in ("a\x00b", "x" * 10_000):
+        assert admin.post("/datasets", data={**base, "reason": reason}).status_code == 422
+    # Percent-encoded bytes that are no UTF-8, and a lone surrogate written as one.
+    headers = {"content-type": "application/x-www-form-urlencoded", "accept": "text/html"}
+    for raw in (b"dataset=%FF", b"dataset=%ED%A0%80", b"dataset=\xff", b"a=1&" * 300):
+        sent = admin.post(
+            "/datasets", content=b"csrf=" + token.encode() + b"&" + raw, headers=headers
+        )
+        assert sent.status_code == 400, raw[:20]
+        assert "malformed_form" in sent.text
+    assert "odd" not in admin.get("/datasets.csv").text
