@@ -35,8 +35,9 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from affidavit.certificate.keys import KeyStore
+from affidavit.service.calls import Call
 from affidavit.service.database import open_engine
-from affidavit.service.ledger.rows import Call, Scope
+from affidavit.service.ledger.rows import Scope
 from affidavit.service.migrate import upgrade
 from affidavit.service.store import Request
 from bench import simulated_workers as simulated

@@ -25,9 +25,9 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.conformance import Conformance, conformance
 from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.service.ledger.refusals import LedgerRefusal
-from affidavit.service.ledger.rows import Call
+from affidavit.service.calls import Call
 from affidavit.service.log.bundles import with_place
+from affidavit.service.refusals import Refusal
 from affidavit.service.runs.queue import Held
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
@@ -155,7 +155,7 @@ def _together(
         await services.pool.run(float)  # it has started when this is answered
         try:
             await asyncio.gather(*(each(services, clock) for each in work))
-        except LedgerRefusal as refusal:  # which does not travel between processes
+        except Refusal as refusal:  # which does not travel between processes
             raise RuntimeError(f"{refusal.code}: {refusal}") from None
 
     clock = Clock()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import ValidationError
+from pydantic import StringConstraints, ValidationError
 
 from affidavit.plan.loading import load_json
 from affidavit.plan.reasons import MalformedPlan, PlanError
@@ -12,8 +12,17 @@ from affidavit.plan.types import Part
 from affidavit.plan.validation import Kind
 
 LARGEST = 64 * 1024
+UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
+
+Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
+Comment = Annotated[str, StringConstraints(strict=True, max_length=2000, pattern=_PRINTABLE)]
 
 Wanted = TypeVar("Wanted", bound=Part)
+
+
+class MalformedRequest(PlanError):
+    """The body does not ask for something that is done here."""
 
 
 def read_wanted(

@@ -18,6 +18,7 @@ from affidavit.accountants.filter.cost import Cost
 from affidavit.certificate.assessment import Assessment
 from affidavit.plan.model import Plan
 from affidavit.service.batches import Batches, in_a_thread
+from affidavit.service.calls import Call
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import (
     Costed,
@@ -26,7 +27,7 @@ from affidavit.service.ledger.costing import (
     cost_of_bundle,
 )
 from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
-from affidavit.service.ledger.rows import Call, KeptLedger, Reservation, Scope
+from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
@@ -38,7 +39,7 @@ MOST_KEPT = 512
 class Desk:
     """The ledger's use cases; belongs to one event loop.
 
-    Methods raise ``LedgerRefusal``, and where they account ``AccountingTimeout`` or
+    Methods raise ``Refusal``, and where they account ``AccountingTimeout`` or
     ``AccountingFailed``. ``loopback`` lets certificates of a development key be reserved for,
     as long as there is no other key: nobody else reaches the service then.
     """

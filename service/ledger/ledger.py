@@ -28,12 +28,14 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
+from affidavit.service.calls import Call
 from affidavit.service.database import writer
 from affidavit.service.ledger import refusals, rows
-from affidavit.service.ledger.rows import Call, KeptLedger, Reservation, Scope
+from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.state import State
 from affidavit.service.ledger.tables import reservations
 from affidavit.service.lifecycle.standing import Status
+from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.store import hold as hold_certificate
 
@@ -302,7 +304,7 @@ def _is_repeated(connection: Connection, call: Call) -> bool:
     """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
     event = rows.repeated(connection, call)
     if event is not None and event["request_digest"] != call.request_digest:
-        raise refusals.IdempotencyKeyReused(
+        raise IdempotencyKeyReused(
             "this Idempotency-Key came before, with another request.",
             "Use a new key for a new request.",
         )
@@ -483,5 +485,5 @@ def _columns(
     }
 
 
-def _wrong_state(reservation: Reservation, remedy: str) -> refusals.WrongState:
-    return refusals.WrongState(f"reservation {reservation.id} is {reservation.state}.", remedy)
+def _wrong_state(reservation: Reservation, remedy: str) -> WrongState:
+    return WrongState(f"reservation {reservation.id} is {reservation.state}.", remedy)

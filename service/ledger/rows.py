@@ -22,6 +22,7 @@ from sqlalchemy import Connection, RowMapping, func, insert, select, tuple_
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
+from affidavit.service.calls import Call
 from affidavit.service.ledger.state import Rule, State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.entries import EntryKind, append
@@ -41,16 +42,6 @@ class Scope:
     def as_dict(self) -> dict[str, str]:
         """The three as JSON data."""
         return {"dataset": self.dataset, "unit": self.unit, "adjacency": self.adjacency}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """Who asks the ledger for something, when, and how a repetition is known."""
-
-    actor: str
-    at: datetime
-    idempotency_key: str | None = None
-    request_digest: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

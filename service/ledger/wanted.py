@@ -4,28 +4,19 @@ r"""What a client sends to the ledger.
 'example'
 >>> read_settlement(b'{"steps_run": -1}')
 Traceback (most recent call last):
-affidavit.service.ledger.wanted.MalformedRequest: invalid_value at /steps_run: ...
+affidavit.service.wanted.MalformedRequest: invalid_value at /steps_run: ...
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from affidavit.accountants.bracket import decimal_down
 from affidavit.accountants.filter.rule import LARGEST_EPSILON
-from affidavit.plan.reasons import PlanError
 from affidavit.plan.types import Integer, Part, Real
-from affidavit.service.wanted import Wanted, read_wanted
-
-Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
-_PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
-Comment = Annotated[str, StringConstraints(strict=True, max_length=2000, pattern=_PRINTABLE)]
-
-
-class MalformedRequest(PlanError):
-    """The body does not ask for something that a ledger does."""
+from affidavit.service.wanted import Comment, Digest, MalformedRequest, Wanted, read_wanted
 
 
 class WantedBudget(Part):

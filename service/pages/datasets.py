@@ -14,10 +14,10 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan.types import Name
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.requests import DatasetName, answered, call_of
+from affidavit.service.ledger.names import DatasetName
 from affidavit.service.ledger.rows import KeptLedger
 from affidavit.service.ledger.rows import Scope as LedgerScope
-from affidavit.service.ledger.wanted import MalformedRequest, read_budget
+from affidavit.service.ledger.wanted import read_budget
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other
@@ -35,7 +35,9 @@ from affidavit.service.pages.dataset_view import (
 from affidavit.service.pages.forms import Form, TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.problems import Problem
+from affidavit.service.requests import answered, call_of
 from affidavit.service.services import Services, TheServices
+from affidavit.service.wanted import MalformedRequest
 
 router = APIRouter()
 

@@ -14,10 +14,7 @@ from affidavit.accountants.bracket import decimal_up
 from affidavit.accountants.filter.cost import UNIT
 from affidavit.plan.reasons import Reason
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.refusals import LedgerRefusal
-from affidavit.service.ledger.requests import call_of, in_thread
 from affidavit.service.ledger.rows import Reservation
-from affidavit.service.ledger.wanted import MalformedRequest
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other
@@ -28,12 +25,15 @@ from affidavit.service.pages.run_view import Runs as RunsView
 from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
+from affidavit.service.refusals import Refusal
+from affidavit.service.requests import call_of, in_thread
 from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.rows import Filters
 from affidavit.service.runs.wanted import read_cancellation, read_run
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.list_certificates import InvalidCursor
+from affidavit.service.wanted import MalformedRequest
 
 router = APIRouter()
 
@@ -112,7 +112,7 @@ async def request_run(
         run, _ = await services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
     except MalformedRequest as error:
         return _refused(request, sent, error.reasons, 422)
-    except LedgerRefusal as refusal:
+    except Refusal as refusal:
         reason = Reason(
             code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy
         )
@@ -165,7 +165,7 @@ async def _with_spent(services: Services, view: RunView, reservation: Reservatio
     steps = min(view.certified_steps, part * math.ceil(view.line.steps / part))
     try:
         cost = await services.desk.cost_of_steps(reservation, steps)
-    except (LedgerRefusal, AccountingTimeout, AccountingFailed):
+    except (Refusal, AccountingTimeout, AccountingFailed):
         return view
     found = (cost or reservation.cost).epsilon.value(UNIT)
     if not math.isfinite(found):

@@ -11,18 +11,11 @@ from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import rows
 from affidavit.service.ledger.document import reservation_document, summary
-from affidavit.service.ledger.requests import (
-    DatasetName,
-    IdempotencyKey,
-    JsonBody,
-    answered,
-    call_of,
-    in_thread,
-    read,
-)
+from affidavit.service.ledger.names import DatasetName
 from affidavit.service.ledger.wanted import read_budget, read_reservation
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
+from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
 from affidavit.service.services import TheServices
 
 router = APIRouter()

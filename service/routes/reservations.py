@@ -10,19 +10,12 @@ from fastapi.responses import JSONResponse
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.document import reservation_document
-from affidavit.service.ledger.requests import (
-    IdempotencyKey,
-    JsonBody,
-    ReservationId,
-    answered,
-    call_of,
-    in_thread,
-    read,
-)
+from affidavit.service.ledger.names import ReservationId
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.ledger.wanted import read_commitment, read_release, read_settlement
 from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.problems import Problem
+from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.services import TheServices
 

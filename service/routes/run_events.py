@@ -8,9 +8,9 @@ from fastapi import APIRouter, Header, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from affidavit.service.ledger.requests import in_thread
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
+from affidavit.service.requests import in_thread
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.feed import ID_PATTERN, Feed, Place

@@ -14,23 +14,17 @@ from affidavit.plan.types import Name
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.requests import (
-    IdempotencyKey,
-    JsonBody,
-    answered,
-    call_of,
-    in_thread,
-    read,
-)
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
+from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
 from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.routes.parameters import Instant
 from affidavit.service.runs.document import run_document
 from affidavit.service.runs.rows import Filters
-from affidavit.service.runs.wanted import UUID, read_cancellation, read_run
+from affidavit.service.runs.wanted import read_cancellation, read_run
 from affidavit.service.services import TheServices
+from affidavit.service.wanted import UUID
 
 router = APIRouter()
 

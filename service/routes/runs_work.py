@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger.requests import JsonBody, answered, in_thread, read
 from affidavit.service.log.bundles import with_place
 from affidavit.service.openapi import JSON, answers, json_body, problems
+from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.document import job_document, run_document
 from affidavit.service.runs.queue import Held

@@ -22,12 +22,12 @@ from sqlalchemy import Connection, Engine, Row, insert, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
+from affidavit.service.calls import Call
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import writer
 from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
-from affidavit.service.ledger.refusals import IdempotencyKeyReused, LedgerRefusal, WrongState
-from affidavit.service.ledger.rows import Call
+from affidavit.service.refusals import IdempotencyKeyReused, Refusal, WrongState
 from affidavit.service.runs import handover, records, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
@@ -443,7 +443,7 @@ def _obstacle(
         if run.begun:
             return None
         _, taken = ledger_steps.commit_in(connection, run.reservation_id, held.call)
-    except LedgerRefusal as refusal:
+    except Refusal as refusal:
         return {"code": refusal.code, "message": refusal.message}
     if not taken:
         return {"code": "reservation_not_usable", "message": "the reservation was used already."}

@@ -6,41 +6,41 @@
 
 from __future__ import annotations
 
-from affidavit.service.ledger.refusals import LedgerRefusal
+from affidavit.service.refusals import Refusal
 
 
-class UnknownRun(LedgerRefusal):
+class UnknownRun(Refusal):
     """There is no run of that id."""
 
     code = "not_found"
     status = 404
 
 
-class LeaseLost(LedgerRefusal):
+class LeaseLost(Refusal):
     """The run is held under another fencing token, by another, or is over."""
 
     code = "lease_lost"
 
 
-class RunNotStarted(LedgerRefusal):
+class RunNotStarted(Refusal):
     """What held when the run was asked for does not hold any more; the run is over."""
 
     code = "run_not_started"
 
 
-class ReservationNotUsable(LedgerRefusal):
+class ReservationNotUsable(Refusal):
     """The reservation is of another certificate, not open any more, or another run's."""
 
     code = "reservation_not_usable"
 
 
-class RecordRefused(LedgerRefusal):
+class RecordRefused(Refusal):
     """A part of a run's record that does not follow the one before, or is too much."""
 
     code = "record_refused"
 
 
-class BadProvenance(LedgerRefusal):
+class BadProvenance(Refusal):
     """The provenance is unsigned, signed by nobody known, or about something else."""
 
     code = "bad_provenance"

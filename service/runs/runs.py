@@ -11,11 +11,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.keys import KeyStore
+from affidavit.service.calls import Call
 from affidavit.service.ledger.desk import Desk
 from affidavit.service.ledger.ledger import Ledger, require_usable
-from affidavit.service.ledger.refusals import LedgerRefusal
-from affidavit.service.ledger.rows import Call
 from affidavit.service.pool import AccountingPool
+from affidavit.service.refusals import Refusal
 from affidavit.service.runs.judging import Judged, judge
 from affidavit.service.runs.queue import Held, RunQueue
 from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
@@ -65,9 +65,9 @@ class Runs:
         reservation, _ = await self._desk.reserve(dataset, wanted.certificate, _its_own(call))
         try:
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
-        except LedgerRefusal:
+        except Refusal:
             plain = replace(call, idempotency_key=None)
-            with suppress(LedgerRefusal):
+            with suppress(Refusal):
                 await run_in_threadpool(
                     self._ledger.release, reservation.id, "the run was refused", plain
                 )

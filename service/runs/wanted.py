@@ -4,7 +4,7 @@ r"""What people and workers send about runs.
 7
 >>> read_run(b'{"certificate": "x"}')
 Traceback (most recent call last):
-affidavit.service.ledger.wanted.MalformedRequest: ...
+affidavit.service.wanted.MalformedRequest: ...
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from pydantic import Field, StringConstraints
 
 from affidavit.plan.loading import MAX_JSON_BYTES
 from affidavit.plan.types import Integer, Name, Part
-from affidavit.service.ledger.wanted import Comment, Digest, MalformedRequest
-from affidavit.service.wanted import Wanted, read_wanted
+from affidavit.service.wanted import UUID, Comment, Digest, MalformedRequest, Wanted, read_wanted
 
 REFERENCE = r"^[A-Za-z0-9][!-~]{0,499}$"
 OUTPUT = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}$"
-UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
 
 Reference = Annotated[str, StringConstraints(strict=True, pattern=REFERENCE)]
 Memory = Annotated[Integer, Field(ge=0, le=2**31 - 1)]

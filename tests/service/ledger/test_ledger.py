@@ -23,6 +23,7 @@ from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.tables import log_entries
+from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 TABLES = (ledgers, reservations, ledger_events)
@@ -197,20 +198,20 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
     one, _ = bench.ledger.reserve(claim, call())
-    with pytest.raises(refusals.WrongState, match="Commit it first"):
+    with pytest.raises(WrongState, match="Commit it first"):
         bench.ledger.settle(one.id, 10, None, None, call())
     assert bench.ledger.commit(one.id, call())[1]
     assert not bench.ledger.commit(one.id, call())[1]
-    with pytest.raises(refusals.WrongState):
+    with pytest.raises(WrongState):
         bench.ledger.release(one.id, "", call())
     assert bench.ledger.settle(one.id, 10, None, None, call())[1]
     assert not bench.ledger.settle(one.id, 10, None, None, call())[1]
-    with pytest.raises(refusals.WrongState, match="settled once"):
+    with pytest.raises(WrongState, match="settled once"):
         bench.ledger.settle(one.id, 3, RECORD, None, call())
     two, _ = bench.ledger.reserve(claim, call())
     assert bench.ledger.release(two.id, "", call())[1]
     assert not bench.ledger.release(two.id, "", call())[1]
-    with pytest.raises(refusals.WrongState):
+    with pytest.raises(WrongState):
         bench.ledger.commit(two.id, call())
     with pytest.raises(refusals.UnknownReservation):
         bench.ledger.commit("00000000-0000-0000-0000-000000000000", call())
@@ -224,7 +225,7 @@ def test_an_idempotency_key_does_it_once(bench: Bench) -> None:
     again, repeated = bench.ledger.reserve(claim, call("k"))
     assert (created, repeated, one.id) == (True, False, again.id)
     bench.ledger.reserve(claim, call("k", actor="bea"))
-    with pytest.raises(refusals.IdempotencyKeyReused):
+    with pytest.raises(IdempotencyKeyReused):
         bench.ledger.reserve(claim, call("k", digest="another"))
     bench.ledger.set_budget(TOY, "9", "0.0001", "", call("b"))
     bench.ledger.set_budget(TOY, "9", "0.0001", "", call("b"))

@@ -1,4 +1,4 @@
-"""What every route of the ledger does with a request: its key, its body, its refusals."""
+"""What routes of changes do with a request: its idempotency key, its body, its refusals."""
 
 from __future__ import annotations
 
@@ -7,36 +7,25 @@ from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
 from fastapi import Depends, Header, Request
-from fastapi import Path as PathParameter
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan.canonical import digest_of
 from affidavit.plan.reasons import Reason
 from affidavit.plan.types import Part
 from affidavit.service.bodies import read_body
+from affidavit.service.calls import Call
 from affidavit.service.identity.actor import Actor
-from affidavit.service.ledger.refusals import LedgerRefusal
-from affidavit.service.ledger.rows import Call
-from affidavit.service.ledger.wanted import MalformedRequest
 from affidavit.service.openapi import JSON
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem, not_well_formed
+from affidavit.service.refusals import Refusal
 from affidavit.service.routes.submit import not_now
 from affidavit.service.use_cases.submit_plan import TooBusy
+from affidavit.service.wanted import MalformedRequest
 
 T = TypeVar("T")
 Wanted = TypeVar("Wanted", bound=Part)
 
-DatasetName = Annotated[
-    str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="As plans name it.")
-]
-ReservationId = Annotated[
-    str,
-    PathParameter(
-        pattern=r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
-        description="As the reservation was answered.",
-    ),
-]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -53,7 +42,7 @@ def json_body(http: Request, content: Annotated[bytes, Depends(read_body)]) -> b
         raise Problem(
             415,
             "unsupported_media_type",
-            f"the ledger takes {JSON}; set Content-Type accordingly.",
+            f"this takes {JSON}; set Content-Type accordingly.",
             headers={"Accept": JSON},
         )
     return content
@@ -81,7 +70,7 @@ def call_of(actor: Actor, http: Request, key: str | None, wanted: Part) -> Call:
     )
 
 
-def problem_of(refusal: LedgerRefusal) -> Problem:
+def problem_of(refusal: Refusal) -> Problem:
     """A refusal as the problem that is answered."""
     reason = Reason(code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy)
     return Problem(refusal.status, refusal.code, str(refusal), reason)
@@ -91,7 +80,7 @@ async def answered(work: Awaitable[T]) -> T:
     """What ``work`` returns, its refusals as problems."""
     try:
         return await work
-    except LedgerRefusal as refusal:
+    except Refusal as refusal:
         raise problem_of(refusal) from None
     except (AccountingTimeout, AccountingFailed, TooBusy) as error:
         raise not_now(error) from error
