@@ -276,7 +276,10 @@ class NormalMixtureLaw:
         return {m for _, m in (*self._p_mixture(), *self._q_mixture())}
 
     def place(self, losses: Array) -> Array:
-        """The z at which the loss is ``losses`` (increasing); infinite outside its range."""
+        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+
+        Both have shape (n,).
+        """
         mu, q = self._mu, self.sampling_probability
         match self.kind:
             case "gaussian":

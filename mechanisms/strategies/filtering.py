@@ -25,7 +25,10 @@ def lfilter(
 
 
 def fftconvolve(left: Array, right: Array) -> Array:
-    """The whole convolution of two vectors, by transforms; like scipy's."""
+    """The whole convolution of two vectors, by transforms; like scipy's.
+
+    Shape (m + n - 1,) from (m,) and (n,).
+    """
     from scipy import signal
 
     return np.asarray(signal.fftconvolve(left, right))

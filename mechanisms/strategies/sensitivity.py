@@ -76,7 +76,10 @@ def of_matrix(strategy: Array, participation: Participation) -> Sensitivity:
 
 
 def of_gram(gram: Array, participation: Participation, *, operations: int) -> Sensitivity:
-    """sens from X = CᵀC, whose entries were summed in ``operations`` roundings."""
+    """sens from X = CᵀC, whose entries were summed in ``operations`` roundings.
+
+    ``gram`` has shape (T, T); sens in clip norms.
+    """
     steps = len(gram)
     squares = np.diagonal(gram)
     if participation.most(steps) == 1:
@@ -155,6 +158,8 @@ def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -
     O(T log k) for c ≥ 0. For signed c, ``fixed_epoch`` costs O(k T log k), or is bounded
     through |c| where that is too much, and ``min_separation`` is bounded through |c|. Over
     few steps the row-wise bound is taken where it is lower.
+
+    ``coefficients`` have shape (m,); sens in clip norms.
     """
     column = np.zeros(steps)
     column[: min(steps, len(coefficients))] = coefficients[:steps]

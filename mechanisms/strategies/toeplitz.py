@@ -67,14 +67,17 @@ class Toeplitz(Strategy):
     def from_strategy(
         cls, coefficients: Sequence[float] | Array, steps: int, *, kind: str = "toeplitz"
     ) -> Toeplitz:
-        """C by its first column."""
+        """C by its first column, shape (m,), zero afterwards.
+
+        Raises ``ValueError`` unless it is finite and its first entry is not 0.
+        """
         return cls(kind=kind, steps=steps, column=_column(coefficients, steps))
 
     @classmethod
     def from_noise(
         cls, coefficients: Sequence[float] | Array, steps: int, *, kind: str = "toeplitz_inverse"
     ) -> Toeplitz:
-        """N by its first column."""
+        """N by its first column, shape (m,), zero afterwards. Raises ``ValueError`` likewise."""
         return cls(kind=kind, steps=steps, noise_column=_column(coefficients, steps))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:

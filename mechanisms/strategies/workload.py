@@ -73,7 +73,7 @@ class Workload:
         return np.cumsum(velocity, axis=0)
 
     def coefficients(self, steps: int) -> Array | None:
-        """First column of A where A is Toeplitz (no learning rates), else None."""
+        """First column of A where A is Toeplitz (no learning rates), else None. Shape (steps,)."""
         if self.learning_rates is not None:
             return None
         impulse = np.zeros(steps)

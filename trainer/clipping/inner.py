@@ -26,7 +26,10 @@ from affidavit.trainer.numerics import norm_of_rows, rounding, widened
 
 
 def upper_inner(first: Factors, second: Factors) -> Tensor:
-    """Upper bound on ⟨G_i, H_i⟩ for every record, shape (n,)."""
+    """Upper bound on ⟨G_i, H_i⟩ for every record, shape (n,).
+
+    Raises ``TypeError`` for factors of a dense and another kind.
+    """
     match first, second:
         case LinearFactors(), LinearFactors():
             return _linear(first, second)

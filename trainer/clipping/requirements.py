@@ -92,7 +92,10 @@ def _require_clip_norm(block: BlockSpec) -> None:
 
 
 def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> None:
-    """A layer that keeps records apart; ``trained`` are its own trainable tensors."""
+    """A layer that keeps records apart; ``trained`` are its own trainable tensors.
+
+    Raises ``UnsupportedModel`` for any other.
+    """
     where = f"{path or 'the model'} ({type(layer).__name__})"
     if isinstance(layer, MIXING):
         raise UnsupportedModel(

@@ -33,7 +33,10 @@ from affidavit.trainer.optimizers.released import At, Released, Rule
 
 
 def filtered(mean: Tensor, before: Tensor | None, *, kappa: float) -> Tensor:
-    """g̃_t from G̃_t and g̃_(t-1), which is G̃_t itself (None) in the first step."""
+    """g̃_t from G̃_t and g̃_(t-1), which is G̃_t itself (None) in the first step.
+
+    All of one shape.
+    """
     return mean.clone() if before is None else torch.add(before * (1 - kappa), mean, alpha=kappa)
 
 

@@ -50,7 +50,10 @@ def orthogonalised(
 
 
 def wide_of(matrices: Tensor) -> Tensor:
-    """The transpose of matrices with more rows than columns, the others as they are."""
+    """The transpose of matrices with more rows than columns, the others as they are.
+
+    Shape (..., m, n).
+    """
     return matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
 
 

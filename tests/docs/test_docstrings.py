@@ -1,0 +1,126 @@
+"""What docstrings of public functions say, as far as reading them can tell.
+
+Ruff asks that there is one (D1). Here: whoever raises says so, and whoever takes or gives arrays
+says of which shape, in the function's docstring, in that of its class, or in that of the method
+of the same name that it implements. Units and sources are for reviewers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+ROOMS = ("plan", "mechanisms", "accountants", "certificate", "trainer")
+ARRAYS = re.compile(r"\b(NDArray|ndarray|Array|Tensor)\b")
+_SIZE = r"[\w.*]+(?: [-+*·] \w+)?"
+_SIZES = rf"\({_SIZE}(?:, ?{_SIZE})*,\)|\({_SIZE}(?:, ?{_SIZE})+\)"
+SHAPE = re.compile(rf"\bshapes?\b|{_SIZES}|\b\w [x×] \w\b")
+RAISES = re.compile(r"\b[Rr]aises?\b|\b[Rr]efuse[sd]?\b|\b[Rr]ejects?\b")
+FRAMEWORK = {"forward", "backward"}
+"""Methods whose arguments PyTorch gives: their classes say what the layer takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """A public function, with everything that describes it."""
+
+    place: str
+    node: ast.FunctionDef
+    described: str
+
+
+def _functions(room: str) -> Iterator[Function]:
+    trees = {path: _tree(str(path)) for path in sorted((ROOT / room).rglob("*.py"))}
+    promised: dict[str, str] = {}
+    for tree in trees.values():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and _is_interface(node):
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef):
+                        promised[method.name] = ast.get_docstring(method) or ""
+    for path, tree in trees.items():
+        yield from _within(tree.body, f"{path.relative_to(ROOT)}:", "", promised)
+
+
+def _within(
+    body: list[ast.stmt], place: str, about: str, promised: dict[str, str]
+) -> Iterator[Function]:
+    for node in body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            said = ast.get_docstring(node) or ""
+            yield from _within(node.body, f"{place}{node.name}.", f"{said}\n", promised)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            inherited = promised.get(node.name, "") if about else ""
+            own = ast.get_docstring(node) or ""
+            yield Function(
+                place=f"{place}{node.name}", node=node, described=f"{own}\n{about}{inherited}"
+            )
+
+
+@cache
+def _tree(path: str) -> ast.Module:
+    with open(path, encoding="utf-8") as file:
+        return ast.parse(file.read())
+
+
+def _is_interface(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).split("[")[0] in {"Protocol", "ABC"} for base in node.bases)
+
+
+def _raises(node: ast.FunctionDef) -> bool:
+    """Whether its own body raises something that it makes; functions inside it are their own."""
+    inside = list(node.body)
+    while inside:
+        each = inside.pop()
+        if isinstance(each, ast.Raise) and each.exc is not None:
+            return True
+        if not isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            inside += [child for child in ast.iter_child_nodes(each) if isinstance(child, _INSIDE)]
+    return False
+
+
+_INSIDE = (ast.stmt, ast.ExceptHandler, ast.match_case)
+
+
+def _handles_arrays(node: ast.FunctionDef) -> bool:
+    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    said = [each.annotation for each in given] + [node.returns]
+    return any(each is not None and ARRAYS.search(ast.unparse(each)) for each in said)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_who_raises_says_so(room: str) -> None:
+    raising = [each for each in _functions(room) if _raises(each.node)]
+    assert raising
+    assert not [each.place for each in raising if not RAISES.search(each.described)]
+
+
+@pytest.mark.parametrize("room", ["mechanisms", "accountants", "trainer"])
+def test_who_handles_arrays_says_of_which_shape(room: str) -> None:
+    handling = [
+        each
+        for each in _functions(room)
+        if _handles_arrays(each.node) and each.node.name not in FRAMEWORK
+    ]
+    assert len(handling) > 20
+    assert not [each.place for each in handling if not SHAPE.search(each.described)]
+
+
+def test_the_laws_find_who_says_nothing() -> None:
+    (silent,) = _within(
+        ast.parse('def f(x: Array) -> float:\n    """x."""\n    raise ValueError\n').body,
+        "",
+        "",
+        {},
+    )
+    assert _raises(silent.node)
+    assert _handles_arrays(silent.node)
+    assert not RAISES.search(silent.described)
+    assert not SHAPE.search(silent.described)
