@@ -46,6 +46,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    text,
 )
 
 
@@ -110,6 +111,14 @@ certificates = Table(
     Column("approvals_given", Integer, nullable=False),
     CheckConstraint("issue > 0", name="certificates_issue_positive"),
     Index("certificates_by_time", "created_at", "id", "untrusted"),
+    Index(
+        "certificates_awaiting",
+        "created_at",
+        "id",
+        "untrusted",
+        postgresql_where=text("approvals_given < approvals_required"),
+        sqlite_where=text("approvals_given < approvals_required"),
+    ),
     Index("certificates_by_plan", "plan_digest"),
     Index("certificates_by_name", "name"),
     Index("certificates_by_verdict", "verdict", "created_at"),

@@ -19,7 +19,13 @@ from affidavit.plan.changes import ABSENT, changes
 from affidavit.plan.parse import plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.lifecycle.issuing import statement_of
-from affidavit.service.lifecycle.standing import REJECTED, REVOKED, SUPERSEDED, Status
+from affidavit.service.lifecycle.standing import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    Status,
+    key_revoked_at,
+)
 from affidavit.service.lifecycle.tables import approvals
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.tables import certificates, requests
@@ -144,6 +150,7 @@ def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
         ~SUPERSEDED,
         ~REVOKED,
         ~REJECTED,
+        ~key_revoked_at(now),
     )
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, select
 from affidavit.plan.reasons import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.standing import Status, status_at
+from affidavit.service.pages.approval_view import awaiting
 from affidavit.service.pages.audit_view import CheckpointShown, checkpoint_of
 from affidavit.service.pages.dataset_view import LedgerLine, datasets
 from affidavit.service.policies.rulebook import Rulebook
@@ -178,15 +179,8 @@ def _expiring(connection: Connection, now: datetime) -> tuple[CertificateLine, .
 
 def _awaiting(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
     """The newest certificates that nobody can use before others have approved them."""
-    some = (
-        _lines(certificates.c.created_at.label("at"))
-        .add_columns(status_at(now).label("status"))
-        .order_by(certificates.c.created_at.desc())
-        .limit(LOOKED_AT)
-        .subquery()
-    )
-    query = select(some).where(some.c.status == Status.AWAITING_APPROVAL.value)
-    return _read(connection, query.order_by(some.c.at.desc()).limit(FEW))
+    query = _lines(certificates.c.created_at.label("at")).where(*awaiting(now))
+    return _read(connection, query.order_by(certificates.c.created_at.desc()).limit(FEW))
 
 
 def _refused(connection: Connection) -> tuple[CertificateLine, ...]:
