@@ -26,8 +26,8 @@ FEW = 6
 SOON = timedelta(days=30)
 LEDGER_PAGES = 4
 """Pages of ledgers that are looked through for budgets at risk."""
-LOOKED_AT = 200
-"""Certificates that are looked through for those that still stand."""
+LOOKED_AT = 500
+"""Certificates that end first, and runs that failed last, that are looked through."""
 NOT_CERTIFIED = ("refused", "under_noised", "undecided")
 
 
@@ -81,6 +81,7 @@ class Overview:
     more_ledgers: bool
     awaiting: tuple[CertificateLine, ...]
     expiring: tuple[CertificateLine, ...]
+    more_expiring: bool
     refused: tuple[CertificateLine, ...]
     failed: tuple[FailedRun, ...]
     checkpoint: CheckpointShown | None
@@ -132,12 +133,14 @@ def overview_view(
     """What ``actor`` may see of it; ``reasons`` are against the service's being ready."""
     sees = any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT))
     at_risk, more = _at_risk(connection, rules)
+    expiring, unseen = _expiring(connection, now) if sees else ((), False)
     return Overview(
         sees_certificates=sees,
         at_risk=at_risk,
         more_ledgers=more,
         awaiting=_awaiting(connection, now) if sees else (),
-        expiring=_expiring(connection, now) if sees else (),
+        expiring=expiring,
+        more_expiring=unseen,
         refused=_refused(connection) if sees else (),
         failed=_failed(connection),
         checkpoint=checkpoint_of(connection),
@@ -163,8 +166,8 @@ def _at_risk(connection: Connection, rules: Rulebook) -> tuple[tuple[LedgerLine,
     return tuple(found[:FEW]), cursor is not None
 
 
-def _expiring(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
-    """Certificates in use whose validity ends soon, the soonest first."""
+def _expiring(connection: Connection, now: datetime) -> tuple[tuple[CertificateLine, ...], bool]:
+    """Certificates in use that end soon, the soonest first, and whether some were not seen."""
     some = (
         _lines(certificates.c.not_after.label("at"))
         .add_columns(status_at(now).label("status"))
@@ -173,8 +176,13 @@ def _expiring(connection: Connection, now: datetime) -> tuple[CertificateLine, .
         .limit(LOOKED_AT)
         .subquery()
     )
-    query = select(some).where(some.c.status == Status.ACTIVE.value, some.c.verdict == "certified")
-    return _read(connection, query.order_by(some.c.at).limit(FEW))
+    rows = connection.execute(select(some).order_by(some.c.at)).all()
+    found = [
+        _certificate(row)
+        for row in rows
+        if row.status == Status.ACTIVE.value and row.verdict == "certified"
+    ]
+    return tuple(found[:FEW]), len(rows) == LOOKED_AT and len(found) < FEW
 
 
 def _awaiting(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
@@ -198,14 +206,15 @@ def _refused(connection: Connection) -> tuple[CertificateLine, ...]:
 
 
 def _failed(connection: Connection) -> tuple[FailedRun, ...]:
+    """Of the runs that failed last, those whose record does not conform first."""
     query = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body, runs.c.certificate_id)
         .join(runs)
         .where(run_events.c.kind == "failed")
         .order_by(run_events.c.at.desc())
-        .limit(FEW)
+        .limit(LOOKED_AT)
     )
-    return tuple(
+    found = [
         FailedRun(
             id=row.run_id,
             certificate=row.certificate_id,
@@ -213,7 +222,8 @@ def _failed(connection: Connection) -> tuple[FailedRun, ...]:
             at=row.at,
         )
         for row in connection.execute(query)
-    )
+    ]
+    return tuple(sorted(found, key=lambda run: run.code != "not_conformant")[:FEW])
 
 
 def _lines(at: ColumnElement[datetime]) -> Select[Any]:
@@ -222,9 +232,10 @@ def _lines(at: ColumnElement[datetime]) -> Select[Any]:
 
 
 def _read(connection: Connection, query: Select[Any]) -> tuple[CertificateLine, ...]:
-    return tuple(
-        CertificateLine(
-            id=row.id, name=row.name, dataset=row.dataset, verdict=row.verdict, at=row.at
-        )
-        for row in connection.execute(query)
+    return tuple(_certificate(row) for row in connection.execute(query))
+
+
+def _certificate(row: Any) -> CertificateLine:
+    return CertificateLine(
+        id=row.id, name=row.name, dataset=row.dataset, verdict=row.verdict, at=row.at
     )

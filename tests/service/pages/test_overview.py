@@ -1,0 +1,65 @@
+"""The first page says what needs somebody, however much else there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.service.runs.conftest import Yard
+from tests.service.runs.records import Record
+
+Monkey = pytest.MonkeyPatch
+
+
+def _overview(yard: Yard) -> Any:
+    return yard.ask("GET", "/overview.json", "audit").json()
+
+
+def test_a_run_that_does_not_conform_stands_before_others_that_failed(yard: Yard) -> None:
+    certificate = yard.certify()
+    wrong = yard.request(certificate).json()
+    job = yard.claim()
+    yard.start(job)
+    record = Record(yard.predicate(job))
+    for _ in range(11):
+        record.step()
+    yard.complete(job, record.end())
+    for _ in range(2):
+        yard.request(certificate)
+        job = yard.claim()
+        yard.start(job)
+        yard.say(job, "fail", code="trainer_died", message="killed")
+    codes = [each["code"] for each in _overview(yard)["failed"]]
+    assert codes == ["not_conformant", "trainer_died", "trainer_died"]
+    # What it was charged bounds nothing, and its data set says so.
+    view = yard.ask("GET", "/datasets/toy.json", "audit").json()
+    assert view["not_conformant"] == [wrong["id"]]
+    page = yard.ask("GET", f"/runs/{wrong['id']}", "audit", accept="text/html").text
+    assert "it may have spent more" in page
+
+
+def test_what_waits_is_found_among_what_does_not(yard: Yard) -> None:
+    policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
+    yard.ask("POST", "/v1/policies", "admin", {**policy, "approvals": 1})
+    waiting = yard.certify()
+    yard.ask("POST", "/v1/policies", "admin", {**policy, "version": 2})
+    for steps in range(20, 23):
+        yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps))
+    view = _overview(yard)
+    assert [each["id"] for each in view["awaiting"]] == [waiting]
+    assert view["expiring"] == []
+    assert not view["more_expiring"]
+
+
+def test_what_was_not_looked_through_is_said(yard: Yard, monkeypatch: Monkey) -> None:
+    monkeypatch.setattr("affidavit.service.pages.overview_view.LOOKED_AT", 2)
+    policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
+    yard.ask("POST", "/v1/policies", "admin", {**policy, "valid_days": 9, "approvals": 1})
+    for steps in range(20, 23):
+        yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps))
+    view = _overview(yard)
+    assert view["expiring"] == []
+    assert view["more_expiring"]
+    page = yard.ask("GET", "/", "audit", accept="text/html").text
+    assert "More certificates end soon than were looked through." in page
