@@ -121,7 +121,8 @@ def work(site: Site, job: Job) -> str:
         )
     if watch.lost is not None:
         raise watch.lost
-    return _report(site, job, folder, predicate, ended, watch, began)
+    with watch.held():
+        return _report(site, job, folder, predicate, ended, watch, began)
 
 
 def insist(say: Callable[[], T]) -> T:

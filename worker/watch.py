@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +49,7 @@ class Watch:
     lost: LeaseLost | None = None
     _granted: int = 0
     _all: bool = False
+    _over: bool = False
     _ready_at: float | None = None
     _heads: list[str] = field(default_factory=list)
     _renewed: float = field(default_factory=time.monotonic)
@@ -84,11 +87,32 @@ class Watch:
             return now - self._stopping_at > PATIENCE
         return now - self._ready_at > HEARS
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Renew the lease in a thread meanwhile: a long record takes long to be judged.
+
+        No step is asked for any more.
+        """
+        self._over, done = True, threading.Event()
+
+        def renew() -> None:
+            while self.lost is None and not done.wait(self.lease / 3):
+                self.renew()
+
+        thread = threading.Thread(target=renew, name=f"lease of {self.job.run}")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
     def renew(self) -> None:
         """Say how far the run is, and hear how far it may go."""
         self._see()
         now = time.monotonic()
-        wants = 0 if self._ready_at is None else self.steps + self._ahead(now)
+        asks = self._ready_at is not None and not self._over
+        wants = self.steps + self._ahead(now) if asks else 0
         # What is on the disk for good is what another charge was written after.
         head = self._heads[0] if len(self._heads) > 1 else None
         self._renewed = now

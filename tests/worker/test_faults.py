@@ -28,6 +28,8 @@ KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
 DATABASES = ["sqlite", "postgresql"] if KILLS > 1 else ["postgresql"]
 STEPS = 600 + 200 * KILLS
 LEASE = "2"
+LIMIT = 600.0
+"""Seconds for what takes a few where nothing else runs."""
 
 
 def told(shop: Any, found: Any) -> str:
@@ -57,7 +59,7 @@ def charges_of(folder: Path) -> set[tuple[str, int]]:
 def trains(shop: Any, run: str, after: int, steps: int) -> int:
     """Wait until an attempt after that token released so many steps of its own; its token."""
     seen: dict[Path, int] = {}
-    end = time.monotonic() + 120
+    end = time.monotonic() + LIMIT
     while True:
         for record in (shop.home / "runs" / "tiny").glob(f"{run}-*/run/record.jsonl"):
             fence = int(record.parts[-3].rpartition("-")[2])
@@ -116,7 +118,7 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
             assert "the lease is lost" in (shop.home / "w0" / "log").read_text()
         dies(trainer)
     shop.worker("--lease", LEASE, name="last")
-    found = shop.wait(run, "settled", "failed", "cancelled", seconds=240)
+    found = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
     # A worker that is given no time to renew its lease in loses it too.
     assert (found["state"], found["claims"] >= KILLS + 2) == ("settled", True), told(shop, found)
     checked = settled_once(shop, run, STEPS)
@@ -141,14 +143,14 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         (stopped, "cancelled", "cancelled"),
         (late, "failed", "time_limit"),
     ):
-        found = shop.wait(run, "settled", "failed", "cancelled", seconds=240)
+        found = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
         assert (found["state"], found["code"]) == (state, code), told(shop, found)
         charged = found["steps"]["charged"]
         assert 0 < charged < LONG, told(shop, found)
         settled_once(shop, run, charged)
         assert (folder_of(shop, run, found["claims"]) / keeper.WEIGHTS).exists()
     for run in (killed, full):
-        found = shop.wait(run, "settled", "failed", seconds=240)
+        found = shop.wait(run, "settled", "failed", seconds=LIMIT)
         assert (found["state"], found["claims"] >= 2) == ("settled", True), told(shop, found)
         settled_once(shop, run, STEPS)
 

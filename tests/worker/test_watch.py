@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,20 @@ def test_the_time_limit_counts_from_the_first_step(tmp_path: Path, clock: Clock)
     assert watch() is None
     clock.now += 0.2
     assert (watch(), watch.reason) == ("ask", "time_limit")
+
+
+def test_the_lease_is_held_while_the_record_is_judged(tmp_path: Path) -> None:
+    """However long that takes; and no more steps are granted for it."""
+    source = Granting()
+    watch = watch_of(tmp_path, source)
+    watch.lease = 0.03
+    write(watch, CHECKPOINT, *charges(0, 4))
+    with watch.held():
+        end = time.monotonic() + 10
+        while len(source.asked) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    asked = len(source.asked)
+    assert {(steps, wants) for steps, wants, _ in source.asked} == {(4, 0)}
+    time.sleep(0.05)
+    assert len(source.asked) == asked
