@@ -51,8 +51,8 @@ def main() -> int:
         published = results["e2e-dp-muon-published.yaml"]
         verified = fetch_and_verify(base, published)
     console.print(
-        "\nThe service has stopped; [bold]make serve[/] starts it on the same data "
-        "(http://127.0.0.1:8321/openapi.json)."
+        "\nThe service has stopped; [bold]make serve[/] starts it on the same data, "
+        "with pages at http://127.0.0.1:8321/."
     )
     return 0 if published["verdict"] == "under_noised" and verified else 1
 
