@@ -25,7 +25,7 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.gaussian import SMALLEST_MU
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import Event, Gaussian
 
@@ -48,8 +48,7 @@ class AnalyticCurve:
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` below 1e-200."""
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        require_delta(delta)
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         if delta < SMALLEST_DELTA:
@@ -65,10 +64,9 @@ class AnalyticCurve:
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon`` (nats), some 1e-15 wide at the least.
 
-        Raises ``ValueError`` for a negative ε.
+        Raises ``ValueError`` unless ε is finite and not negative.
         """
-        if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        require_epsilon(epsilon)
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         with np.errstate(all="ignore"):

@@ -36,7 +36,7 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import OURS
 from affidavit.plan.events import (
     BallsInBinsGaussian,
@@ -70,9 +70,11 @@ class GaussianCurve:
         return self.mu**2 / 2
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon`` (nats). Raises ``ValueError`` for a negative ε."""
-        if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        """Bracket of δ at ``epsilon`` (nats).
+
+        Raises ``ValueError`` unless ε is finite and not negative.
+        """
+        require_epsilon(epsilon)
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         log_p, log_q, error = _log_terms(self.mu, epsilon)
@@ -92,8 +94,7 @@ class GaussianCurve:
 
         In nats; raises ``ValueError`` unless 0 < δ < 1.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        require_delta(delta)
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         return Bracket(lower=self._crossing(delta, upper=False), upper=self._crossing(delta))

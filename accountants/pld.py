@@ -24,7 +24,7 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.truncation import attained_rate
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import (
@@ -69,8 +69,7 @@ class PldCurve:
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` below 1e-9."""
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        require_delta(delta)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         _require_reach(delta)
@@ -80,8 +79,7 @@ class PldCurve:
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon``; raises ``OutOfReach`` where δ is below 1e-9."""
-        if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         upper = float(self._pessimistic.get_delta_for_epsilon(epsilon)) * (1 + ROUNDING)

@@ -14,6 +14,7 @@ Contract of a curve:
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
 from affidavit.accountants.bracket import Bracket
@@ -55,6 +56,18 @@ class NoSolution(AccountantError):
     """No parameter in the searched range meets the target."""
 
     code = "no_solution"
+
+
+def require_delta(delta: float) -> None:
+    """Raise ``ValueError`` unless ``delta`` lies strictly between 0 and 1."""
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+
+
+def require_epsilon(epsilon: float) -> None:
+    """Raise ``ValueError`` unless ``epsilon`` (nats) is finite and not negative."""
+    if not (epsilon >= 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
 
 
 class PrivacyCurve(Protocol):

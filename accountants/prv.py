@@ -34,7 +34,7 @@ from scipy.special import ndtr
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
 from affidavit.accountants.limits import time_limit
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import PRV_ACCOUNTANT
 from affidavit.plan.events import (
     BallsInBinsGaussian,
@@ -83,8 +83,7 @@ class PrvCurve:
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or stops at the limit."""
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        require_delta(delta)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         with _library_at_work():
@@ -99,8 +98,7 @@ class PrvCurve:
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon``; refused where the library's δ error would rule."""
-        if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         with _library_at_work():

@@ -22,7 +22,7 @@ from dp_accounting.rdp import RdpAccountant as LibraryAccountant
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
 from affidavit.accountants.dp_events import compose_into, quiet
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import DP_ACCOUNTING
 from affidavit.plan.events import (
     BallsInBinsGaussian,
@@ -55,8 +55,7 @@ class RdpCurve:
 
         In nats; raises ``ValueError`` unless 0 < δ < 1.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        require_delta(delta)
         with quiet():
             found = self.ledger.get_epsilon(delta)
         return Bracket(lower=0.0, upper=_up(found))
@@ -66,8 +65,7 @@ class RdpCurve:
 
         ε in nats; raises ``ValueError`` where it is negative.
         """
-        if epsilon < 0:
-            raise ValueError(f"epsilon must not be negative, got {epsilon}")
+        require_epsilon(epsilon)
         if self.empty:
             return Bracket(lower=0.0, upper=0.0)
         with quiet():

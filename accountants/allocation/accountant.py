@@ -41,7 +41,7 @@ from affidavit.accountants.allocation.search import (
 )
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import OURS
 from affidavit.plan.events import Event, RandomAllocationGaussian
 
@@ -136,8 +136,7 @@ class AllocationCurve:
 
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` beyond the δ that are bounded.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+        require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
@@ -157,7 +156,6 @@ class AllocationCurve:
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
-        if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
+        require_epsilon(epsilon)
         brackets = [bracket_delta(each, epsilon, self.relative_width) for each in self.directions]
         return reduce(Bracket.larger, brackets, Bracket(lower=0.0, upper=0.0))

@@ -36,7 +36,7 @@ from affidavit.accountants.allocation.reach import check_range
 from affidavit.accountants.allocation.terms import UNIT_ROUNDOFF, Array
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import Unsupported
+from affidavit.accountants.protocol import Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import OURS
 from affidavit.plan.events import (
     Event,
@@ -64,8 +64,7 @@ class RenyiAllocationCurve:
         In nats; raises ``ValueError`` unless 0 < δ < 1. The conversion is that of Canonne, Kamath
         and Steinke, arXiv:2004.00010.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+        require_delta(delta)
         gain = np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
         found = [float((each + gain).min()) for each in self.divergences]
         return Bracket(lower=0.0, upper=_up(max((0.0, *found))))
@@ -75,8 +74,7 @@ class RenyiAllocationCurve:
 
         ε in nats; raises ``ValueError`` unless it is finite and at least 0.
         """
-        if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
+        require_epsilon(epsilon)
         gain = (ORDERS - 1) * np.log1p(-1 / ORDERS) - np.log(ORDERS)
         found = [float(((ORDERS - 1) * (each - epsilon) + gain).min()) for each in self.divergences]
         if not found:

@@ -36,7 +36,7 @@ from affidavit.accountants.fourier.steering import (
     saddle_at_epsilon,
     steer,
 )
-from affidavit.accountants.protocol import OutOfReach
+from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.plan.events import Event
 
 SMALLEST_DELTA = 1e-20
@@ -103,8 +103,7 @@ class FourierCurve:
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` for a δ or an ε outside the range
         of the method.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+        require_delta(delta)
         if not self.directions:
             return Bracket(lower=0.0, upper=0.0)
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
@@ -135,8 +134,7 @@ class FourierCurve:
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
-        if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
+        require_epsilon(epsilon)
         return self._kept("delta", epsilon, lambda: self._delta(epsilon))
 
     def _delta(self, epsilon: float) -> Bracket:

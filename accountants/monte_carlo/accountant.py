@@ -54,7 +54,7 @@ from affidavit.accountants.monte_carlo.design import (
 from affidavit.accountants.monte_carlo.draws import Draws, draw
 from affidavit.accountants.monte_carlo.pair import Pair, pair_of
 from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, Tilt, tilts
-from affidavit.accountants.protocol import OutOfReach
+from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.accountants.versions import OURS
 from affidavit.plan.events import Event
 
@@ -135,8 +135,7 @@ class MonteCarloCurve:
 
         Raises ``ValueError`` unless 0 < δ < 1, and ``OutOfReach`` beyond the δ that are bounded.
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta!r}")
+        require_delta(delta)
         if self.pair is None:
             return Bracket(lower=0.0, upper=0.0)
         if not SMALLEST_DELTA <= delta <= LARGEST_DELTA:
@@ -158,8 +157,7 @@ class MonteCarloCurve:
 
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
-        if not (epsilon >= 0 and math.isfinite(epsilon)):
-            raise ValueError(f"epsilon must be finite and not negative, got {epsilon!r}")
+        require_epsilon(epsilon)
         if self.pair is None:
             return Bracket(lower=0.0, upper=0.0)
         # A δ that underflows is still bounded above zero.
