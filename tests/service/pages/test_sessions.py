@@ -1,0 +1,258 @@
+"""Sessions: whose they are, how long, by which cookie, and what another site cannot do with one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.pages.sessions import IDLE, LONGEST
+from affidavit.service.pages.tables import sessions
+from affidavit.service.settings import Settings
+
+HTML = {"accept": "text/html"}
+PUBLIC = "https://dp.example.com"
+MOMENT = timedelta(seconds=1)
+Client = Any
+
+
+class Door:
+    """A browser at a service of its own, and a way to make tokens and to let time pass."""
+
+    def __init__(self, client: Client, settings: Settings) -> None:
+        self.client, self.settings = client, settings
+        self.engine = open_engine(settings.database_url)
+        self.tokens = TokenStore(self.engine)
+
+    def token(self, *scopes: str, days: int = 30) -> tuple[str, str]:
+        wanted = [Scope(each) for each in scopes or ("audit",)]
+        made, found = self.tokens.new("eve", wanted, days, by="test", at=datetime.now(UTC))
+        return made.id, found.text
+
+    def csrf(self, path: str = "/sign-in") -> str:
+        page = self.client.get(path, headers=HTML)
+        return str(re.findall(r'name="csrf" value="([^"]+)"', page.text)[-1])
+
+    def sign_in(self, token: str, to: str = "/keys", **headers: str) -> Any:
+        sent = {"csrf": self.csrf(), "token": token, "next": to}
+        return self.client.post("/sign-in", data=sent, headers={**HTML, **headers})
+
+    def is_in(self) -> bool:
+        return bool(self.client.get("/keys", headers=HTML).status_code == 200)
+
+    def shift(self, columns: tuple[str, ...], back: timedelta) -> None:
+        """Let the session have begun, been seen or end that much earlier."""
+        with self.engine.begin() as connection:
+            (row,) = connection.execute(select(sessions)).mappings()
+            moved = {name: row[name] - back for name in columns}
+            connection.execute(update(sessions).values(**moved))
+
+
+@pytest.fixture
+def door(settings: Settings, client_of: Callable[..., Any]) -> Iterator[Door]:
+    with client_of(settings) as client:
+        client.follow_redirects = False
+        found = Door(client, settings)
+        yield found
+        found.engine.dispose()
+
+
+def _cookie(answer: Any, name: str = "affidavit_session") -> tuple[str, set[str]]:
+    """The value of a cookie that was set, and its attributes in small letters."""
+    for each in answer.headers.get_list("set-cookie"):
+        head, *attributes = each.split("; ")
+        key, _, value = head.partition("=")
+        if key.removeprefix("__Host-") == name:
+            return value, {attribute.lower() for attribute in attributes}
+    raise AssertionError(answer.headers)
+
+
+def test_a_cookie_from_before_is_nobodys_afterwards(door: Door) -> None:
+    """Fixation: what an attacker planted is not taken up; each sign-in has its own cookie."""
+    _, token = door.token()
+    planted = "A" * 43
+    door.client.cookies.set("affidavit_session", planted)
+    first, attributes = _cookie(door.sign_in(token))
+    assert first != planted
+    assert {"httponly", "samesite=lax", "path=/"} <= attributes
+    door.client.cookies.clear()
+    door.client.cookies.set("affidavit_session", planted)
+    assert not door.is_in()
+    door.client.cookies.clear()
+    door.client.cookies.set("affidavit_session", first)
+    second, _ = _cookie(door.sign_in(token))
+    assert second != first
+    door.client.cookies.clear()
+    door.client.cookies.set("affidavit_session", first)
+    assert not door.is_in(), "signing in again ends the session that was there"
+    door.client.cookies.clear()
+    door.client.cookies.set("affidavit_session", second)
+    assert door.is_in()
+
+
+def test_the_database_has_no_cookie_that_could_be_used(door: Door) -> None:
+    _, token = door.token()
+    cookie, _ = _cookie(door.sign_in(token))
+    with door.engine.connect() as connection:
+        (row,) = connection.execute(select(sessions)).mappings()
+    assert cookie not in str(dict(row))
+    assert token not in str(dict(row))
+
+
+@pytest.mark.parametrize(
+    ("columns", "back"),
+    [(("seen_at",), IDLE + MOMENT), (("created_at", "expires_at"), LONGEST + MOMENT)],
+)
+def test_a_session_ends_and_its_page_says_so(
+    door: Door, columns: tuple[str, ...], back: timedelta
+) -> None:
+    _, token = door.token()
+    door.sign_in(token)
+    assert door.is_in()
+    door.shift(columns, back)
+    gone = door.client.get("/audit?kind=run", headers=HTML)
+    assert gone.status_code == 303
+    assert gone.headers["location"] == "/sign-in?next=%2Faudit%3Fkind%3Drun&ended=yes"
+    page = door.client.get(gone.headers["location"], headers=HTML)
+    assert "Your session has ended. Sign in to go on." in page.text
+    part = door.client.get("/runs", headers={**HTML, "hx-request": "true"})
+    assert (part.status_code, part.headers["hx-redirect"][:8]) == (204, "/sign-in")
+    program = door.client.get("/runs.json")
+    assert program.status_code == 401
+
+
+def test_a_session_lives_no_longer_than_its_token_and_may_no_more(door: Door) -> None:
+    made, token = door.token("admin")
+    door.sign_in(token)
+    assert door.client.get("/tokens", headers=HTML).status_code == 200
+    assert door.client.get("/audit", headers=HTML).status_code == 403
+    door.tokens.revoke(made, "left", by="test", at=datetime.now(UTC))
+    assert door.client.get("/tokens", headers=HTML).status_code == 303
+
+
+def test_signing_out_ends_it_in_the_database_too(door: Door) -> None:
+    _, token = door.token()
+    cookie, _ = _cookie(door.sign_in(token))
+    csrf = door.csrf("/keys")
+    assert door.client.post("/sign-out", data={}, headers=HTML).status_code == 403
+    assert door.is_in()
+    out = door.client.post("/sign-out", data={"csrf": csrf}, headers=HTML)
+    assert out.headers["location"] == "/sign-in?done=signed_out"
+    door.client.cookies.set("affidavit_session", cookie)
+    assert not door.is_in()
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "//evil.example",
+        "https://evil.example/",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "javascript:alert(1)",
+        "/\r\nx: y",
+        "/\tevil",
+        " //evil.example",
+        "///evil.example",
+        "/sign-in",
+        "keys",
+        "",
+        "/\u202e",
+        "/" + "a" * 10_000,
+    ],
+    ids=range(14),
+)
+def test_where_to_go_afterwards_is_a_path_of_this_service(door: Door, to: str) -> None:
+    _, token = door.token()
+    page = door.client.get("/sign-in", params={"next": to}, headers=HTML)
+    assert "evil.example" not in page.text
+    answer = door.sign_in(token, to)
+    assert answer.status_code == 303
+    assert answer.headers["location"] in ("/", to if to.startswith("/a") else "/")
+    assert "x" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+    ids=str,
+)
+def test_a_form_from_another_site_does_nothing_even_with_a_token(
+    door: Door, headers: dict[str, str]
+) -> None:
+    _, token = door.token("admin")
+    refused = door.sign_in(token, **headers)
+    assert refused.status_code == 403
+    assert "form_not_ours" in refused.text
+    assert "set-cookie" not in refused.headers or "affidavit_session" not in str(refused.headers)
+    door.sign_in(token)
+    budget = {"dataset": "planted", "unit": "example", "adjacency": "add_remove"}
+    sent = {**budget, "epsilon": "1", "delta": "1e-5", "csrf": door.csrf("/datasets")}
+    assert door.client.post("/datasets", data=sent, headers={**HTML, **headers}).status_code == 403
+    assert "planted" not in door.client.get("/datasets.csv").text
+
+
+def test_a_token_of_one_session_is_no_token_of_another(door: Door) -> None:
+    _, token = door.token("admin")
+    door.sign_in(token)
+    first = door.csrf("/datasets")
+    door.client.cookies.clear()
+    door.sign_in(token)
+    assert door.csrf("/datasets") != first
+    sent = {"csrf": first, "name": "x", "scope": "submit", "days": "1"}
+    assert door.client.post("/tokens", data=sent, headers=HTML).status_code == 403
+
+
+def test_over_https_cookies_are_sent_over_nothing_else(
+    settings: Settings, client_of: Callable[..., Any]
+) -> None:
+    """Behind a proxy that ends TLS, where requests look like http, the public URL says it."""
+    with client_of(replace(settings, public_url=PUBLIC)) as client:
+        client.base_url = PUBLIC
+        client.follow_redirects = False
+        door = Door(client, settings)
+        _, token = door.token()
+        _, form = _cookie(client.get("/sign-in", headers=HTML), "affidavit_form")
+        assert {"secure", "httponly", "samesite=lax", "path=/"} <= form
+        answer = door.sign_in(token, origin=PUBLIC)
+        _, attributes = _cookie(answer)
+        assert {"secure", "httponly", "samesite=lax", "path=/"} <= attributes
+        assert not any(each.startswith("domain") for each in attributes)
+        assert "__Host-affidavit_session=" in str(answer.headers)
+        # A cookie without the prefix, which a neighbouring host could set, counts for nothing.
+        value, _ = _cookie(answer)
+        client.cookies.clear()
+        client.cookies.set("affidavit_session", value)
+        assert not door.is_in()
+        door.engine.dispose()
+
+
+def test_wrong_tokens_are_counted_and_slowed(
+    settings: Settings, client_of: Callable[..., Any]
+) -> None:
+    with client_of(replace(settings, rate_limit=4)) as client:
+        door = Door(client, settings)
+        door.token()
+        csrf = door.csrf()
+        sent = {"csrf": csrf, "token": "affidavit_" + "0" * 12 + "_" + "a" * 49, "next": "/"}
+        pages = [client.post("/sign-in", data=sent, headers=HTML) for _ in range(12)]
+        assert pages[0].status_code == 422
+        assert pages[-1].status_code == 429
+        assert int(pages[-1].headers["retry-after"]) >= 1
+        assert "<h1>" in pages[-1].text
+        assert sent["token"] not in "".join(page.text for page in pages)
+        door.engine.dispose()
