@@ -62,7 +62,7 @@ PARTS = (
             "tests/accountants/test_two_steps.py",
             "tests/accountants/filter/test_rule.py",
         ),
-        draws=19,
+        draws=11,
     ),
     Part(
         name="laws",

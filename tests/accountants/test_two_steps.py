@@ -75,7 +75,7 @@ def delta_of_two(side: Side, one: Step, other: Step, epsilon: float) -> mpmath.m
     return mpmath.quad(integrand, points, maxdegree=6)
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(6))
 def test_two_different_steps_lie_in_the_bracket(seed: int) -> None:
     drawn = random.Random(seeded(seed))
     sides: tuple[Side, ...] = ("replace",) if seed % 3 == 0 else ("remove", "add")

@@ -81,8 +81,8 @@ def is_long(one: Single) -> bool:
     return one.delta < 1e-8 and one.rate * mu * math.sqrt(-2 * math.log(one.delta)) < 5e-5
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_thousand_single_releases_hold_their_closed_form(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_random_single_releases_hold_their_closed_form(seed: int) -> None:
     """A hundred of them; and the promised width, where rounding does not forbid it."""
     source = np.random.default_rng(seed)
     drawn = (one for _ in range(150) if not is_long(one := draw(source)))
