@@ -21,6 +21,7 @@ from affidavit.service.pages.certificates import PATH, Reader
 from affidavit.service.pages.checklist import Item
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.registry_entry import as_yaml, registry_entry
+from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
 from affidavit.service.routes.certificate import found
@@ -122,7 +123,8 @@ async def diagnosis(
     """Which known mistakes lead from this plan to another ε that somebody claims."""
     kept = await run_in_threadpool(found, services, certificate_id)
     view = await _diagnosed(services, kept, claimed.strip())
-    status = 422 if view.wrong is not None else 200
+    # A part of a page is shown only where it comes with no error.
+    status = 422 if view.wrong is not None and not is_fragment(request) else 200
     return answer(request, view, template="diagnosis.html", fragment="diagnosis", status=status)
 
 

@@ -43,7 +43,7 @@ SYMBOLS = {
 }
 """Where the Symbol font has what Latin text lacks."""
 PLAIN = {"–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "−": "-"}
-SMALL, BODY, HEADING, TITLE = 8, 9.5, 12, 17
+CODE, SMALL, BODY, HEADING, TITLE = 7, 8, 9.5, 12, 17
 MARGIN = 18
 CHART_HEIGHT = 68.0
 SERIES = ((47, 126, 216), (217, 114, 46), (46, 158, 107), (164, 91, 201))
@@ -111,14 +111,14 @@ class _Document(FPDF):
         self.say(text, HEADING, "B")
         self.ln(0.5)
 
-    def fact(self, name: str, text: str) -> None:
+    def fact(self, name: str, text: str, size: float = BODY) -> None:
         """A name and what it is, side by side."""
         if self.will_page_break(8):
             self.add_page()
         self.say_at(MARGIN, name, BODY)
         self.set_left_margin(MARGIN + 46)
         self.set_x(MARGIN + 46)
-        self.say(text)
+        self.say(text, size)
         self.set_left_margin(MARGIN)
         self.set_x(MARGIN)
 
@@ -133,7 +133,7 @@ class _Document(FPDF):
 
     def code(self, text: str) -> None:
         """Lines of a command."""
-        self.set_font("Courier", size=SMALL)
+        self.set_font("Courier", size=CODE)
         self.set_fill_color(240)
         for line in text.splitlines():
             self.multi_cell(
@@ -194,10 +194,10 @@ def _facts(made: _Document, view: CertificateView) -> None:
     made.fact("Valid", f"{view.created_at:%Y-%m-%d %H:%M:%S} to {view.not_after:%Y-%m-%d} UTC")
     made.fact("Requested by", view.requester)
     made.fact("Policy", str(view.policy.get("name", view.policy.get("digest", "built in"))))
-    made.fact("Certificate", view.id)
-    made.fact("Plan", view.plan_digest)
-    made.fact("Envelope", view.envelope_digest)
-    made.fact("Key", view.key_id)
+    made.fact("Certificate", view.id, SMALL)
+    made.fact("Plan", view.plan_digest, SMALL)
+    made.fact("Envelope", view.envelope_digest, SMALL)
+    made.fact("Key", view.key_id, SMALL)
     if view.leaf is not None:
         made.fact("Log", f"leaf {view.leaf} of {view.tree_size}")
 
@@ -206,7 +206,7 @@ def _verify(made: _Document, view: CertificateView) -> None:
     made.heading("Verify it")
     made.say("This page proves nothing. Fetch the bundle and verify it with keys that you trust:")
     made.code(
-        f"curl -f -o bundle.json SERVICE/v1/certificates/{view.id}/bundle\n"
+        f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
         f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
     )
     for step in view.verification.steps:
@@ -235,6 +235,13 @@ def _lists(made: _Document, view: CertificateView) -> None:
     made.heading("What it rests on (NIST SP 800-226)")
     for item in view.checklist:
         made.say(f"[{item.mark}] {item.topic}: {item.question} {item.answer} ({item.by})", SMALL)
+    made.heading("Runs and weights")
+    for run in view.runs:
+        steps = "no steps charged yet" if run.steps is None else f"{run.steps} steps charged"
+        made.say(f"Run {run.id}, {run.state.replace('_', ' ')}: {steps}.", SMALL)
+        made.say(f"Record {run.record or 'none'}; weights {run.weights or 'none'}.", SMALL)
+    if not view.runs:
+        made.say("No run used this certificate here.")
     made.heading("Approvals")
     decisions = [each for issue in view.issues for each in issue.decisions]
     for each in decisions:

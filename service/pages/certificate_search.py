@@ -84,24 +84,26 @@ def _nothing(value: Any) -> Any:
     return None if value == "" else value
 
 
-def _text(most: int) -> Any:
-    return Field(max_length=most)
-
-
 class Wanted(BaseModel):
     """The parameters of the page; one that is not known is refused, not passed over."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    q: Annotated[str | None, BeforeValidator(_nothing), _text(128)] = None
-    dataset: Annotated[str | None, BeforeValidator(_nothing), _text(64)] = None
-    requester: Annotated[str | None, BeforeValidator(_nothing), _text(255)] = None
+    q: Annotated[Annotated[str, Field(max_length=128)] | None, BeforeValidator(_nothing)] = None
+    dataset: Annotated[Annotated[str, Field(max_length=64)] | None, BeforeValidator(_nothing)] = (
+        None
+    )
+    requester: Annotated[
+        Annotated[str, Field(max_length=255)] | None, BeforeValidator(_nothing)
+    ] = None
     verdict: Annotated[Verdict | None, BeforeValidator(_nothing)] = None
     standing: Annotated[Standing | None, BeforeValidator(_nothing)] = None
     epsilon: Annotated[Band | None, BeforeValidator(_nothing)] = None
     mechanism: Annotated[OptimizerName | None, BeforeValidator(_nothing)] = None
     ends: Annotated[Ends | None, BeforeValidator(_nothing)] = None
-    cursor: Annotated[str | None, BeforeValidator(_nothing), _text(512)] = None
+    cursor: Annotated[Annotated[str, Field(max_length=512)] | None, BeforeValidator(_nothing)] = (
+        None
+    )
 
     @property
     def narrowing(self) -> dict[str, str]:

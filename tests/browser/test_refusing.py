@@ -1,0 +1,84 @@
+"""The story of a refusal: found, understood, and the claim behind it traced to its mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Plan = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def officer(site: Any, document: Plan) -> str:
+    """A token, and certificates of several verdicts; what is claimed is K blocks for one."""
+    sender = site.token("ml-team", "submit")
+    three = [{"name": "all", "count": 4, "clip_norm": 1, "noise_multiplier": 20}]
+    for plan in (
+        document(name="usable", notes="<script>alert(1)</script>\u202etxt"),
+        document(name="claimed", releases=three, target={"delta": 1e-5}, claim={"epsilon": 0.5613}),
+        document(
+            name="amplified",
+            sampling={"scheme": "poisson", "lot_size": 100},
+            noise={"kind": "bidiagonal", "lambda": 0.9},
+        ),
+    ):
+        site.ask("POST", "/v1/certificates", sender, json=plan)
+    found: str = site.token("officer", "submit", "approve", "audit")
+    return found
+
+
+def test_a_refusal_is_found_and_explained(visitor: Any, officer: str) -> None:
+    page = visitor.page
+    visitor.sign_in(officer, "/certificates")
+    visitor.look("certificates")
+    page.click(".facets a:has-text('refused')")
+    page.locator("caption:has-text('1 certificate')").wait_for()
+    page.fill("#keep-name", f"refused {visitor.kind}")
+    page.click("button:text-is('Keep')")
+    assert f"refused {visitor.kind}" in page.inner_text(".kept")
+    page.click("tbody th a")
+    assert "Refused: nothing may be claimed about this plan." in visitor.text()
+    assert "amplified_correlated" in visitor.text()
+    assert "What to do:" in visitor.text()
+    visitor.look("refused")
+
+
+def test_a_wrong_claim_is_traced_to_its_mistake(visitor: Any, officer: str) -> None:
+    page = visitor.page
+    visitor.sign_in(officer, "/certificates")
+    page.fill("#c-q", "claimed")
+    if not visitor.kind.scripts:
+        page.click("button:text-is('Search')")
+    page.locator("caption:has-text('1 certificate')").wait_for()
+    page.click("tbody th a")
+    assert "and ε = 0.5613 is claimed" in visitor.text()
+    page.fill("#claimed", "0.5613")
+    page.click("button:text-is('Diagnose')")
+    page.get_by_text("Why it is wrong").first.wait_for()
+    assert "single block" in visitor.text()
+    visitor.look("diagnosed")
+    page.fill("#claimed", "much")
+    page.click("button:text-is('Diagnose')")
+    page.locator("#wrong").wait_for()
+    visitor.look("diagnosis-wrong")
+
+
+def test_a_certificate_shows_its_curves_and_leaves_as_files(visitor: Any, officer: str) -> None:
+    page = visitor.page
+    visitor.sign_in(officer, "/certificates")
+    page.click("tbody a:text-is('usable')")
+    drawn = page.locator("figure svg, figure img")
+    assert drawn.count() == 3
+    assert "13" in page.locator("table:has-text('Looks at') tbody tr").last.inner_text()
+    visitor.look("certificate")
+    for link, begins in (("PDF", b"%PDF-"), ("Registry entry (YAML)", b"# Complete")):
+        with page.expect_download() as waiting:
+            page.click(f".takes a:text-is('{link}')")
+        with open(waiting.value.path(), "rb") as file:
+            assert file.read().startswith(begins)
+    page.emulate_media(media="print")
+    assert not page.locator("nav.places").is_visible()
+    assert not page.locator(".takes").is_visible()
+    assert "Certified: ε ≤ 0.561285" in visitor.text()

@@ -1,0 +1,343 @@
+"""Pages of certificates: what they say of each standing, what is taken away, what they refuse."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import re
+import shlex
+import subprocess
+import zlib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+from ruamel.yaml import YAML
+from typer.testing import CliRunner
+
+from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate.keyset import Revocation, Roots, draft
+from affidavit.gate.cli import app
+from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.pages import certificate_search
+from affidavit.service.pages.registry_entry import at_least
+from tests.service.runs.conftest import Yard
+
+MARKUP = "<script>alert(1)</script>"
+HOSTILE = f"=cmd|'/C calc'!A0 {MARKUP} a\u202eb"
+HTML = {"accept": "text/html"}
+ON_SQLITE = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+"""Of what a database cannot change: what is read off the signed bytes."""
+REGISTRY = Path(__file__).parents[2] / "vectors" / "opendp_registry.json"
+
+
+def _get(yard: Yard, path: str, who: str = "audit", status: int = 200) -> Any:
+    answer = yard.ask("GET", path, who, **HTML)
+    assert answer.status_code == status, answer.text
+    return answer
+
+
+def _main(page: Any) -> str:
+    """What a page's main part says, in one line."""
+    text = re.sub(r"<[^>]*>", " ", page.text.split("<main", 1)[1])
+    return re.sub(r"\s+", " ", html.unescape(text))
+
+
+def _post(yard: Yard, path: str, who: str, **fields: str) -> Any:
+    headers = {"authorization": f"Bearer {yard.tokens[who]}", **HTML}
+    return yard.client.post(path, data=fields, headers=headers, follow_redirects=False)
+
+
+def _rows(yard: Yard, path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(_get(yard, path).text)))
+
+
+def _certify(yard: Yard, **changes: Any) -> str:
+    answer = yard.ask("POST", "/v1/certificates", "submit", yard.document(**changes))
+    assert answer.is_success, answer.text
+    return str(answer.json()["certificate"]["id"])
+
+
+def _revoke(yard: Yard, certificate: str) -> None:
+    body = {"code": "plan_error", "reason": HOSTILE}
+    where = f"/v1/certificates/{certificate}/revocation"
+    assert yard.ask("POST", where, "approve", body).is_success
+
+
+def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[str] | Any:
+    """Do what the page says repeats the verification elsewhere; curl is the tests' client."""
+    (block,) = re.findall(r"<pre[^>]*><code>(curl.*?)</code></pre>", page.text, re.DOTALL)
+    *fetched, verify = html.unescape(block).splitlines()
+    for line in fetched:
+        curl, *given, url = shlex.split(line)
+        headers = {}
+        if "-H" in given:
+            name, value = given[given.index("-H") + 1].split(": ")
+            headers[name] = value.replace("$AFFIDAVIT_TOKEN", yard.tokens["audit"])
+        answer = yard.client.get(url, headers=headers)
+        assert (curl, answer.status_code) == ("curl", 200), url
+        (home / given[given.index("-o") + 1]).write_bytes(answer.content)
+    program, *arguments = shlex.split(verify)
+    assert program == "affidavit"
+    files = [str(home / each) if each.endswith(".json") else each for each in arguments]
+    return CliRunner().invoke(app, files)
+
+
+def test_a_certificate_that_was_trained_by_is_shown_whole(yard: Yard, tmp_path: Path) -> None:
+    plan = yard.document(notes=HOSTILE)
+    said = yard.ask("POST", "/v1/certificates", "submit", plan).json()
+    certificate = said["certificate"]["id"]
+    run = yard.request(certificate).json()
+    job = yard.claim()
+    yard.start(job)
+    assert yard.complete(job, 10).is_success
+    path = f"/certificates/{certificate}"
+    drawn = _get(yard, f"{path}/charts/steps.svg")
+    assert drawn.headers["content-security-policy"].startswith("default-src 'none'")
+    assert "charged for 10 steps" in drawn.text
+    page = _get(yard, path)
+    text = _main(page)
+    shown = _get(yard, f"{path}.json").json()
+    guarantee = shown["guarantee"]
+    assert float(guarantee["epsilon_at_most"]) >= said["epsilon"]["upper"]
+    assert float(guarantee["epsilon_at_least"]) <= said["epsilon"]["lower"]
+    assert shown["sentence"] == (
+        f"Certified: ε ≤ {guarantee['epsilon_at_most']} at δ = 1e-5 (add/remove, per record)."
+    )
+    assert shown["sentence"] in text
+    assert "2 independent engines agree: their brackets of ε meet." in text
+    # Its charts are drawn and stand in the page: target, diagonal, cap and run are named.
+    for name in ("target", "no leakage", "certified for the whole run", "the actual run"):
+        assert name in text
+    # The record of the conformant run vouches for what the trainer was obliged to.
+    marks = {row["question"]: (row["mark"], row["by"]) for row in _rows(yard, f"{path}.csv")}
+    assert marks["Clip each record:"] == ("checked", f"record of run {run['id']}")
+    assert marks["What does one unit hold?"] == ("declared", "plan")
+    assert marks["Who may read the data and the weights?"] == ("open", "whoever deploys")
+    (lineage,) = shown["runs"]
+    assert (lineage["id"], lineage["weights"]) == (run["id"], "2" * 64)
+    assert [each["state"] for each in shown["verification"]["steps"]] == ["passed"] * 13
+    assert MARKUP not in page.text
+    assert "\u202e" not in page.text
+    assert r"a\u202eb" in page.text
+    assert _offline(yard, page, tmp_path).exit_code == 0
+
+
+@ON_SQLITE
+def test_what_is_refused_vouches_for_nothing(yard: Yard) -> None:
+    mixed = {"sampling": {"scheme": "poisson", "lot_size": 100}}
+    correlated = {"noise": {"kind": "bidiagonal", "lambda": 0.9}}
+    certificate = _certify(yard, **mixed, **correlated)
+    path = f"/certificates/{certificate}"
+    text = _main(_get(yard, path))
+    assert "Refused: nothing may be claimed about this plan." in text
+    assert "amplified_correlated" in text
+    assert "What to do:" in text
+    assert "ε ≤" not in text
+    marks = [(row["topic"], row["mark"]) for row in _rows(yard, f"{path}.csv")]
+    assert ("Privacy parameters", "open") in marks
+    assert "checked" not in {mark for _, mark in marks}
+    _get(yard, f"{path}/registry.yaml", status=409)
+    printed = _get(yard, f"{path}/certificate.pdf")
+    assert printed.content.startswith(b"%PDF-")
+    _get(yard, f"{path}/charts/profile.svg", status=404)
+
+
+@ON_SQLITE
+def test_what_may_not_be_used_says_so_everywhere(yard: Yard, tmp_path: Path) -> None:
+    certificate = _certify(yard)
+    _revoke(yard, certificate)
+    path = f"/certificates/{certificate}"
+    page = _get(yard, path)
+    text = _main(page)
+    assert "It may not be used. Revoked by token:approve:" in text
+    assert "does not verify" in text
+    assert MARKUP not in page.text
+    assert "\u202e" not in page.text
+    shown = _get(yard, f"{path}.json").json()["verification"]
+    assert (shown["passed"], shown["code"], shown["steps"][-1]["state"]) == (
+        False,
+        "revoked",
+        "failed",
+    )
+    assert _offline(yard, page, tmp_path).exit_code != 0
+    _get(yard, f"{path}/registry.yaml", status=409)
+    assert "IT MAY NOT BE USED" in _written(_get(yard, f"{path}/certificate.pdf").content)
+    assert [row["id"] for row in _rows(yard, "/certificates.csv?standing=revoked")] == [certificate]
+    assert _rows(yard, "/certificates.csv?standing=active") == []
+
+
+def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path: Path) -> None:
+    certificate = _certify(yard)
+    now = datetime.now(UTC)
+    (bad,) = KeyStore(tmp_path / "keys").public_keys()
+    KeyStore(tmp_path / "keys").new("next")
+    root = SigningKey.generate("root")
+    made = draft(
+        None,
+        roots=Roots.of([root.public], threshold=1),
+        keys=[bad],
+        revoked=[
+            Revocation(key_id=bad.key_id, since=f"{now - timedelta(days=1):%Y-%m-%dT%H:%M:%SZ}")
+        ],
+        issued_at=now,
+        expires_at=now + timedelta(days=30),
+    ).signed_by(root)
+    KeysetStore(yard.engine).publish(made.as_bytes(), actor="me", at=now)
+    text = _main(_get(yard, f"/certificates/{certificate}"))
+    assert "It may not be used. The key that signed it was revoked" in text
+    shown = _get(yard, f"/certificates/{certificate}.json").json()["verification"]
+    assert (shown["code"], shown["steps"][5]["state"]) == ("key_revoked", "failed")
+    for standing, found in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
+        rows = _rows(yard, f"/certificates.csv?standing={standing}")
+        assert [row["id"] for row in rows] == found
+
+
+@ON_SQLITE
+def test_leave_of_a_rule_is_shown_with_who_gave_it(yard: Yard) -> None:
+    rules = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"]}
+    rules |= {"epsilon_cap": 0.5, "approvals": 1}
+    assert yard.ask("POST", "/v1/policies", "admin", rules).is_success
+    refused = _certify(yard)
+    text = _main(_get(yard, f"/certificates/{refused}"))
+    assert "Refused by the policy, though ε ≤ 0.561285" in text
+    until = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%dT%H:%M:%SZ}"
+    leave = {"rule": "policy_epsilon_cap", "policy": "strict", "dataset": "toy", "owner": "olga"}
+    leave |= {"reason": MARKUP, "expires_at": until}
+    assert yard.ask("POST", "/v1/waivers", "approve", leave).is_success
+    pending = _certify(yard)
+    page = _get(yard, f"/certificates/{pending}", "approve")
+    text = _main(page)
+    assert "Waived: policy_epsilon_cap" in text
+    assert "token:approve let it pass for olga" in text
+    assert "0 of 1 approvals were given" in text
+    assert "Decide about it" in text
+    assert "Decide about it" not in _main(_get(yard, f"/certificates/{pending}"))
+    assert MARKUP not in page.text
+
+
+@ON_SQLITE
+def test_a_claim_is_held_against_the_plan(yard: Yard) -> None:
+    path = f"/certificates/{_certify(yard)}/diagnosis"
+    assert "no known mistake is needed" in _main(_get(yard, f"{path}?claimed=0.561285"))
+    for claimed in ("much", MARKUP, "-1", "nan", "1e999"):
+        page = _get(yard, f"{path}?claimed={claimed}", status=422)
+        assert MARKUP not in page.text
+    _get(yard, f"{path}?claimed={'1' * 65}", status=422)
+    # A plan that claims less than is proved: the sentence says what, and no None.
+    wrong = _certify(yard, target={"delta": 1e-5}, claim={"epsilon": 0.1})
+    text = _main(_get(yard, f"/certificates/{wrong}"))
+    assert "and ε = 0.1 is claimed." in text
+    assert "None" not in text
+
+
+def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
+    low = _certify(yard, name="loud", target={"epsilon": 0.1, "delta": 1e-5})
+    monkeypatch.setattr(certificate_search, "LISTED", 2)
+    seen: list[str] = []
+    query = "?q=plan"
+    while query:
+        found = _get(yard, f"/certificates.json{query}").json()
+        seen += [line["id"] for line in found["lines"]]
+        query = f"?q=plan&cursor={found['next']}" if found["next"] else ""
+    assert seen == made[::-1]
+    for narrowed, ids in (
+        ("verdict=under_noised", [low]),
+        (f"q={low[7:19]}", [low]),
+        ("dataset=toy&q=loud", [low]),
+        ("dataset=to", []),
+        ("requester=token:submit&q=loud", [low]),
+        ("mechanism=dp_muon", []),
+        ("q=%25", []),
+        ("q=_lan", []),
+        ("epsilon=none", []),
+        # A form sends every field, those too that were left empty.
+        ("q=loud&dataset=&requester=&verdict=&standing=&epsilon=&mechanism=&ends=&cursor=", [low]),
+    ):
+        lines = _get(yard, f"/certificates.json?{narrowed}").json()["lines"]
+        assert [line["id"] for line in lines] == ids, narrowed
+    for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
+        _get(yard, f"/certificates?{wrong}", status=422)
+    facets = {each["name"]: each["choices"] for each in found["facets"]}
+    assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
+
+
+def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:
+    name, query = f"{MARKUP} =1+1", "verdict=refused"
+    kept = _post(yard, "/certificates/views", "audit", name=name, query=query)
+    assert kept.headers["location"] == f"/certificates?{query}"
+    again = _post(yard, "/certificates/views", "audit", name=name, query=query)
+    assert again.status_code == 422
+    page = _get(yard, "/certificates")
+    assert MARKUP not in page.text
+    assert "=1+1" in _main(page)
+    assert _get(yard, "/certificates.json", "submit").json()["views"] == []
+    for name, query in (
+        ("n", "verdict=fine"),
+        ("n", "next=//evil.example"),
+        ("n", ""),
+        ("n", "cursor=x"),
+        ("a\u202eb", "q=a"),
+        ("n" * 65, "q=a"),
+    ):
+        refused = _post(yard, "/certificates/views", "audit", name=name, query=query)
+        assert refused.status_code == 422, (name, query)
+    (view,) = _get(yard, "/certificates.json").json()["views"]
+    forget = f"/certificates/views/{view['id']}/forget"
+    assert _post(yard, forget, "submit", query="").status_code == 303
+    assert len(_get(yard, "/certificates.json").json()["views"]) == 1
+    assert _post(yard, forget, "audit", query="").headers["location"] == "/certificates"
+    assert _get(yard, "/certificates.json").json()["views"] == []
+
+
+@ON_SQLITE
+def test_the_registry_takes_the_entry(yard: Yard) -> None:
+    schema = json.loads(REGISTRY.read_text())["schema"]
+    validator = Draft202012Validator(schema, format_checker=FormatChecker())
+    shared = {"dataset": {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 2}}
+    for changes in ({}, {"name": ...}, {"adjacency": "zero_out"}, shared):
+        answer = yard.ask("POST", "/v1/certificates", "submit", yard.document(**changes))
+        said = answer.json()
+        if said["verdict"] != "certified":
+            continue
+        path = f"/certificates/{said['certificate']['id']}/registry.yaml"
+        entry = YAML(typ="safe").load(_get(yard, path).text)
+        assert [each.message for each in validator.iter_errors(entry)] == []
+        loss = entry["deployment"]["privacy_loss"]["privacy_parameters"]
+        assert loss["epsilon"] >= said["epsilon"]["upper"]
+        assert loss["delta"] == 1e-5
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry["url_slug"])
+    assert at_least("0.1000000000000000055511151231257828") > 0.1
+
+
+@ON_SQLITE
+def test_the_document_to_print_says_what_the_page_says(yard: Yard) -> None:
+    certificate = _certify(yard)
+    printed = _get(yard, f"/certificates/{certificate}/certificate.pdf")
+    assert printed.headers["content-type"] == "application/pdf"
+    assert certificate[7:19] in printed.headers["content-disposition"]
+    text = _written(printed.content)
+    for said in (certificate, "Certified: ", "0.561285", "Trade-off function", "whoever deploys"):
+        assert said in text, said
+    # Greek letters and relations come from the Symbol font: an escape is no letter.
+    assert "\\u03b5" not in text
+    assert "\\u2264" not in text
+
+
+def _written(pdf: bytes) -> str:
+    """The texts of a PDF in the order in which they are drawn, without their fonts."""
+    found = []
+    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+        try:
+            content = zlib.decompress(stream)
+        except zlib.error:
+            continue
+        found += re.findall(rb"\((.*?)(?<!\\)\) ?Tj", content, re.DOTALL)
+    return b"".join(found).decode("latin-1").replace("\xa0", " ")
