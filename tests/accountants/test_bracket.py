@@ -32,6 +32,7 @@ def test_short_decimals_stay_short(value: float, text: str) -> None:
 
 def test_infinity_is_written_and_nan_refused() -> None:
     assert decimal_up(math.inf) == "Infinity"
+    assert decimal_down(-math.inf) == "-Infinity"
     with pytest.raises(ValueError, match="NaN"):
         decimal_up(math.nan)
 
@@ -56,3 +57,17 @@ def test_the_larger_of_two_values_lies_in_the_larger_bracket(
     (low, one, high), (other_low, other, other_high) = map(sorted, numbers)
     found = Bracket(lower=low, upper=high).larger(Bracket(lower=other_low, upper=other_high))
     assert found.lower <= max(one, other) <= found.upper
+
+
+@given(st.lists(st.tuples(positive, positive), min_size=2, max_size=2), positive)
+def test_what_lies_in_two_brackets_lies_in_what_they_have_in_common(
+    around: list[tuple[float, float]], value: float
+) -> None:
+    (down, up), (other_down, other_up) = around
+    one = Bracket(lower=value - down, upper=value + up)
+    other = Bracket(lower=value - other_down, upper=value + other_up)
+    found = one.intersect(other)
+    assert found.lower <= value <= found.upper
+    assert {found.lower, found.upper} <= {one.lower, one.upper, other.lower, other.upper}
+    assert found == other.intersect(one)
+    assert found.width <= min(one.width, other.width)

@@ -1,0 +1,75 @@
+"""What an assessment says as a result document."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from affidavit.accountants.bracket import Bracket
+from affidavit.certificate.assessment import interval, malformed_result
+from affidavit.certificate.certify import certify
+from affidavit.plan.reasons import Reason
+
+REASON = Reason(code="wrong", pointer="/steps", message="It is wrong.", remedy="Mend it.")
+
+
+def test_of_phases_each_release_says_which_it_is_of(make_plan: Any) -> None:
+    phase = {
+        "sampling": {"scheme": "shuffled", "lot_size": 1024},
+        "steps": 41,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 9.0}],
+    }
+    gone = {"sampling": ..., "steps": ..., "releases": ...}
+    found = certify(make_plan(**gone, phases=[phase, phase]), second_opinion=False).as_result()
+    assert [each["phase"] for each in found["noise_multiplier"]["releases"]] == [0, 1]
+    assert len(found["sampling"]) == 2
+
+
+def test_what_is_alone_stands_without_a_list(make_plan: Any) -> None:
+    found = certify(make_plan(), second_opinion=False)
+    told = found.as_result()
+    assert "strategy" not in told
+    assert told["sampling"]["scheme"] == "shuffled"
+    assert all("phase" not in each for each in told["noise_multiplier"]["releases"])
+    one, other = {"name": "one"}, {"name": "other"}
+    assert replace(found, strategies=(one,)).as_result()["strategy"] == one
+    assert replace(found, strategies=(one, other)).as_result()["strategy"] == [one, other]
+
+
+def test_every_number_has_its_own_place(make_plan: Any) -> None:
+    found = replace(
+        certify(make_plan(), second_opinion=False),
+        epsilon=Bracket(lower=1.0, upper=2.0),
+        delta=Bracket(lower=3.0, upper=4.0),
+        target_epsilon=5.0,
+        target_delta=6.0,
+        joint=7.0,
+        sensitivity=8.0,
+        mu=9.0,
+        reasons=(REASON,),
+    )
+    told = found.as_result()
+    assert told["epsilon"] == {"lower": 1.0, "upper": 2.0}
+    assert told["delta"] == {"lower": 3.0, "upper": 4.0}
+    assert told["target"] == {"epsilon": 5.0, "delta": 6.0}
+    assert (told["noise_multiplier"]["joint"], told["sensitivity"], told["mu"]) == (7.0, 8.0, 9.0)
+    assert told["reasons"] == [REASON.as_dict()]
+    assert told["confidence"] is None
+    assert (told["adjacency"], told["unit"]) == ("zero_out", found.unit)
+    assert told["plan_digest"] == found.plan_digest
+    assert told["obligations"] == list(found.obligations)
+    assert told["assumptions"] == list(found.assumptions)
+
+
+def test_what_has_no_bound_is_null_and_never_infinite() -> None:
+    assert interval(Bracket(lower=0.5, upper=math.inf)) == {"lower": 0.5, "upper": None}
+    assert interval(None) is None
+
+
+def test_a_line_that_is_no_plan_is_refused_with_the_fields_of_a_result() -> None:
+    told = malformed_result((REASON,))
+    assert told["verdict"] == "refused"
+    assert told["reasons"] == [REASON.as_dict()]
+    assert told["plan_digest"] is told["epsilon"] is told["delta"] is None
+    assert told["accountants"] == told["warnings"] == told["obligations"] == []
