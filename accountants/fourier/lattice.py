@@ -118,12 +118,16 @@ class HalfCells:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowerRange:
-    """The nodes that a lower measure uses, and at which ends its outer cell is open."""
+    """The nodes that a lower measure uses, and at which ends its outer cell is open.
+
+    An open first cell takes in so many cells above its own (``joined``) as well.
+    """
 
     first: int
     last: int
     open_left: bool
     open_right: bool
+    joined: int = 0
 
 
 def upper_measure(cells: HalfCells) -> LatticeMeasure:
@@ -168,7 +172,8 @@ def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
     p = least_p[1:-1:2][first : last + 1] + least_p[2::2][first : last + 1]
     q = most_q[1:-1:2][first : last + 1] + most_q[2::2][first : last + 1]
     if span.open_left:
-        p[0], q[0] = _rest(cells, slice(2 * first + 3, None))
+        p[0], q[0] = _rest(cells, slice(2 * (first + span.joined) + 3, None))
+        p[1 : span.joined + 1] = q[1 : span.joined + 1] = 0.0
     if span.open_right:
         p[-1], q[-1] = _rest(cells, slice(None, 2 * last + 1))
     losses = grid.losses()[first : last + 1]

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from affidavit.accountants.fourier.directions import Direction
+from affidavit.accountants.fourier.grids import grids
 from affidavit.accountants.fourier.lattice import Grid, LowerRange
-from affidavit.accountants.fourier.losses import Atoms, LossLaw
+from affidavit.accountants.fourier.losses import Atoms
 from affidavit.accountants.fourier.saddle import (
     Saddle,
     at_delta,
     at_epsilon,
-    tilted_floor,
     tilted_reach,
 )
 from affidavit.accountants.fourier.spectrum import fast_length
@@ -166,8 +166,8 @@ def steer(
         below=reach.below,
         above=reach.above,
     )
-    grids, ranges = _all_grids(laws, atoms, tops, order, tolerance, step)
-    return Steering(saddle=saddle, windows=(window,), cut=None, grids=grids, lower_ranges=ranges)
+    nodes, ranges = grids(laws.direction.attained, atoms, tops, order, tolerance, step)
+    return Steering(saddle=saddle, windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
 
 
 def steer_in_strata(
@@ -188,116 +188,8 @@ def steer_in_strata(
     windows = tuple(
         window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
     )
-    grids, ranges = _all_grids(laws, atoms, tops, 0.0, tolerance, step)
-    return Steering(saddle=saddle, windows=windows, cut=cut, grids=grids, lower_ranges=ranges)
-
-
-def _all_grids(
-    laws: Laws,
-    atoms: tuple[tuple[Atoms, int], ...],
-    tops: tuple[float, ...],
-    order: float,
-    tolerance: float,
-    step: float,
-) -> tuple[tuple[Grid, ...], tuple[LowerRange, ...]]:
-    uppers, lowers = [], []
-    for release, (law, _), top in zip(laws.direction.attained, atoms, tops, strict=True):
-        floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / laws.steps / 2)
-        hair = 1e-3 * tolerance / (1.0 + order) / laws.steps + 1e-16
-        upper, lower = _grids(release, floor, law.median(order), top, step, hair)
-        uppers.append(upper)
-        lowers.append(lower)
-    return tuple(uppers), tuple(lowers)
-
-
-def _grids(
-    law: LossLaw, floor: float, center: float, top: float, step: float, hair: float
-) -> tuple[Grid, LowerRange]:
-    """Grids for the upper and the lower measure of one release, on common nodes.
-
-    One node is anchored where most depends on it, a hair below the barycentre of its
-    cell: in a first cell that takes in a steep lower end of the law, else in a last cell
-    that takes in a steep upper end, else in the cell that holds the bulk.
-    """
-    first = _end_cell(law, floor, center + step, step, lower=True)
-    last = None if first is not None else _end_cell(law, center - step, top, step, lower=False)
-    anchor = first if first is not None else last
-    if anchor is None:
-        anchor = _bulk_cell(law, center, step)
-    anchor = _settled(law, anchor - hair, step, first is not None, last is not None)
-    below = max(1, math.ceil((anchor - floor) / step) + 1)
-    above = max(1, math.ceil((top - anchor) / step) + 1)
-    upper = Grid(origin=anchor - below * step, step=step, size=below + above + 1)
-    lower = LowerRange(
-        first=below if first is not None else 0,
-        last=below if first is None and last is not None else upper.size - 1,
-        open_left=first is not None,
-        open_right=last is not None,
-    )
-    return upper, lower
-
-
-def _end_cell(law: LossLaw, low: float, high: float, step: float, *, lower: bool) -> float | None:
-    """The barycentre of a cell that takes in a steep end of the law, if there is one.
-
-    All losses beyond an edge half a step from their barycentre. A law that rises from
-    nothing within a step, as at small sampling probabilities, would otherwise cost the
-    lower bound the outer cells' mass times the distance to their nodes. None where such a
-    cell would hold little mass, that is, where the law tails off gently.
-    """
-    sign = 1.0 if lower else -1.0
-    barycentre = None
-    for _ in range(3):
-        edges = np.linspace(low, high, 64)
-        tail = law.survival(edges)
-        p, q = (1.0 - tail.p, 1.0 - tail.q) if lower else (tail.p, tail.q)
-        holds = p >= 1e-4
-        with np.errstate(divide="ignore", invalid="ignore"):
-            reach = sign * (edges - np.log(p / q))
-        # From the outside in, the first edge that holds mass and reaches past half a step.
-        far = np.flatnonzero(holds & (reach >= step / 2))
-        if far.size == 0:
-            return barycentre
-        index = int(far[0] if lower else far[-1])
-        inner, outer = index, index - 1 if lower else index + 1
-        if not 0 <= outer < edges.size:
-            return barycentre
-        if holds[outer]:
-            barycentre = float(np.log(p[index] / q[index]))
-        low, high = sorted((float(edges[inner]), float(edges[outer])))
-    return barycentre
-
-
-def _bulk_cell(law: LossLaw, center: float, step: float) -> float:
-    """The barycentre of the cell that holds the bulk, found by letting the cell follow it."""
-    for _ in range(3):
-        tail = law.survival(np.array([center - step / 2, center + step / 2]))
-        p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
-        if not (p > 0 and q > 0):
-            break
-        center = math.log(p / q)
-    return center
-
-
-def _settled(law: LossLaw, anchor: float, step: float, first: bool, last: bool) -> float:
-    """``anchor`` moved down until it is at or below the barycentre of its own cell.
-
-    Above it, even by a rounding, it would cost the lower bound the cell's mass times the
-    distance, which can be all there is beyond the cell.
-    """
-    for _ in range(20):
-        tail = law.survival(np.array([anchor - step / 2, anchor + step / 2]))
-        lower_p, lower_q = (1.0, 1.0) if first else (float(tail.p[0]), float(tail.q[0]))
-        upper_p, upper_q = (0.0, 0.0) if last else (float(tail.p[1]), float(tail.q[1]))
-        p, q = lower_p - upper_p, lower_q - upper_q
-        if not (p > 0 and q > 0) or not (first or last or p > 0.5):
-            # A cell that holds little is one of many alike, and the loss is second order.
-            break
-        excess = anchor - math.log(p / q)
-        if excess < -1e-15:
-            break
-        anchor -= 1.5 * excess + 1e-15 + 1e-15 * abs(anchor)
-    return anchor
+    nodes, ranges = grids(laws.direction.attained, atoms, tops, 0.0, tolerance, step)
+    return Steering(saddle=saddle, windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
 
 
 def _step(

@@ -98,6 +98,29 @@ def test_brackets_are_as_narrow_as_asked_for_nearly_always() -> None:
     assert narrow >= 27
 
 
+@pytest.mark.parametrize("pair", ["add_remove", "replace_one"])
+@pytest.mark.parametrize(
+    ("phases", "delta"),
+    [
+        ([(1.86e-4, 0.73, 6), (0.048, 1.57, 6), (0.024, 4.07, 1)], 5.5e-10),
+        ([(1.3e-05, 2.95, 86), (0.003139, 3.35, 515)], 6.7e-8),
+        ([(0.000644, 7.56, 11), (0.000193, 0.59, 1219)], 1.7e-7),
+        ([(1.1e-05, 0.72, 4597), (0.000847, 0.67, 378), (0.447864, 4.55, 44)], 7e-12),
+        ([(0.146104, 2.12, 35936), (0.395342, 0.6, 181), (3.3e-05, 4.46, 4461)], 2.3e-8),
+    ],
+)
+def test_phases_of_very_different_scales_are_as_narrow_as_asked_for(
+    phases: list[tuple[float, float, int]], delta: float, pair: SubsampledPair
+) -> None:
+    """Where one law lies within a step of the grid that suits another."""
+    events = tuple(poisson(q, sigma, steps, pair) for q, sigma, steps in phases)
+    together = epsilon(Composed(events=events), delta)
+    assert together.width <= 1.0001e-4 * together.upper
+    # A phase less costs no more.
+    rest = epsilon(Composed(events=events[1:]), delta)
+    assert rest.lower <= together.upper
+
+
 @pytest.mark.parametrize("delta", [0.999, 0.9, 0.6, 0.1, 1e-5, 1e-12, 1e-20])
 @pytest.mark.parametrize(
     ("sigma", "steps"), [(0.3, 40), (0.5, 1), (20.0, 100), (3.0, 7), (900.0, 10**6)]

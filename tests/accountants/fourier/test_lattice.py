@@ -74,8 +74,12 @@ def upper(law: LossLaw, grid: Grid) -> LatticeMeasure:
     return upper_measure(HalfCells.of(law, grid))
 
 
-def lower(law: LossLaw, grid: Grid, first: int = 0, open_left: bool = False) -> LatticeMeasure:
-    span = LowerRange(first=first, last=grid.size - 1, open_left=open_left, open_right=False)
+def lower(
+    law: LossLaw, grid: Grid, first: int = 0, open_left: bool = False, joined: int = 0
+) -> LatticeMeasure:
+    span = LowerRange(
+        first=first, last=grid.size - 1, open_left=open_left, open_right=False, joined=joined
+    )
     return lower_measure(HalfCells.of(law, grid), span)
 
 
@@ -214,6 +218,18 @@ def test_debts_are_paid_without_raising_the_curve() -> None:
         for epsilon in (0.0, 3 * step, 0.2, 1.0, 3.0):
             value = exact(law, epsilon)
             assert 0 < curve(opened, epsilon, -1) <= value
+
+
+@pytest.mark.parametrize("joined", [0, 1, 5, 40])
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_cells_that_join_the_first_never_raise_the_curve(
+    law: NormalMixtureLaw, joined: int
+) -> None:
+    grid = grid_over(law, 60)
+    opened = lower(law, grid, first=3, open_left=True, joined=joined)
+    assert np.count_nonzero(opened.masses[4 : 4 + joined]) == 0
+    for epsilon in places(law, grid):
+        assert curve(opened, epsilon, -1) <= exact(law, epsilon)
 
 
 def test_both_measures_are_second_order_in_the_step() -> None:
