@@ -7,7 +7,7 @@ import time
 import httpx
 
 
-def answering(url: str, seconds: float = 30.0) -> httpx.Response:
+def answering(url: str, seconds: float = 120.0) -> httpx.Response:
     """The answer of ``url`` once it is 200; ends this process if that takes too long."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
