@@ -2,8 +2,9 @@
 
 - cached: ``POST /v1/certificates`` of plans that are known, beside a bare FastAPI and
   SQLAlchemy read of one row by its primary key (``bare_read.py``);
-- new: distinct plans of full batches, beside a loop of inserting one row and committing it
-  by the same driver with the same settings;
+- new: distinct plans of full batches, beside committing the rows that one certificate writes
+  (itself, its entry in the log, the request and the audit) by the same driver with the same
+  settings and as many clients, and nothing else: no reading, no keys, no triggers;
 - ``/livez``, asked a hundred times a second, while two workers account heavy plans and
   sixteen connections send new ones.
 
@@ -25,13 +26,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from affidavit.service.database import open_engine, writer
 from tests.service import postgresql_server
@@ -57,6 +59,14 @@ HEAVY = {
     "dataset": {"name": "toy", "size": 1_000_000},
     "sampling": {"scheme": "poisson", "expected_batch_size": 100},
 }
+WRITTEN = {
+    "certificates": "1 = 1",
+    "certificate_facets": "1 = 1",
+    "log_entries": "kind = 'certificate'",
+    "requests": "1 = 1",
+    "audit": "action = 'certificate.issued'",
+}
+"""The tables that a new certificate writes to, and which of their rows are such."""
 
 noises = itertools.count(2_000_000_000, 1_000_000)
 """Where each round of new plans begins, in millionths; so much noise is soon accounted."""
@@ -132,7 +142,7 @@ def _running(
 
 
 def _await(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(200):
+    for _ in range(600):
         try:
             HTTPConnection("127.0.0.1", port).connect()
         except OSError:
@@ -162,25 +172,78 @@ def _wrk(seconds: int, *given: Any) -> dict[str, float]:
 
 
 def commit_rate(url: str, seconds: float = 2.0) -> float:
-    """Commits a second of one row each, one after the other."""
+    """Commits a second of the rows that keeping a certificate writes, by the bare driver.
+
+    They go to tables without keys, indexes and triggers. SQLite has one writer at a time, and
+    is quickest with one client; PostgreSQL has as many clients as the service's requests have.
+    """
     engine = open_engine(url)
+    rows = _rows_of_one(engine)
+    engine.dispose()
+    if url.startswith("sqlite"):
+        return _commits_of_one(url, rows, seconds)
+    with ThreadPoolExecutor(CONNECTIONS) as clients:
+        rates = clients.map(lambda _: _commits_of_many(url, rows, seconds), range(CONNECTIONS))
+        return sum(rates)
+
+
+def _rows_of_one(engine: Engine) -> dict[str, tuple[Any, ...]]:
+    """One row of each table in ``WRITTEN``, as the driver reads it, and a table to put it in."""
     with writer(engine).begin() as connection:
-        connection.execute(text("CREATE TABLE IF NOT EXISTS committed (at DOUBLE PRECISION)"))
-    insert = f"INSERT INTO committed VALUES ({time.time()})"
+        for table in WRITTEN:
+            empty = f"SELECT * FROM {table} WHERE 1 = 0"
+            connection.execute(text(f"CREATE TABLE IF NOT EXISTS committed_{table} AS {empty}"))
     connection = engine.raw_connection()
+    try:
+        cursor, found = connection.cursor(), {}
+        for table, which in WRITTEN.items():
+            cursor.execute(f"SELECT * FROM {table} WHERE {which} LIMIT 1")
+            found[table] = tuple(cursor.fetchone())
+        return found
+    finally:
+        connection.close()
+
+
+def _commits_of_one(url: str, rows: dict[str, tuple[Any, ...]], seconds: float) -> float:
+    engine = open_engine(url)  # with the settings that the service gives the file
+    connection = engine.raw_connection()
+    inserts = [
+        (f"INSERT INTO committed_{table} VALUES ({', '.join('?' * len(row))})", row)
+        for table, row in rows.items()
+    ]
     try:
         cursor = connection.cursor()
         done, begun = 0, time.perf_counter()
         while time.perf_counter() < begun + seconds:
-            if engine.dialect.name == "sqlite":
-                cursor.execute("BEGIN IMMEDIATE")
-            cursor.execute(insert)
+            cursor.execute("BEGIN IMMEDIATE")
+            for statement, row in inserts:
+                cursor.execute(statement, row)
             connection.commit()
             done += 1
         return done / (time.perf_counter() - begun)
     finally:
         connection.close()
         engine.dispose()
+
+
+def _commits_of_many(url: str, rows: dict[str, tuple[Any, ...]], seconds: float) -> float:
+    import psycopg
+
+    inserts = [
+        f"INSERT INTO committed_{table} VALUES ({', '.join(['%s'] * len(row))})"
+        for table, row in rows.items()
+    ]
+    # One statement, and so one round trip and one transaction.
+    parts = [f"part{n} AS ({each})" for n, each in enumerate(inserts[1:])]
+    statement = f"WITH {', '.join(parts)} {inserts[0]}"
+    first, *others = rows.values()
+    given = [value for row in (*others, first) for value in row]
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        done, begun = 0, time.perf_counter()
+        while time.perf_counter() < begun + seconds:
+            connection.execute(statement, given)
+            done += 1
+        return done / (time.perf_counter() - begun)
 
 
 def livez(service: Service, seconds: float) -> list[float]:

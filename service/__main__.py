@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.keys import KeyFailure
 from affidavit.service.identity import commands as tokens
+from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens_kept import TokenRefused
 from affidavit.service.log import commands as audit
 from affidavit.service.log.commands import AuditRefused
@@ -24,7 +25,6 @@ from affidavit.service.log.exports import ExportFailed
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
 from affidavit.service.operation.backup import BackupFailed, back_up
 from affidavit.service.operation.roles import grant_application
-from affidavit.service.serve import NobodyKnown, serve
 from affidavit.service.settings import Settings, SettingsError
 
 OPERATOR, UNREACHABLE = 2, 3
@@ -77,6 +77,9 @@ def _backup(given: argparse.Namespace, settings: Settings) -> None:
 
 
 def _serve(given: argparse.Namespace, settings: Settings) -> None:
+    # With it come the pages and all accountants, which no other command needs to wait for.
+    from affidavit.service.serve import serve
+
     serve(given.host, given.port, settings)
 
 

@@ -34,32 +34,48 @@ class Batches(Generic[A, B]):
     """``work`` gives an answer for each of its questions, or fails and has done nothing.
 
     A batch that fails is done again one question at a time, so that nobody fails for
-    another's question. Belongs to one event loop, which ``work`` must not block.
+    another's question. As many as ``lanes`` are done at a time, which share what waits. Belongs
+    to one event loop, which ``work`` must not block.
     """
 
-    def __init__(self, work: Work[A, B], most: int = MOST) -> None:
+    def __init__(self, work: Work[A, B], most: int = MOST, lanes: int = 1) -> None:
         self._work = work
         self._most = most
+        self._lanes = lanes
+        self._working = 0
         self._waiting: list[tuple[A, asyncio.Future[B]]] = []
-        self._running: asyncio.Task[None] | None = None
+        self._running: set[asyncio.Task[None] | None] = set()
 
     async def __call__(self, asked: A) -> B:
         """The answer to ``asked``; raises what ``work`` raises."""
         answer: asyncio.Future[B] = asyncio.get_running_loop().create_future()
         self._waiting.append((asked, answer))
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
+        if len(self._running) < self._lanes:
+            self._running.add(asyncio.create_task(self._run()))
         return await answer
 
     async def _run(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
-                if not await self._do(batch, last=len(batch) == 1):
-                    for each in batch:
-                        await self._do([each], last=True)
+                await self._next(self._share())
         finally:
-            self._running = None
+            # Before anything else runs, so that whoever comes now finds that a lane is free.
+            self._running.remove(asyncio.current_task())
+
+    def _share(self) -> list[tuple[A, asyncio.Future[B]]]:
+        """A lane's part of what waits, rounded up; the other lanes that are free take the rest."""
+        size = min(self._most, -(-len(self._waiting) // (self._lanes - self._working)))
+        share, self._waiting = self._waiting[:size], self._waiting[size:]
+        return share
+
+    async def _next(self, batch: Sequence[tuple[A, asyncio.Future[B]]]) -> None:
+        self._working += 1
+        try:
+            if not await self._do(batch, last=len(batch) == 1):
+                for each in batch:
+                    await self._do([each], last=True)
+        finally:
+            self._working -= 1
 
     async def _do(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
         """Answer ``batch``; False where it failed and is to be tried in parts."""

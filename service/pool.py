@@ -64,7 +64,7 @@ class AccountingPool:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
         self._pool = self._new()
-        self._quick: Batches[Plan, Assessment] = Batches(self._together, MOST_QUICK)
+        self._quick: Batches[Plan, Assessment] = Batches(self._together, MOST_QUICK, lanes=workers)
 
     async def assess(self, plan: Plan) -> Assessment:
         """What ``certify`` finds; raises like ``run``.

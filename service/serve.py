@@ -23,7 +23,7 @@ import uvicorn
 
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
-from affidavit.service.identity.anonymous import is_loopback
+from affidavit.service.identity.anonymous import NobodyKnown, is_loopback
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import require_head
 from affidavit.service.operation import logs
@@ -37,10 +37,6 @@ SWITCH_SECONDS = 0.0005
 once or more, and with Python's 5 ms even /livez would."""
 
 log = logging.getLogger("affidavit.service")
-
-
-class NobodyKnown(Exception):
-    """A service for a network, and no token or provider by which to know anybody."""
 
 
 def serve(host: str, port: int, settings: Settings) -> None:

@@ -22,7 +22,6 @@ from affidavit.certificate.keys import KeyFailure, PublicKey
 from affidavit.certificate.log.checkpoint import Checkpoint, note_key, open_checkpoint
 from affidavit.certificate.log.note import BadNote
 from affidavit.service.database import open_engine
-from affidavit.service.log.audit import audit, one_state, waiting
 from affidavit.service.log.exports import FileExport
 from affidavit.service.log.findings import Finding
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
@@ -69,6 +68,9 @@ def add_parser(commands: Any) -> None:
 
 def run(given: argparse.Namespace, settings: Settings) -> int:
     """Run one of them; raises ``AuditRefused``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
+    # It replays ledgers, and the accountants for that take a second to load.
+    from affidavit.service.log.audit import one_state
+
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
@@ -87,6 +89,8 @@ def run(given: argparse.Namespace, settings: Settings) -> int:
 
 
 def _verify(connection: Connection, kept: Sequence[Checkpoint], *, as_json: bool) -> int:
+    from affidavit.service.log.audit import audit, waiting
+
     with _bar() as bar:
         tasks: dict[str, Any] = {}
 

@@ -43,6 +43,27 @@ def test_one_that_fails_fails_alone() -> None:
     assert isinstance(found[1], ValueError)
 
 
+def test_lanes_share_what_waits_and_are_free_again_when_it_is_done() -> None:
+    at_once: list[int] = []
+    running = 0
+
+    async def work(asked: Sequence[int]) -> list[int]:
+        nonlocal running
+        running += 1
+        at_once.append(running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return list(asked)
+
+    async def run() -> None:
+        batches = Batches(work, lanes=3)
+        for _ in range(2):
+            assert await asyncio.gather(*(batches(each) for each in range(10))) == list(range(10))
+
+    asyncio.run(run())
+    assert at_once == [1, 2, 3] * 2
+
+
 def test_a_caller_that_went_away_keeps_nobody_waiting() -> None:
     async def run() -> int:
         batches = Batches(in_a_thread(Halving()))

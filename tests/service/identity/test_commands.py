@@ -16,8 +16,9 @@ import pytest
 
 from affidavit.certificate.keys import KeyStore
 from affidavit.service.__main__ import main
+from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens import parse
-from affidavit.service.serve import NobodyKnown, serve
+from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
 
 Run = Callable[..., tuple[int, str, str]]
