@@ -85,3 +85,18 @@ def test_the_pages_at_the_root_lead_to_files_that_are_there(name: str) -> None:
     """The site does not hold them, and so does not check their links."""
     links = re.findall(r"\]\((?!https?:)([^)#\s]+)", (ROOT / name).read_text(encoding="utf-8"))
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+ROOMS_AND_MORE = (*ROOMS, "tests", "bench", "examples", "migrations", "deploy", "docs", "ci")
+
+
+def test_every_file_that_a_page_names_is_there() -> None:
+    """In code marks, from the root; what a reader is to write has a name in capitals."""
+    named = re.compile(rf"`((?:{'|'.join(ROOMS_AND_MORE)})/[\w./-]+)`")
+    missing = {
+        (page.name, path)
+        for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"))
+        for path in named.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / path).exists() and not {"NEW.py", "VERSION"} & set(path.split("/"))
+    }
+    assert not missing
