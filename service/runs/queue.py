@@ -5,7 +5,7 @@ the lease, the event, its log entry and what the ledger must say of it are writt
 Runs wait in order of priority, then age; two workers that ask at once skip what the other
 has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
 
-A lease that ran out is taken back by the next claim in any queue, and the run is handed over
+A lease that ran out is taken back by the next claims in any queue, and the run is handed over
 (``affidavit.service.runs.handover``). A run that is over without a record is charged in full.
 """
 
@@ -40,6 +40,8 @@ from affidavit.service.store import hold as hold_certificate
 from affidavit.worker.queue import Renewal, Wanting
 
 REAPER = "service:reaper"
+MOST_REAPED = 16
+"""Leases that one claim takes back at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -316,19 +318,23 @@ class RunQueue:
             return rows.find(connection, held.run)
 
     def reap(self, at: datetime) -> int:
-        """Take back the leases that ran out; returns how many."""
+        """Take back leases that ran out, ``MOST_REAPED`` at most; returns how many.
+
+        Whoever claims next takes back further ones: were each to try all, a pause of the
+        service would end in as many transactions as the square of the workers.
+        """
         ran_out = (run_leases.c.state.in_(["claimed", "running"]), run_leases.c.expires_at < at)
+        query = select(run_leases).where(*ran_out).limit(1)
         with self._engine.connect() as connection:
-            found = connection.execute(select(run_leases.c.run_id).where(*ran_out)).scalars().all()
-        taken = 0
-        for run_id in found:
+            if connection.execute(query).first() is None:
+                return 0
+        for taken in range(MOST_REAPED):
             with self._writer.begin() as connection:
-                query = select(run_leases).where(run_leases.c.run_id == run_id, *ran_out)
                 lease = connection.execute(query.with_for_update(skip_locked=True)).first()
-                if lease is not None:
-                    _take_back(connection, lease, at)
-                    taken += 1
-        return taken
+                if lease is None:
+                    return taken
+                _take_back(connection, lease, at)
+        return MOST_REAPED
 
 
 def _repeated(connection: Connection, call: Call) -> Run | None:

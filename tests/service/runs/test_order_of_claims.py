@@ -1,15 +1,20 @@
-"""A claim takes the head of the queue by an index; it never sorts what waits behind it."""
+"""A claim does little, however much waits: it takes the head of the queue by an index, without
+sorting what is behind it, and takes back a few at most of the leases that ran out."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine, event
 
 from affidavit.service.database import open_engine
+from affidavit.service.runs import queue
 from affidavit.service.runs.queue import RunQueue
 from affidavit.worker.queue import Wanting
+from tests.service.runs.conftest import Yard
 
 ASKED = Wanting(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
 
@@ -45,3 +50,22 @@ def test_a_claim_reads_the_queue_in_the_order_of_an_index(database_url: str) -> 
     assert "run_leases_next" in plan
     assert "Sort" not in plan
     assert "TEMP B-TREE" not in plan
+
+
+def test_leases_that_ran_out_are_taken_back_a_few_at_a_time_and_each_once(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = yard.certify()
+    runs = [yard.request(certificate).json() for _ in range(7)]
+    for _ in runs:
+        yard.claim()
+    monkeypatch.setattr(queue, "MOST_REAPED", 2)
+    assert yard.later(30) == 0
+    assert yard.later(61) == 2
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: yard.later(61), range(4)))
+    assert max(taken) <= 2
+    assert sum(taken) == 5
+    assert yard.later(61) == 0
+    for run in runs:
+        assert [each["kind"] for each in yard.events(run)] == ["queued", "claimed", "requeued"]
