@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 TRAINER := .venv/.trainer
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -30,9 +30,11 @@ demo: install
 demo-train: install-trainer
 	@$(BIN)/python examples/train/demo.py
 
-# A certified run requested, claimed by a worker, trained and settled, on SQLite.
+# A certified run requested, claimed by a worker, trained and settled, on a PostgreSQL server that
+# is started for it, or on SQLite: make demo-run DATABASE=sqlite
+DATABASE ?= postgresql
 demo-run: install-trainer
-	@$(BIN)/python examples/train/demo_run.py
+	@$(BIN)/python -m examples.train.demo_run $(DATABASE)
 
 # Two processes on two cores: threads of their own would only wait for each other.
 test: install-trainer
@@ -77,10 +79,6 @@ site: install
 bench: install-trainer
 	$(BIN)/python -m bench.all $(BENCHES)
 
-# Into docs/benchmarks.md and docs/scale.md; for hours, with nothing beside it. BENCHES="gate service" runs some.
-bench: install-trainer
-	$(BIN)/python -m bench.all $(BENCHES)
-
 bench-accounting: install
 	$(BIN)/python bench/accounting.py
 
@@ -101,9 +99,9 @@ bench-service: install
 bench-scale: install
 	$(BIN)/python -m bench.scale
 
-# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: one to three hours.
-bench-scale: install
-	$(BIN)/python -m bench.scale
+# Fills a database of its own with 10^5 certificates and 10^6 log entries; some minutes.
+bench-pages: install
+	$(BIN)/python -m bench.pages
 
 # jax-privacy compiles for minutes; without its environment only our side is measured.
 bench-strategies: install
