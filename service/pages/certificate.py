@@ -201,4 +201,5 @@ def _corrected(said: dict[str, Any] | None) -> str | None:
 
 
 def _wrong(reasons: tuple[Reason, ...]) -> str:
-    return " ".join(f"{each.message} {each.remedy}".strip() for each in reasons)
+    said = " ".join(f"{each.message} {each.remedy}".strip() for each in reasons)
+    return said.replace("claimed_epsilon", "the claim")
