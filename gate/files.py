@@ -52,6 +52,9 @@ class Output(Console):
 
 
 def end_unread() -> NoReturn:
-    """End without a verdict, because there is nobody to tell; 1 would mean blocked."""
+    """End without a verdict, because there is nobody to tell; 1 would mean blocked.
+
+    Raises ``SystemExit``.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(Exit.UNDECIDED)

@@ -32,7 +32,10 @@ class SchemaNotAtHead(Exception):
 
 
 def head() -> str:
-    """The revision that this release works with."""
+    """The revision that this release works with.
+
+    Raises ``RuntimeError`` where an installation has no revision.
+    """
     found = ScriptDirectory.from_config(_config()).get_current_head()
     if found is None:
         raise RuntimeError("affidavit.migrations has no revision; the installation is incomplete")

@@ -36,7 +36,7 @@ IdempotencyKey = Annotated[
 
 
 def json_body(http: Request, content: Annotated[bytes, Depends(read_body)]) -> bytes:
-    """The body, which is JSON by its content type unless it is empty."""
+    """The body, which is JSON by its content type unless it is empty. Raises ``Problem``."""
     media = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content and media != JSON:
         raise Problem(
@@ -77,7 +77,7 @@ def problem_of(refusal: Refusal) -> Problem:
 
 
 async def answered(work: Awaitable[T]) -> T:
-    """What ``work`` returns, its refusals as problems."""
+    """What ``work`` returns, its refusals as problems. Raises ``Problem``."""
     try:
         return await work
     except Refusal as refusal:

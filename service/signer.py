@@ -65,7 +65,7 @@ class Signers:
         return self._revoked()
 
     def current(self) -> SigningPort:
-        """Who signs now."""
+        """Who signs now. Raises ``KeyFailure`` where nobody can."""
         with self._lock:
             self._look()
             if not self._records:

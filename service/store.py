@@ -311,7 +311,10 @@ def keep_all(
     issued: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
     key: Mapping[str, Any],
 ) -> None:
-    """Write several new issues of one key, each after its former one, as ``keep`` does."""
+    """Write several new issues of one key, each after its former one, as ``keep`` does.
+
+    Raises ``Overtaken`` where another issue came between.
+    """
     for certificate, former in issued:
         if certificate.issue != 1 + (0 if former is None else former.issue):
             raise Overtaken

@@ -57,7 +57,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """To UTC; a naive time is a mistake of the caller."""
+        """To UTC; a naive time is a mistake of the caller. Raises ``ValueError`` for that."""
         if value is not None and value.tzinfo is None:
             raise ValueError("a time without a zone is not an instant")
         return None if value is None else value.astimezone(UTC)

@@ -20,7 +20,10 @@ LAUNCHER = "AFFIDAVIT_LAUNCHER"
 
 
 def main() -> None:
-    """Ask the kernel for SIGKILL at the parent's end, and become the command."""
+    """Ask the kernel for SIGKILL at the parent's end, and become the command.
+
+    Raises ``SystemExit`` where the parent is gone.
+    """
     parent, *command = sys.argv[1:]
     if parent == "launcher":
         parent = os.environ[LAUNCHER]

@@ -41,7 +41,10 @@ def edit(text: str, tokens: Tokens, value: Any) -> Edit | None:
 
 
 def applied(text: str, edits: tuple[Edit, ...]) -> str:
-    """``text`` with all ``edits`` made; two of one place must be the same."""
+    """``text`` with all ``edits`` made; two of one place must be the same.
+
+    Raises ``ValueError`` where they are not.
+    """
     for each in sorted(set(edits), key=lambda one: -one.start):
         if text[each.start : each.end] != each.before:
             raise ValueError("the text is not the one that the edits were made for")

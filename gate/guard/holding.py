@@ -17,7 +17,10 @@ def require_public(
     noise_std: Mapping[str, float],
     divisor: float | None,
 ) -> None:
-    """Clip norms at most, noise at least, the divisor exactly as certified, or ``GuardStop``."""
+    """Clip norms at most, noise at least, the divisor exactly as certified.
+
+    Raises ``GuardStop`` otherwise.
+    """
     for release, most in required.clip_norm.items():
         if not 0 < clip_norm[release] <= most:
             raise GuardStop(

@@ -36,7 +36,10 @@ def bases(value: Any) -> tuple[str, ...]:
 
 
 def require_optimizer(bound: Bound, engine: Any, optimizer: Any) -> None:
-    """An optimiser of Opacus that takes its first step, in one process, clipping as certified."""
+    """An optimiser of Opacus that takes its first step, in one process, clipping as certified.
+
+    Raises ``GuardStop`` for any other.
+    """
     names = bases(optimizer)
     if "DPOptimizer" not in names:
         raise GuardStop(
@@ -80,7 +83,10 @@ def require_optimizer(bound: Bound, engine: Any, optimizer: Any) -> None:
 
 
 def poisson_sampler(bound: Bound, loader: Any) -> Any:
-    """The loader's own Poisson sampler over the certified number of records."""
+    """The loader's own Poisson sampler over the certified number of records.
+
+    Raises ``GuardStop`` for any other.
+    """
     certified = bound.phase.sampling.scheme
     if certified != "poisson":
         raise GuardStop(

@@ -21,6 +21,8 @@ def put_noise(
     """Noise of ``std`` on every clipped sum, in the tensor's ``grad``.
 
     With ``replacing`` Opacus has put its own there already, and marked the sums as used.
+
+    Raises ``GuardStop`` for a sum that is not there, not this release's or not finite.
     """
     torch = sys.modules["torch"]
     for name, each in zip(names, tensors, strict=True):

@@ -60,7 +60,10 @@ class RunRecord:
             raise self._not_written(error) from None
 
     def append(self, entry: Entry, *, durable: bool = True) -> None:
-        """Write one line, and unless ``durable`` is false have it on the disk."""
+        """Write one line, and unless ``durable`` is false have it on the disk.
+
+        Raises ``GuardStop`` where it cannot be written.
+        """
         if self._stream is None:
             raise GuardStop("step_lost", "the record has ended.", "Begin a run of its own.")
         line, digest = sealed(entry, self.head)

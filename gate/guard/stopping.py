@@ -71,7 +71,10 @@ class Stops:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Run the guard's own code; whatever goes wrong in it stops the run."""
+        """Run the guard's own code; whatever goes wrong in it stops the run.
+
+        Raises ``GuardStop``.
+        """
         if self.reason is not None:
             raise self.reason
         try:

@@ -60,7 +60,10 @@ class Guard:
         return caller.actor
 
     async def identify(self, services: Services, request: Request) -> Caller:
-        """Who asks, by what a program shows; what shows no known identity is counted."""
+        """Who asks, by what a program shows; what shows no known identity is counted.
+
+        Raises ``Problem``.
+        """
         try:
             return await _caller(services, request)
         except ProviderUnavailable:
@@ -91,7 +94,10 @@ class Open:
 
 
 def needs(*scopes: Scope) -> Any:
-    """The dependency of a route for actors with one of ``scopes``; its value is the ``Actor``."""
+    """The dependency of a route for actors with one of ``scopes``; its value is the ``Actor``.
+
+    Raises ``ValueError`` without a scope.
+    """
     if not scopes:
         raise ValueError("a route for actors without any scope is open_to_all")
     return Depends(Guard(*scopes))

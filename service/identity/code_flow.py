@@ -93,7 +93,7 @@ class CodeFlow:
         return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
 
     def arrive(self, attempt: Attempt | None, answered: Mapping[str, str], back: str) -> Actor:
-        """Who signed in, by what the browser came back with."""
+        """Who signed in, by what the browser came back with. Raises ``NotKnown``."""
         if attempt is None or not _same(attempt.state, answered.get("state", "")):
             raise NotKnown(
                 "sign_in_not_begun", "this sign-in was not begun in this browser; begin again."

@@ -119,7 +119,10 @@ class Desk:
         return await self._composed(kept, entries)
 
     async def forecast(self, kept: KeptLedger, certificate_id: str) -> dict[str, Any]:
-        """How many more runs of a certificate fit into a ledger."""
+        """How many more runs of a certificate fit into a ledger.
+
+        Raises ``CertificateNotUsable``.
+        """
         dataset = kept.scope.dataset
         certificate = await run_in_threadpool(self._store.find, certificate_id)
         untrusted_too = await run_in_threadpool(self._untrusted_too)

@@ -30,7 +30,10 @@ def answer_of(certificate: StoredCertificate) -> str:
 
 
 def placed(result: str, more: Mapping[str, Any]) -> str:
-    """``result``, whose last field is ``certificate``, with ``more`` at the end of that."""
+    """``result``, whose last field is ``certificate``, with ``more`` at the end of that.
+
+    Raises ``ValueError`` where another field is last.
+    """
     if not result.endswith("}}"):
         raise ValueError("this is not a result that ends with its certificate")
     return f"{result[:-2]}, {json.dumps(dict(more))[1:]}}}"

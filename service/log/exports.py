@@ -80,7 +80,7 @@ class FileExport:
             ) from None
 
     def send(self, kept: Kept) -> None:
-        """Replace the file, on the disk before it has its name."""
+        """Replace the file, on the disk before it has its name. Raises ``ExportFailed``."""
         try:
             descriptor, partial = tempfile.mkstemp(dir=self._path.parent, prefix=".checkpoint.")
             with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
@@ -109,7 +109,7 @@ class UrlExport:
         return None
 
     def send(self, kept: Kept) -> None:
-        """Post it."""
+        """Post it. Raises ``ExportFailed``."""
         answer = post(self._url, kept.note.encode(), TEXT)
         if not answer.is_success:
             raise ExportFailed(f"{self.name} answered {answer.status_code}")
@@ -133,7 +133,10 @@ class WitnessExport:
         return None
 
     def send(self, kept: Kept) -> None:
-        """Post it with the proof, once more if the witness has another checkpoint."""
+        """Post it with the proof, once more if the witness has another checkpoint.
+
+        Raises ``ExportFailed``.
+        """
         answer = post(self._url, self._body(kept).encode(), TEXT)
         media = answer.headers.get("content-type", "").partition(";")[0]
         if answer.status_code == httpx.codes.CONFLICT and media == SIZE_TYPE:

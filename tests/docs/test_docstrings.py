@@ -17,7 +17,9 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-ROOMS = ("plan", "mechanisms", "accountants", "certificate", "trainer")
+ROOMS = ("plan", "mechanisms", "accountants", "certificate", "trainer", "service", "gate", "worker")
+HTTP = ("service/routes/", "service/pages/")
+"""Where what is refused is said by the answers that a route declares."""
 ARRAYS = re.compile(r"\b(NDArray|ndarray|Array|Tensor)\b")
 _SIZE = r"[\w.*]+(?: [-+*·] \w+)?"
 _SIZES = rf"\({_SIZE}(?:, ?{_SIZE})*,\)|\({_SIZE}(?:, ?{_SIZE})+\)"
@@ -79,7 +81,8 @@ def _raises(node: ast.FunctionDef) -> bool:
     inside = list(node.body)
     while inside:
         each = inside.pop()
-        if isinstance(each, ast.Raise) and each.exc is not None:
+        # Every command ends with typer.Exit.
+        if isinstance(each, ast.Raise) and each.exc and "typer.Exit" not in ast.unparse(each.exc):
             return True
         if not isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
             inside += [child for child in ast.iter_child_nodes(each) if isinstance(child, _INSIDE)]
@@ -99,7 +102,8 @@ def _handles_arrays(node: ast.FunctionDef) -> bool:
 def test_who_raises_says_so(room: str) -> None:
     raising = [each for each in _functions(room) if _raises(each.node)]
     assert raising
-    assert not [each.place for each in raising if not RAISES.search(each.described)]
+    silent = [each.place for each in raising if not RAISES.search(each.described)]
+    assert not [place for place in silent if not place.startswith(HTTP)]
 
 
 @pytest.mark.parametrize("room", ["mechanisms", "accountants", "trainer"])
