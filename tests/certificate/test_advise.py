@@ -14,7 +14,14 @@ from affidavit.certificate.advise import Advice, advise
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certify import certify
 from affidavit.certificate.comparison import Comparison, compare
-from affidavit.certificate.measured import INDEPENDENT, Measured, attempt, measure, variant
+from affidavit.certificate.measured import (
+    INDEPENDENT,
+    Measured,
+    attempt,
+    measure,
+    strategy_of,
+    variant,
+)
 from affidavit.plan.model import Plan
 from affidavit.plan.reasons import RefusedPlan
 
@@ -218,6 +225,38 @@ def test_a_refused_plan_is_its_assessment(plan_of: MakePlan) -> None:
     found = compare(plan_of(**FIXED_ORDER | {"adjacency": "add_remove"}))
     assert isinstance(found, Assessment)
     assert found.verdict == "refused"
+
+
+def test_the_strategy_of_open_steps_is_refused(plan_of: MakePlan) -> None:
+    release = {"name": "all", "clip_norm": 1, "noise_multiplier": 9}
+    with pytest.raises(RefusedPlan) as refusal:
+        strategy_of(plan_of(**FIXED_ORDER | {"steps": None, "releases": [release]}))
+    (reason,) = refusal.value.reasons
+    assert (reason.code, reason.pointer) == ("steps_open", "/steps")
+
+
+def test_a_row_s_document_says_what_its_assessment_does(plan_of: MakePlan) -> None:
+    row = measure("mine", plan_of(**FIXED_ORDER))
+    found = row.assessment
+    assert found is not None
+    told = row.as_dict()
+    same = found.as_result()
+    assert {key: told[key] for key in ("verdict", "adjacency", "epsilon", "delta")} == {
+        key: same[key] for key in ("verdict", "adjacency", "epsilon", "delta")
+    }
+    assert told["mechanism"] == "mine"
+    assert told["sampler"] == "cyclic"
+    assert told["noise"]["kind"] == "bidiagonal"
+    assert told["noise_multiplier"] == found.joint
+    assert told["confidence"] is None
+    assert told["reasons"] == []
+    assert told["step_noise"] == row.step
+    assert row.per_step is not None
+    assert row.max == max(row.per_step)
+    assert row.rms == pytest.approx(math.sqrt(np.mean(row.per_step**2)))
+    assert told["rms_error"] == row.rms
+    assert told["max_error"] == row.max
+    assert told["buffers"] == 1
 
 
 def test_open_steps_have_no_errors_yet(plan_of: MakePlan) -> None:

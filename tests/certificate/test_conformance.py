@@ -180,6 +180,29 @@ def test_a_run_as_certified_conforms(signed: tuple[dict[str, Any], bytes], lost:
     assert found.steps_released == STEPS - lost
 
 
+def test_the_document_says_what_was_held_against_what(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    record = chained(entries_of(predicate)[:-1])
+    told = conformance(record, predicate).as_dict()
+    (finding,) = told.pop("findings")
+    assert told == {
+        "conformant": False,
+        "certificate_id": predicate["certificate_id"],
+        "plan_digest": digest_of(predicate["plan"]),
+        "run": "run",
+        "head": json.loads(record.splitlines()[-1])["digest"],
+        "steps": {
+            "certified": STEPS,
+            "charged": STEPS,
+            "released": STEPS - 1,
+            "to_charge": STEPS,
+        },
+    }
+    assert (finding["code"], finding["line"], finding["noted"]) == ("unfinished", 0, False)
+
+
 # ---- an unrepaired chain -----------------------------------------------------------
 
 
