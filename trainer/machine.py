@@ -39,6 +39,7 @@ from affidavit.trainer.distributed import Peers
 from affidavit.trainer.failures import Diverged
 from affidavit.trainer.lots import Lots
 from affidavit.trainer.noise.source import NoiseSource
+from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
@@ -172,6 +173,8 @@ class Machine:
         """Take ``step``; how many records its lot had, which is private.
 
         Raises ``Diverged`` where a parameter is not finite afterwards.
+
+        ``seen`` is handed the losses of its records, in parts of shape (m,).
         """
         required = self._enter(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
@@ -213,8 +216,7 @@ class Machine:
             raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
         for parameter in self._trained.values():
             parameter.grad = None
-        finite = torch.stack([torch.isfinite(each).all() for each in self._trained.values()])
-        if not bool(finite.all()):
+        if not all_finite(each.detach() for each in self._trained.values()):
             raise Diverged(
                 "diverged",
                 "a parameter is not finite after the update. Certify the plan with a smaller "

@@ -29,6 +29,8 @@ is at most γ_n of the lot's total.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,10 @@ HALF_ULP = 2.0**-8
 
 
 def widened(values: Tensor) -> Tensor:
-    """``values`` in float32, or in float64 where they are; exact for narrower types."""
+    """``values`` in float32, or in float64 where they are; exact for narrower types.
+
+    The shape stays.
+    """
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -77,13 +82,25 @@ def norm_of_rows(values: Tensor) -> Tensor:
     wide = widened(values)
     if wide.ndim == 1:
         return wide.abs()
-    inner = wide.flatten(1) if wide.ndim == 2 else wide.flatten(2)
+    norms, relative, absolute = _norms_and_errors(wide)
+    return norms * relative + absolute
+
+
+def listed_norm_of_rows(values: Tensor) -> list[float]:
+    """``norm_of_rows`` as numbers, (n, ...) to n of them, with fewer tensor operations."""
+    norms, relative, absolute = _norms_and_errors(values)
+    return [norm * relative + absolute for norm in norms.tolist()]
+
+
+def _norms_and_errors(wide: Tensor) -> tuple[Tensor, float, float]:
+    """Norms as computed, what they are to be multiplied with, and what is to be added then."""
+    inner = wide if wide.ndim == 2 else wide.flatten(2)
     norms: Tensor = torch.linalg.vector_norm(inner, dim=-1)
-    terms = inner.shape[-1]
+    terms = entries = inner.shape[-1]
     if norms.ndim == 2:
-        terms += norms.shape[1]
+        terms, entries = terms + norms.shape[1], terms * norms.shape[1]
         norms = torch.linalg.vector_norm(norms, dim=-1)
-    return norms * (1 + rounding(terms + 8, wide.dtype)) + LOST * wide[:1].numel() ** 0.5
+    return norms, 1 + rounding(terms + 8, wide.dtype), LOST * entries**0.5
 
 
 def joint_norm(norms: list[Tensor]) -> Tensor:
@@ -98,11 +115,37 @@ def clip_weights(norms: Tensor, clip_norm: float) -> Tensor:
 
     The weight is lowered by a few ulp for its own division and for the product, and is never
     so small that its own rounding would matter.
+
+    Shape (n,), as the norms.
     """
-    margin = 1 - 4 * torch.finfo(norms.dtype).eps
-    weights = torch.clamp(clip_norm * margin / norms, max=1.0)
-    usable = torch.isfinite(norms) & (weights >= LEAST_WEIGHT)
-    return torch.where(usable, weights, torch.zeros_like(weights))
+    weights = (clip_norm * _margin(norms.dtype) / norms).clamp_(max=1.0)
+    # No comparison holds of nan, and what is infinite has a weight of zero.
+    return torch.where(weights >= LEAST_WEIGHT, weights, 0.0)
+
+
+def clip_weight(norm: float, clip_norm: float, dtype: torch.dtype) -> float:
+    """``clip_weights`` of one norm; the weight is to be used in ``dtype``.
+
+    For a processor, on which a handful of tensor operations on one number take longer than
+    a pass over the matrix that it scales.
+    """
+    weight = min(clip_norm * _margin(dtype) / norm, 1.0) if norm else 1.0
+    return weight if weight >= LEAST_WEIGHT else 0.0
+
+
+def _margin(dtype: torch.dtype) -> float:
+    return 1 - 4 * torch.finfo(dtype).eps
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no entry is infinite or nan; one pass over each tensor, and none is written.
+
+    The least and the largest entry are nan where any entry is.
+
+    They may have any shapes.
+    """
+    ends = [end for tensor in tensors if tensor.numel() for end in torch.aminmax(tensor)]
+    return bool(torch.isfinite(torch.stack(ends)).all()) if ends else True
 
 
 def require_true_float32() -> None:

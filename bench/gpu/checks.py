@@ -21,7 +21,7 @@ from affidavit.trainer.models.gpt2_config import GPT2Config
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import hidden_and_rest
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.numerics import MATRIX_UNIT, clip_weights, rounding
+from affidavit.trainer.numerics import MATRIX_UNIT, rounding
 
 CLIP_NORM = 0.1
 SHAPES = ((4, 64, 768, 768), (4, 64, 768, 3072), (2, 128, 3072, 768), (1, 1024, 768, 2304))
@@ -72,7 +72,7 @@ def clipping(device: str, small: bool) -> str:
             a, b = factors_of(shape, kind, device)
             for record in range(len(a)):
                 one = LinearFactors.of(a[record : record + 1], b[record : record + 1])
-                added = one.clipped_sum(lambda norms: clip_weights(norms, CLIP_NORM))
+                added = one.clipped_sum(CLIP_NORM)
                 share = float(added.double().norm()) / CLIP_NORM
                 most = max(most, share)
                 least = min(least, share) if kind == "plain" else least

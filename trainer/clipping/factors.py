@@ -23,7 +23,8 @@ without gradients), arXiv:2205.10683 (choosing by size).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -36,13 +37,17 @@ from affidavit.trainer.numerics import (
     LARGEST,
     LOST,
     MATRIX_UNIT,
+    clip_weight,
+    clip_weights,
+    listed_norm_of_rows,
     norm_of_rows,
     rounding,
     widened,
 )
 
-CHUNK_ENTRIES = {"cpu": 1 << 20}
-"""Entries of per-record gradients held at once: 4 MiB, about what fits a processor's cache."""
+CHUNK_ENTRIES = {"cpu": 1 << 18}
+"""Entries of per-record gradients held at once: 1 MiB, what the cache of one core holds, so that
+they are still there when their norm is taken and when they are added."""
 
 MOST_ENTRIES = 1 << 24
 """The same where there is no entry for the device (64 MiB in float32)."""
@@ -60,9 +65,6 @@ NARROW = frozenset({"cuda"})
 UNSEEN = 2.0**-51
 """√(2⁻¹²⁶ / γ) for the least γ of a product here, 8 u = 2⁻²¹, rounded up."""
 
-Clip = Callable[[Tensor], Tensor]
-"""From norms (n,) to weights (n,)."""
-
 
 class Factors(Protocol):
     """The per-record gradients of one use of one tensor."""
@@ -79,8 +81,11 @@ class Factors(Protocol):
         """Σ_i w_i G_i, in the tensor's shape up to a view."""
         ...
 
-    def clipped_sum(self, clip: Clip) -> Tensor:
-        """Σ_i of the clipped G_i, where this use is clipped by itself."""
+    def clipped_sum(self, clip_norm: float) -> Tensor:
+        """Σ_i of G_i clipped to ``clip_norm``, where this use is clipped by itself.
+
+        It has the shape of the tensor.
+        """
         ...
 
 
@@ -90,7 +95,7 @@ def per_record(weights: Tensor, values: Tensor) -> Tensor:
 
 
 def lost_unless(kept: Tensor, reach: Tensor) -> Tensor:
-    """``reach``, infinite for every record that is not ``kept``."""
+    """``reach``, infinite for every record that is not ``kept``. Both have shape (n,)."""
     return torch.where(kept, reach, torch.full_like(reach, torch.inf))
 
 
@@ -99,6 +104,8 @@ def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
 
     Zeros, not a weight of zero: 0 · nan is nan. A processor can look first, and seldom copies;
     another device would have to be waited for.
+
+    ``kept`` has shape (n,), and each of ``values`` a row for each of the n records.
     """
     if kept.device.type == "cpu" and bool(kept.all()):
         return values
@@ -108,13 +115,16 @@ def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def clipped_by_norm(factors: Factors, clip: Clip) -> Tensor:
-    """The weighted sum at the weights of the norms of what is added."""
-    return factors.weighted_sum(clip(factors.norms() + factors.slack()))
+def clipped_by_norm(factors: Factors, clip_norm: float) -> Tensor:
+    """The weighted sum at the weights of the norms of what is added.
+
+    It has the shape of the tensor.
+    """
+    return factors.weighted_sum(clip_weights(factors.norms() + factors.slack(), clip_norm))
 
 
 def accumulated_in(values: Tensor) -> torch.dtype:
-    """The type in which sums over ``values`` are taken."""
+    """The type in which sums over ``values`` are taken. They may have any shape."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
@@ -124,14 +134,17 @@ def are_narrow(*values: Tensor) -> bool:
 
 
 def batched(a: Tensor, b: Tensor) -> Tensor:
-    """a_i b_i for every record, in float32 or float64; narrow operands are not copied."""
+    """a_i b_i for every record, in float32 or float64; narrow operands are not copied.
+
+    Shapes (n, i, j) and (n, j, k) give (n, i, k).
+    """
     if a.is_cuda and are_narrow(a, b):
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(widened(a), widened(b))
 
 
 def multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """a b as ``batched``, for one pair."""
+    """a b as ``batched``, for one pair. Shapes (i, j) and (j, k) give (i, k)."""
     if a.is_cuda and are_narrow(a, b):
         return torch.mm(a, b, out_dtype=torch.float32)
     return widened(a) @ widened(b)
@@ -142,9 +155,19 @@ def lengths_of(values: Tensor) -> Tensor:
 
     ``UNSEEN`` an entry is added, which bounds what underflows in products of these rows by
     the same γ times the lengths as what is rounded.
+
+    Shape (..., m) gives (...,).
     """
     found = torch.linalg.vector_norm(values, dim=-1, dtype=accumulated_in(values))
     return found + UNSEEN * values.shape[-1] ** 0.5
+
+
+def lengths_in(grams: Tensor, entries: int) -> Tensor:
+    """The same from the Gram matrices of rows of ``entries``; one that overflowed is infinite.
+
+    Shape (..., m, m) gives (..., m).
+    """
+    return torch.sqrt(grams.diagonal(dim1=-2, dim2=-1)) + UNSEEN * entries**0.5
 
 
 @dataclass(frozen=True)
@@ -162,12 +185,26 @@ class LinearFactors:
         return cls((inputs, outputs))
 
     @cached_property
+    def _grams(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The lengths of the rows of A and of B, and Σ (A Aᵀ) ⊙ (B Bᵀ).
+
+        Of the factors as they came: a record that is lost spoils no other's.
+        """
+        (a, b), (_, wide, high) = self.given, self._sizes
+        ours, theirs = batched(a, a.mT), batched(b, b.mT)
+        long, tall = lengths_in(ours, wide), lengths_in(theirs, high)
+        return long, tall, ours.mul_(theirs).sum(-1).sum(-1)
+
+    @cached_property
     def _kept_and_reach(self) -> tuple[Tensor, Tensor]:
-        inputs, outputs = self.given
-        long, high = lengths_of(inputs), lengths_of(outputs)
-        terms = inputs.shape[1] + max(inputs.shape[2], outputs.shape[2]) + 8
+        # Where Gram matrices are needed anyway the lengths are on their diagonals, and the
+        # factors, which may be as wide as a vocabulary, are not read once more.
+        lengths = self._grams[:2] if self.prefers_gram else map(lengths_of, self.given)
+        long, high = lengths
+        steps, wide, tall = self._sizes
+        terms = steps + max(wide, tall) + 8
         kept = ((long <= LARGEST) & (high <= LARGEST)).all(1)
-        return kept, lost_unless(kept, (long * high).sum(1) * (1 + rounding(terms, long.dtype)))
+        return kept, lost_unless(kept, (long * high).sum(1) * (1 + self._rounding(terms)))
 
     @property
     def reach(self) -> Tensor:
@@ -197,7 +234,8 @@ class LinearFactors:
         return are_narrow(*self.given)
 
     def _rounding(self, terms: int) -> float:
-        return rounding(terms * (MATRIX_UNIT if self.narrow else 1), self.reach.dtype)
+        wide = accumulated_in(self.given[0])
+        return rounding(terms * (MATRIX_UNIT if self.narrow else 1), wide)
 
     @property
     def _moving(self) -> int:
@@ -230,11 +268,11 @@ class LinearFactors:
 
     def gram_norms(self) -> Tensor:
         """Norms from the T × T Gram matrices of A and B."""
-        a, b = self.inputs, self.outputs
-        squares = batched(a, a.mT).mul_(batched(b, b.mT)).sum(-1).sum(-1)
-        terms = a.shape[2] + b.shape[2] + 2 * a.shape[1] + 8
-        error = self._rounding(terms) * self.reach.square()
-        return torch.sqrt(squares.clamp(min=0) + error) + LOST * a.shape[1]
+        steps, wide, high = self._sizes
+        _, _, squares = self._grams
+        error = self._rounding(wide + high + 2 * steps + 8) * self.reach.square()
+        norms = torch.sqrt(squares.clamp(min=0) + error) + LOST * steps
+        return lost_unless(self._kept_and_reach[0], norms)
 
     def direct_norms(self) -> Tensor:
         """Norms of the products themselves, formed in chunks."""
@@ -260,25 +298,42 @@ class LinearFactors:
         scaled = per_record(weights, widened(values))
         return scaled.to(values.dtype) if self.narrow else scaled
 
-    def clipped_sum(self, clip: Clip) -> Tensor:
-        """The sum of the per-record gradients, each clipped as ``clip`` says."""
-        return self.reused_sum(clip) if self.prefers_reuse else clipped_by_norm(self, clip)
+    def clipped_sum(self, clip_norm: float) -> Tensor:
+        """The sum of the per-record gradients, each clipped to ``clip_norm``."""
+        reuse = self.prefers_reuse
+        return self.reused_sum(clip_norm) if reuse else clipped_by_norm(self, clip_norm)
 
-    def reused_sum(self, clip: Clip) -> Tensor:
+    def reused_sum(self, clip_norm: float) -> Tensor:
         """Each G_i formed once, for its norm and for the sum: no slack is needed."""
         _, wide, high = self._sizes
         total: Tensor | None = None
         for products in products_of(*self.given):
-            norms = norm_of_rows(products)
-            (kept,) = zeroed_unless(torch.isfinite(norms), products)
-            part = clip(norms) @ kept.flatten(1)
-            total = part if total is None else total.add_(part)
+            weights, kept = weighed(products, clip_norm)
+            each = kept.flatten(1).mT
+            total = torch.mv(each, weights) if total is None else total.addmv_(each, weights)
         assert total is not None
         return total.view(high, wide)
 
 
+def weighed(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
+    """Weights (n,) of per-record gradients (n, ...), and these, zero where one is not finite."""
+    if products.device.type != "cpu":
+        norms = norm_of_rows(products)
+        (kept,) = zeroed_unless(torch.isfinite(norms), products)
+        return clip_weights(norms, clip_norm), kept
+    found = listed_norm_of_rows(products)
+    for place, norm in enumerate(found):
+        if not math.isfinite(norm):
+            products[place].zero_()
+    weights = [clip_weight(norm, clip_norm, products.dtype) for norm in found]
+    return torch.tensor(weights, dtype=products.dtype), products
+
+
 def products_of(inputs: Tensor, outputs: Tensor) -> Iterator[Tensor]:
-    """B_iᵀ A_i, (chunk, out, in), each chunk of records in the place of the one before."""
+    """B_iᵀ A_i, (chunk, out, in), each chunk of records in the place of the one before.
+
+    A chunk belongs to whoever is given it, until the next.
+    """
     if are_narrow(inputs, outputs):
         size = max(1, MOST_ENTRIES // (inputs.shape[2] * outputs.shape[2]))
         for a, b in zip(inputs.split(size), outputs.split(size), strict=True):
@@ -332,9 +387,9 @@ class EmbeddingFactors:
         table = torch.zeros(self.rows, b.shape[2], dtype=b.dtype, device=b.device)
         return table.index_add_(0, self.ids.flatten(), b.flatten(0, 1))
 
-    def clipped_sum(self, clip: Clip) -> Tensor:
-        """The sum of the per-record gradients, each clipped as ``clip`` says."""
-        return clipped_by_norm(self, clip)
+    def clipped_sum(self, clip_norm: float) -> Tensor:
+        """The sum of the per-record gradients, each clipped to ``clip_norm``."""
+        return clipped_by_norm(self, clip_norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +419,6 @@ class DenseFactors:
         """The sum over records of weight times gradient; weights (n,)."""
         return torch.tensordot(weights.to(self.gradients.dtype), self.gradients, dims=1)
 
-    def clipped_sum(self, clip: Clip) -> Tensor:
-        """The sum of the per-record gradients, each clipped as ``clip`` says."""
-        return clipped_by_norm(self, clip)
+    def clipped_sum(self, clip_norm: float) -> Tensor:
+        """The sum of the per-record gradients, each clipped to ``clip_norm``."""
+        return clipped_by_norm(self, clip_norm)

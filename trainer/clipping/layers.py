@@ -51,7 +51,7 @@ def as_steps(values: Tensor) -> Tensor:
 
 
 def in_autocast_type(values: Tensor) -> Tensor:
-    """``values`` in the type that a matrix product would use here."""
+    """``values`` in the type that a matrix product would use here. The shape stays."""
     kind = values.device.type
     if torch.is_autocast_enabled(kind) and values.is_floating_point():
         return values.to(torch.get_autocast_dtype(kind))
@@ -59,7 +59,10 @@ def in_autocast_type(values: Tensor) -> Tensor:
 
 
 def summed_over_steps(values: Tensor, dims: int) -> Tensor:
-    """(n, ..., *shape) summed to (n, *shape) over all but the first and last ``dims``."""
+    """(n, ..., *shape) summed to (n, *shape) over all but the first and last ``dims``.
+
+    Raises ``MixedRecords`` where there is no dimension of records.
+    """
     if values.ndim <= dims:
         raise MixedRecords(
             f"a layer's output of shape {tuple(values.shape)} has no dimension of records; keep "
@@ -151,7 +154,7 @@ class LayerNormUse(Function):
         )
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
-            scaled = summed_over_steps(gy * ((x - mean) * rstd), weight.ndim)
+            scaled = summed_over_steps((x - mean).mul_(rstd).mul_(gy), weight.ndim)
             of_weight.receive(DenseFactors.of(scaled), len(gy))
         if of_bias is not None:
             of_bias.receive(DenseFactors.of(summed_over_steps(gy, weight.ndim)), len(gy))
@@ -307,7 +310,7 @@ def run_conv2d(layer: nn.Conv2d, taps: dict[str, Tap], records: int, x: Tensor) 
 
 
 def run_conv1d(layer: nn.Conv1d, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
-    """A convolution of height one."""
+    """A convolution of height one. ``x`` has shape (n, channels, length)."""
     del records
     geometry = (
         (1, layer.stride[0]),

@@ -17,7 +17,6 @@ Guarantees
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import combinations
 
 import torch
@@ -67,7 +66,10 @@ class Block:
     kept: list[tuple[Target, Factors]] = field(default_factory=list)
 
     def receive(self, target: Target, factors: Factors) -> None:
-        """Clip and add at once where no other use is to come, else keep."""
+        """Clip and add at once where no other use is to come, else keep.
+
+        Raises ``MixedRecords`` for more gradients than uses.
+        """
         self.caught += 1
         if self.caught > self.uses:
             raise MixedRecords(
@@ -77,7 +79,7 @@ class Block:
         if self.uses > 1:
             self.kept.append((target, factors))
         else:
-            target.add(factors.clipped_sum(partial(clip_weights, clip_norm=self.clip_norm)))
+            target.add(factors.clipped_sum(self.clip_norm))
 
     def finish(self) -> None:
         """Clip what was kept by its joint norm and add it to the tensors' sums."""
@@ -115,7 +117,10 @@ class Tap:
             self.block.uses += 1
 
     def receive(self, factors: Factors, records: int) -> None:
-        """Take the factors of one use, which must have a row for every record."""
+        """Take the factors of one use, which must have a row for every record.
+
+        Raises ``MixedRecords`` where they have not.
+        """
         if records != self.lot.records:
             raise MixedRecords(
                 f"{self.target.name}: the layer sees {records} rows for {self.lot.records} "
@@ -131,6 +136,8 @@ def norm_of_uses(uses: list[Factors]) -> Tensor:
 
     The roundings of each use, and of adding them, come on top of the norm of the exact sum:
     where uses cancel they do not.
+
+    Shape (n,).
     """
     norms, slack = [use.norms() for use in uses], torch.stack([use.slack() for use in uses]).sum(0)
     if len(uses) == 1:

@@ -29,6 +29,9 @@ WORDS_PER_BLOCK = 16
 MOST_WORDS = WORDS_PER_BLOCK * (2**32 - 1)
 """The block counter has 32 bits."""
 
+ZEROS = memoryview(bytes(1 << 20))
+"""What is encrypted to have the keystream itself."""
+
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 ROUNDS = (
     (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
@@ -37,7 +40,10 @@ ROUNDS = (
 
 
 def nonce_of(step: int, tensor: int) -> bytes:
-    """The nonce of one tensor at one step; both are part of the stream's name."""
+    """The nonce of one tensor at one step; both are part of the stream's name.
+
+    Raises ``ValueError`` for a step above 64 bits or a tensor above 32.
+    """
     if not (0 <= tensor < 1 << 32 and 0 <= step < 1 << 64):
         raise ValueError(f"no stream has {step=} and {tensor=}: they have 64 and 32 bits")
     return struct.pack("<IQ", tensor, step)
@@ -50,7 +56,7 @@ def derived_key(key: bytes, purpose: str) -> bytes:
 
 
 def words(key: bytes, *, step: int, tensor: int, count: int, device: str = "cpu") -> Tensor:
-    """``count`` words of the keystream, as uint32 values in an int64 tensor."""
+    """``count`` words of the keystream, as uint32 values in an int64 tensor. Shape (count,)."""
     raw = raw_words(key, step=step, tensor=tensor, count=count, device=device)
     return raw.long() & 0xFFFFFFFF
 
@@ -62,28 +68,50 @@ def raw_words(
 
     Raises ``ValueError`` for a key of another length, a step above 64 bits, a tensor above 32,
     and words past the end of the stream.
+
+    Shape (count,).
     """
-    _require_key(key)
-    if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MOST_WORDS):
-        raise ValueError(f"a stream has at most {MOST_WORDS} words, not {count} after {block=}")
-    nonce = nonce_of(step, tensor)
+    nonce = _require_stream(key, step, tensor, count, block)
     if torch.device(device).type == "cpu":
         return by_openssl(key, nonce, count, block)
     return by_torch(key, nonce, count, device, block)
 
 
+def write_words(out: Tensor, key: bytes, *, step: int, tensor: int, block: int = 0) -> None:
+    """``raw_words`` into ``out`` of any shape, contiguous int32 anywhere, as many as it holds.
+
+    Raises ``ValueError`` as ``raw_words`` does.
+    """
+    count = out.numel()
+    nonce = _require_stream(key, step, tensor, count, block)
+    if out.device.type == "cpu":
+        _write_by_openssl(out, key, nonce, block)
+    else:
+        out.view(-1).copy_(by_torch(key, nonce, count, str(out.device), block))
+
+
 def by_openssl(key: bytes, nonce: bytes, count: int, block: int = 0) -> Tensor:
-    """The keystream from OpenSSL, in memory of the process."""
-    if not count:
-        return torch.empty(0, dtype=torch.int32)
-    buffer = bytearray(4 * count)
+    """The keystream from OpenSSL, in memory of the process. Shape (count,), int32."""
+    found = torch.empty(count, dtype=torch.int32)
+    _write_by_openssl(found, key, nonce, block)
+    return found
+
+
+def _write_by_openssl(out: Tensor, key: bytes, nonce: bytes, block: int) -> None:
     start = struct.pack("<I", block) + nonce
-    Cipher(ChaCha20(key, start), mode=None).encryptor().update_into(bytes(4 * count), buffer)
-    return torch.frombuffer(buffer, dtype=torch.int32)
+    cipher, into = Cipher(ChaCha20(key, start), mode=None).encryptor(), _memory_of(out)
+    for first in range(0, len(into), len(ZEROS)):
+        part = into[first : first + len(ZEROS)]
+        cipher.update_into(ZEROS[: len(part)], part)
+
+
+def _memory_of(values: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the processor, to be written to."""
+    return values.view(-1).numpy().data.cast("B") if values.numel() else memoryview(b"")
 
 
 def by_torch(key: bytes, nonce: bytes, count: int, device: str, block: int = 0) -> Tensor:
-    """The keystream from 32-bit integer arithmetic that every device has."""
+    """The keystream from 32-bit integer arithmetic that every device has. Shape (count,), int32."""
     blocks = -(-count // WORDS_PER_BLOCK)
     counter = torch.arange(block, block + blocks, dtype=torch.int64, device=device)
     fixed = (*CONSTANTS, *struct.unpack("<8I", key), 0, *struct.unpack("<3I", nonce))
@@ -95,6 +123,14 @@ def by_torch(key: bytes, nonce: bytes, count: int, device: str, block: int = 0) 
             _quarter_round(state, *places)
     mixed = [one + other for one, other in zip(state, start, strict=True)]
     return torch.stack(mixed, 1).flatten()[:count]
+
+
+def _require_stream(key: bytes, step: int, tensor: int, count: int, block: int) -> bytes:
+    """The nonce of a stream that has the words."""
+    _require_key(key)
+    if not (count >= 0 and block >= 0 and WORDS_PER_BLOCK * block + count <= MOST_WORDS):
+        raise ValueError(f"a stream has at most {MOST_WORDS} words, not {count} after {block=}")
+    return nonce_of(step, tensor)
 
 
 def _require_key(key: bytes) -> None:

@@ -17,14 +17,16 @@ Reference: G. E. P. Box and M. E. Muller, Ann. Math. Stat. 29 (1958) 610.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, raw_words
+from affidavit.trainer.noise.chacha import WORDS_PER_BLOCK, write_words
 
 PAIRS = 128
 """Pairs of a group: three times as many words, that is whole blocks."""
@@ -43,27 +45,97 @@ def standard_normal(
 
     Raises ``ValueError`` where ``raw_words`` does; a stream has 1.1e10 pairs.
     """
-    count = math.prod(shape)
-    groups = -(-count // (2 * PAIRS))
-    out = torch.empty(groups, 2, PAIRS, dtype=torch.float32, device=device)
-    if out.is_cuda and has_triton():
-        from affidavit.trainer.noise import fused
+    out = torch.empty(math.prod(shape), dtype=torch.float32, device=device)
+    for piece in pieces(key, step=step, counts={tensor: len(out)}, device=device):
+        out[piece.first : piece.first + len(piece.variates)] = piece.variates
+    return out.view(tuple(shape))
 
-        fused.fill(out, key, step=step, tensor=tensor)
-        return out.view(-1)[:count].view(tuple(shape))
+
+class Piece(NamedTuple):
+    """Variates ``first``, ``first`` + 1, ... of a tensor; theirs is the place of the next piece."""
+
+    tensor: int
+    first: int
+    variates: Tensor
+
+
+def pieces(
+    key: bytes, *, step: int, counts: Mapping[int, int], device: str = "cpu"
+) -> Iterator[Piece]:
+    """The variates of several tensors, as many of each as ``counts`` says, in pieces.
+
+    A piece is still in the cache when it is added to something, and no more memory is needed
+    than for one. Small tensors, of which a model has many, are transformed together.
+    """
     at_once = GROUPS.get(torch.device(device).type, MOST_GROUPS)
-    for first in range(0, groups, at_once):
-        part = out[first : first + at_once]
-        raw = raw_words(
-            key,
-            step=step,
-            tensor=tensor,
-            count=3 * PAIRS * len(part),
-            device=device,
-            block=first * 3 * PAIRS // WORDS_PER_BLOCK,
-        )
-        _fill(part, raw.view(-1, 3, PAIRS))
-    return out.view(-1)[:count].view(tuple(shape))
+    sizes = {tensor: -(-count // (2 * PAIRS)) for tensor, count in counts.items()}
+    maker = _Maker.of(min(at_once, sum(sizes.values())), device)
+    for runs in _runs(sizes, at_once):
+        parts = maker.made(key, step, runs)
+        for run, part in zip(runs, parts, strict=True):
+            first = 2 * PAIRS * run.first
+            yield Piece(run.tensor, first, part.view(-1)[: counts[run.tensor] - first])
+
+
+class _Run(NamedTuple):
+    """Groups of one tensor that follow each other."""
+
+    tensor: int
+    first: int
+    groups: int
+
+
+def _runs(sizes: Mapping[int, int], most: int) -> Iterator[list[_Run]]:
+    """All groups of all tensors in order, ``most`` at a time."""
+    found: list[_Run] = []
+    room = most
+    for tensor, size in sizes.items():
+        first = 0
+        while first < size:
+            found.append(_Run(tensor, first, min(room, size - first)))
+            first, room = first + found[-1].groups, room - found[-1].groups
+            if not room:
+                yield found
+                found, room = [], most
+    if found:
+        yield found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Maker:
+    """Places for as many groups as are made at a time, used over and over."""
+
+    out: Tensor
+    words: Tensor
+    floats: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, groups: int, device: str) -> _Maker:
+        """Places on ``device``; a kernel that makes all at once needs only those of the result."""
+        out = torch.empty(groups, 2, PAIRS, dtype=torch.float32, device=device)
+        own = 0 if out.is_cuda and has_triton() else groups
+        words = torch.empty(own, 3, PAIRS, dtype=torch.int32, device=device)
+        floats = torch.empty(3, own, PAIRS, dtype=torch.float32, device=device)
+        return cls(out=out, words=words, floats=floats.unbind())
+
+    def made(self, key: bytes, step: int, runs: Sequence[_Run]) -> Sequence[Tensor]:
+        """The variates of each run, (groups, 2, PAIRS)."""
+        sizes = [run.groups for run in runs]
+        total = sum(sizes)
+        out = self.out[:total]
+        parts: Sequence[Tensor] = out.split(sizes)
+        if not len(self.words):
+            from affidavit.trainer.noise import fused
+
+            for run, part in zip(runs, parts, strict=True):
+                fused.fill(part, key, step=step, tensor=run.tensor, first_group=run.first)
+            return parts
+        words = self.words[:total]
+        for run, part in zip(runs, words.split(sizes), strict=True):
+            block = 3 * PAIRS * run.first // WORDS_PER_BLOCK
+            write_words(part, key, step=step, tensor=run.tensor, block=block)
+        _fill(out, words, *(each[:total] for each in self.floats))
+        return parts
 
 
 @cache
@@ -72,17 +144,14 @@ def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _fill(out: Tensor, raw: Tensor) -> None:
-    high, low = _positive(raw[:, 0]), _positive(raw[:, 1])
+def _fill(out: Tensor, words: Tensor, uniform: Tensor, other: Tensor, cosine: Tensor) -> None:
+    """The transform; ``words`` and the last three are places, which are written to."""
+    words[:, :2].bitwise_and_(0x7FFFFFFF)
+    high, low, turn = words.unbind(1)
     # u = (high + (low + 1/2) 2^-31) 2^-31 lies in (0, 1]. Where high is large the second
     # word is below float32's resolution; where high is zero it is the tail.
-    uniform = low.add_(0.5).mul_(2.0**-31).add_(high).mul_(2.0**-31)
+    uniform.copy_(low).add_(0.5).mul_(2.0**-31).add_(other.copy_(high)).mul_(2.0**-31)
     radius = uniform.log_().mul_(-2).sqrt_()
-    angle = raw[:, 2].float().mul_(math.pi * 2.0**-31)
-    torch.mul(radius, torch.cos(angle), out=out[:, 0])
+    angle = other.copy_(turn).mul_(math.pi * 2.0**-31)
+    torch.mul(radius, torch.cos(angle, out=cosine), out=out[:, 0])
     torch.mul(radius, angle.sin_(), out=out[:, 1])
-
-
-def _positive(bits: Tensor) -> Tensor:
-    """The low 31 bits as float32."""
-    return (bits & 0x7FFFFFFF).float()

@@ -61,6 +61,21 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
             assert_never(form)
 
 
+def leaves_as_it_is(strategy: Strategy) -> bool:
+    """Whether w_t is z_t, bit for bit, and nothing is kept."""
+    if isinstance(strategy, Scheduled):
+        return leaves_as_it_is(strategy.unscaled)
+    streaming = strategy.streaming
+    match streaming.form:
+        case "independent":
+            return True
+        case "moving_average" | "autoregressive":
+            first, *past = streaming.coefficients
+            return first == 1 and not any(past) and not streaming.scaled
+        case _:
+            return False
+
+
 def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:
     """``kept`` holds z_{t-1}, z_{t-2}, ..., at most ``most``."""
 

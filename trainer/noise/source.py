@@ -35,8 +35,8 @@ from torch import Tensor
 
 from affidavit.mechanisms.strategies.identity import identity
 from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.noise.recurrence import recurrence_of
+from affidavit.trainer.noise.normal import pieces, standard_normal
+from affidavit.trainer.noise.recurrence import leaves_as_it_is, recurrence_of
 
 
 class WrongState(ValueError):
@@ -75,6 +75,7 @@ class NoiseSource:
         self._strategy = identity(1) if strategy is None else strategy
         self._most = None if strategy is None else strategy.steps
         self._recurrence = recurrence_of(self._strategy)
+        self._is_z = leaves_as_it_is(self._strategy)
         self._device, self._dtype = device, dtype
         self._kept: dict[str, list[Tensor]] = {name: [] for name in tensors}
         self._step = 0
@@ -93,6 +94,8 @@ class NoiseSource:
 
         Raises ``WrongState`` after the last step of the strategy and ``ValueError`` where the
         sums are not those of all tensors; then nothing was added.
+
+        Each sum has the shape of its parameter.
         """
         if self._most is not None and self._step >= self._most:
             raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
@@ -103,6 +106,9 @@ class NoiseSource:
             raise ValueError(f"{', '.join(sorted(wrong))}: not the tensors that noise is made for")
         at, self._step = self._step, self._step + 1
         with torch.no_grad():
+            if self._is_z and all(sums[name].is_contiguous() for name in self._tensors):
+                self._add_pieces(at, sums)
+                return
             for place, (name, tensor) in enumerate(self._tensors.items()):
                 noise = self._recurrence(at, self._z(at, place, tensor), self._kept[name])
                 sums[name].add_(noise, alpha=tensor.scale)
@@ -112,11 +118,13 @@ class NoiseSource:
 
         What follows then continues the one sequence that was certified. Independent noise keeps
         nothing, and none is drawn.
+
+        Raises ``WrongState`` after the last step of the strategy.
         """
         if self._most is not None and self._step >= self._most:
             raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
         at, self._step = self._step, self._step + 1
-        if self._strategy.streaming.form == "independent":
+        if self._is_z:
             return
         with torch.no_grad():
             for place, (name, tensor) in enumerate(self._tensors.items()):
@@ -131,6 +139,14 @@ class NoiseSource:
             self._key, step=at, tensor=place, shape=tensor.shape, device=self._device
         )
         return drawn.to(self._dtype)
+
+    def _add_pieces(self, at: int, sums: Mapping[str, Tensor]) -> None:
+        """The same where the noise is z itself: no tensor is ever written in full."""
+        into = [(sums[name].view(-1), each.scale) for name, each in self._tensors.items()]
+        counts = {place: len(sums) for place, (sums, _) in enumerate(into)}
+        for place, first, z in pieces(self._key, step=at, counts=counts, device=self._device):
+            flat, scale = into[place]
+            flat[first : first + len(z)].add_(z.to(self._dtype), alpha=scale)
 
     def state_dict(self) -> dict[str, Any]:
         """Step and what is kept, for a checkpoint; the tensors are copies."""

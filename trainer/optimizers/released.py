@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers import denoise
 from affidavit.trainer.optimizers.given import Array, Given, ReleasedTensors
 
@@ -128,8 +129,7 @@ class Released(Optimizer):
                     f"release {group['name']}: a tensor of shape {tuple(parameter.shape)} has no "
                     "dense mean. Every tensor is released at every step."
                 )
-        finite = torch.stack([torch.isfinite(each.grad).all() for each in group["params"]])
-        if not bool(finite.all()):
+        if not all_finite(parameter.grad for parameter in group["params"]):
             raise ValueError(
                 f"release {group['name']}: a mean is not finite. The sums overflowed before they "
                 "were released; look for a learning rate that diverges."
@@ -148,5 +148,8 @@ def _require_tensors(release: ReleasedTensors) -> None:
 
 
 def std_at(stds: dict[str, Array], at: At) -> float:
-    """The number of a release at a step."""
+    """The number of a release at a step.
+
+    Of arrays of shape (T,), one for each release; steps count from 1.
+    """
     return float(np.asarray(stds[at.release])[at.step - 1])

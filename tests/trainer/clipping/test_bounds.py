@@ -74,7 +74,7 @@ def test_a_matrix_adds_no_more_than_its_clip_norm(
     for a, b in pairs(dtype, steps, wide, high):
         of = LinearFactors.of(a, b)
         if kernel == "reuse":
-            added = of.reused_sum(lambda norms: clip_weights(norms, clip_norm))
+            added = of.reused_sum(clip_norm)
         else:
             norms = of.gram_norms() if kernel == "gram" else of.direct_norms()
             added = of.weighted_sum(clip_weights(norms + of.slack(), clip_norm))
@@ -89,7 +89,7 @@ def test_tables_and_small_tensors_add_no_more_than_their_clip_norm(
     for _, b in pairs(dtype, 24, 2, 7):
         ids = torch.randint(0, 3, (1, 24))
         for of in (EmbeddingFactors.of(ids, b, 3), DenseFactors.of(b)):
-            assert length(of.clipped_sum(lambda norms: clip_weights(norms, clip_norm))) <= clip_norm
+            assert length(of.clipped_sum(clip_norm)) <= clip_norm
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

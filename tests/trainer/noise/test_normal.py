@@ -60,7 +60,7 @@ def test_the_tail_reaches_beyond_nine_deviations() -> None:
     smallest, largest = torch.zeros(1, 3, 4, dtype=torch.int32), torch.full((1, 3, 4), -1).int()
     for raw, low, high in ((smallest, 9.2, 9.5), (largest, 0.0, 1e-3)):
         out = torch.empty(1, 2, 4)
-        normal._fill(out, raw.clone())
+        normal._fill(out, raw.clone(), *torch.empty(3, 1, 4))
         radius = out.double().square().sum(1).sqrt()
         assert bool(((radius >= low) & (radius <= high)).all())
 
