@@ -45,6 +45,7 @@ COMMANDS = {
     "audit": "audit",
     "train": "train",
     "worker": "worker",
+    "runs": "runs",
     "conformance": "conformance",
 }
 """Every command, with the file of this folder that has it, a function or a group by that name."""

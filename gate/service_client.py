@@ -8,7 +8,10 @@ to read. A service that cannot be reached, or that cannot answer now, decides no
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import httpx
@@ -20,6 +23,10 @@ from affidavit.gate.exits import Exit
 
 SERVER = "http://127.0.0.1:8321"
 SECONDS = 30.0
+PAUSE = 1.0
+"""Seconds before events are asked for again."""
+MOST = 30
+"""How often in a row that is in vain."""
 
 ServerOption = Annotated[
     str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Where the service answers.")
@@ -31,19 +38,73 @@ CertificateArgument = Annotated[
 
 def ask(server: str, method: str, path: str, document: Any = None) -> httpx.Response:
     """The service's answer if it is a good one; otherwise tell of it and end the command."""
-    token = os.environ.get("AFFIDAVIT_TOKEN")
-    headers = {} if not token else {"authorization": f"Bearer {token}"}
     url = f"{server.rstrip('/')}{path}"
     body: dict[str, Any] = {} if document is None else {"json": document}
     try:
-        answer = httpx.request(method, url, headers=headers, timeout=SECONDS, **body)
-        problem = {} if answer.is_success else answer.json()
-        told = "" if answer.is_success else f"{problem['code']}: {problem['detail']}"
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        answer = httpx.request(method, url, headers=_token(), timeout=SECONDS, **body)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         _end(f"{server} did not answer as a service does: {error}", Exit.UNDECIDED)
     if not answer.is_success:
-        _end(told, Exit.UNDECIDED if answer.status_code >= 500 else Exit.BLOCKED)
+        _end_by(answer)
     return answer
+
+
+def _token() -> dict[str, str]:
+    token = os.environ.get("AFFIDAVIT_TOKEN")
+    return {} if not token else {"authorization": f"Bearer {token}"}
+
+
+def _end_by(answer: httpx.Response) -> NoReturn:
+    """Tell of a problem and end the command."""
+    try:
+        problem = answer.json()
+        told = f"{problem['code']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError) as error:
+        told, code = f"{answer.url} did not answer as a service does: {error}", Exit.UNDECIDED
+    else:
+        code = Exit.UNDECIDED if answer.status_code >= 500 else Exit.BLOCKED
+    _end(told, code)
+
+
+def events(server: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Server-sent events, name and data, until the service says that all were told.
+
+    A stream that ends is asked for again from the last event on. A service that cannot be reached,
+    or cannot answer now, ends the command when that does not change for a while.
+    """
+    url, last, in_vain = f"{server.rstrip('/')}{path}", "", 0
+    while True:
+        headers = {**_token(), **({"last-event-id": last} if last else {})}
+        try:
+            with httpx.stream("GET", url, headers=headers, timeout=SECONDS) as answer:
+                if answer.status_code == 204:
+                    return
+                if answer.is_success:
+                    for event in _blocks(answer.iter_lines()):
+                        last = event.get("id", last)
+                        if "data" in event:
+                            yield event.get("event", "message"), dict(json.loads(event["data"]))
+                            in_vain = -1
+                    in_vain = -1
+                elif answer.read() is not None and (answer.status_code < 500 or in_vain == MOST):
+                    _end_by(answer)
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
+            if in_vain == MOST:
+                _end(f"{server} did not answer as a service does: {error}", Exit.UNDECIDED)
+        in_vain += 1
+        time.sleep(PAUSE)
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[dict[str, str]]:
+    """The fields of each block that ended (WHATWG HTML, section 9.2)."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name:
+            fields[name] = value.removeprefix(" ")
+        elif not line:
+            yield fields
+            fields = {}
 
 
 def document_of(answer: httpx.Response) -> Any:

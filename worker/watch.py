@@ -89,11 +89,12 @@ class Watch:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Renew the lease in a thread meanwhile: a long record takes long to be judged.
+        """Renew the lease now, and in a thread meanwhile: a long record takes long to be judged.
 
         No step is asked for any more.
         """
         self._over, done = True, threading.Event()
+        self.renew()
 
         def renew() -> None:
             while self.lost is None and not done.wait(self.lease / 3):

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.certificate import provenance
 from affidavit.certificate.keys import KeyStore
 from affidavit.service.calls import Call
 from affidavit.service.ledger.desk import Desk
@@ -22,7 +23,6 @@ from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.store import CertificateStore
-from affidavit.worker import provenance
 
 
 class Runs:

@@ -7,10 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner
+
 from affidavit.certificate.conformance import conformance
 from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.keys import KeyStore
-from affidavit.worker.provenance import read_provenance
+from affidavit.certificate.provenance import read_provenance
+from affidavit.gate.cli import app
 
 STEPS = 4
 LONG = 20_000
@@ -56,3 +59,28 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     checked = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate)
     assert checked.conformant
     assert checked.head == found["record"] == reported.record
+
+    # What the operator sees of it afterwards, and what anybody can check without the service.
+    command = CliRunner()
+    watched = command.invoke(
+        app,
+        ["runs", "watch", run, "--server", shop.server.url],
+        env={"AFFIDAVIT_TOKEN": shop.tokens["submit"]},
+    )
+    assert watched.exit_code == 0, watched.output
+    kinds = ["queued", "claimed", "running", "settled"]
+    assert [line.split()[1] for line in watched.output.splitlines() if line[0] == "2"] == kinds
+    assert f"step {STEPS} of {STEPS}, ε ≤ " in watched.output
+    (key,) = (shop.home / "w1" / "keys").glob("*.json")
+    told = ["runs", "verify", str(folder / "provenance.json"), "--keys", str(key)]
+    about = [
+        "--weights",
+        str(folder / "run/weights.pt"),
+        "--record",
+        str(folder / "run/record.jsonl"),
+    ]
+    verified = command.invoke(app, [*told, *about])
+    assert verified.exit_code == 0, verified.output
+    assert certificate in verified.output
+    (folder / "run/weights.pt").write_bytes(b"others")
+    assert command.invoke(app, [*told, *about]).exit_code == 1

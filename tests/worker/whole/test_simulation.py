@@ -84,7 +84,7 @@ def test_nothing_reads_the_queue_through(scale: Any, postgresql_url: str, tmp_pa
     assert {"run_events", "run_leases", "runs"} <= large
     worst = found.pop("claim, none fits")
     assert max(one.touched for one in worst) >= RUNS * COPIES  # so it is seen if it is read
-    assert {"claim", "start", "record", "complete", "list, queued"} <= set(found)
+    assert {"claim", "start", "renew", "record", "complete", "list, queued"} <= set(found)
     for what, each in found.items():
         for one in each:
             assert not one.scanned & large, (what, one)

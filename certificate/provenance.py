@@ -1,0 +1,133 @@
+r"""Provenance of a run: an in-toto statement in the form of SLSA, signed by the worker's key.
+
+The subject is the trained weights, or the run record where there are none. What went in
+(``resolvedDependencies``) is the certificate, the plan, the data by reference and by the
+commitment in the record, and the digest of the trainer's code. ``byproducts`` has the record's
+last digest and what it came to when it was held against the certificate.
+
+What it proves is that the holder of the worker's key said so. The record itself stays with
+the weights, for whoever wants to hold it against the certificate again (``affidavit conformance``).
+``affidavit.worker.provenance`` makes it; the service reads it when a run is over, and anybody else
+offline, whenever they like (``affidavit runs verify``).
+
+References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.
+
+>>> from affidavit.certificate.keys import SigningKey
+>>> key = SigningKey.generate()
+>>> read_provenance({}, [key.public])
+Traceback (most recent call last):
+affidavit.certificate.provenance.BadProvenance: the envelope does not have exactly the fields ...
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, read_envelope
+from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.statement import STATEMENT_TYPE
+
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "https://affidavit.dev/run/v1"
+
+
+class BadProvenance(ValueError):
+    """The document is no provenance of a run that a trusted worker signed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reported:
+    """What a signed provenance says of a run; ``record`` is the last digest of its record.
+
+    ``subject`` is the name and the sha256 of what it is about, ``code`` the digest of the trainer
+    that the record names, ``key_id`` the key that signed, and ``finished_at`` when, as it says.
+    """
+
+    run: str
+    certificate: str
+    plan_digest: str
+    conformant: bool
+    steps_to_charge: int
+    record: str | None
+    summary: str
+    subject: tuple[str, str]
+    data: str
+    model: str
+    code: str
+    worker: str
+    key_id: str
+    finished_at: datetime
+
+
+def read_provenance(
+    document: Any, trusted: Iterable[PublicKey], *, later: bool = False
+) -> Reported:
+    """What ``document`` says, signed by one of ``trusted``; raises ``BadProvenance``.
+
+    The key has to be one that may sign now; ``later``, one that was when the run finished, as the
+    statement says.
+    """
+    try:
+        envelope = read_envelope(document)
+    except BadEnvelope as error:
+        raise BadProvenance(f"{error}.") from None
+    key = by_id(trusted).get(envelope.key_id)
+    if key is None:
+        raise BadProvenance(
+            f"the key {envelope.key_id[:16]!r} is none of a worker that is trusted here; put its "
+            "public record into worker-keys."
+        )
+    if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
+        envelope.signature, envelope.signed_bytes
+    ):
+        raise BadProvenance("the signature does not fit.")
+    try:
+        found = _reported(json.loads(envelope.payload), envelope.key_id)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise BadProvenance("this is no provenance of a run.") from None
+    if key.development or not key.covers(found.finished_at if later else datetime.now(UTC)):
+        raise BadProvenance("the key may not sign now: outside its window, revoked, or for trials.")
+    return found
+
+
+def _reported(statement: Any, key_id: str) -> Reported:
+    if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
+        raise ValueError("another type")
+    predicate = statement["predicate"]
+    definition, details = predicate["buildDefinition"], predicate["runDetails"]
+    certificate, plan, data, code = definition["resolvedDependencies"]
+    found = details["byproducts"][0]["annotations"]["conformance"]
+    steps, conformant, codes = found["steps"]["to_charge"], found["conformant"], found["findings"]
+    if (
+        definition["buildType"] != BUILD_TYPE
+        or (certificate["name"], plan["name"]) != ("certificate", "plan")
+        or (data["name"], code["name"]) != ("data", "code")
+        or type(steps) is not int
+        or not 0 <= steps < 2**31
+        or not isinstance(conformant, bool)
+        or not isinstance(found["head"], str | None)
+    ):
+        raise ValueError("another shape")
+    named = ", ".join(sorted({str(each["code"]) for each in codes}))
+    (subject,) = statement["subject"]
+    given = definition["externalParameters"]
+    return Reported(
+        run=str(definition["internalParameters"]["run"]),
+        certificate="sha256:" + certificate["digest"]["sha256"],
+        plan_digest="sha256:" + plan["digest"]["sha256"],
+        conformant=conformant,
+        steps_to_charge=steps,
+        record=found["head"],
+        summary=named[:500] or "the record conforms.",
+        subject=(str(subject["name"]), str(subject["digest"]["sha256"])),
+        data=str(given["data"]),
+        model=str(given["model"]),
+        code=str(code["annotations"]["recorded"]),
+        worker=str(details["builder"]["id"]),
+        key_id=key_id,
+        finished_at=datetime.fromisoformat(details["metadata"]["finishedOn"]).astimezone(UTC),
+    )
