@@ -8,6 +8,8 @@ most C, whatever c is. The filter g̃_t = (1-κ) g̃_(t-1) + κ (release) sees r
 Two other forms are in use and are refused. Clipping the two gradients first and combining
 the sums moves the release by up to (|c| + |1-c|) C. Dividing σ by √(c² + (1-c)²), as a
 public implementation does, adds another noise than the one accounted.
+
+Reference: arXiv:2410.03883.
 """
 
 from __future__ import annotations

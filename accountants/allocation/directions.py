@@ -7,6 +7,8 @@ it true.
 The step follows from the error law: mean-preserving chords spread a term by at most
 h²/6 (for a law wide against h) and tangents draw it together by h²/12, so that b terms at
 tilt θ move log δ by b θ² h² / 8 in all.
+
+Reference: ``docs/theorems/random-allocation.md``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ y_+ <= e^{τy}/(eτ). So R need only reach from the least that the others come t
 
 ``add``: a term below exp(-10/σ - 1/(2σ²)) is left out; as the payoff (1 - αS)_+ is at most 1,
 it costs at most the chance of one.
+
+Reference: ``docs/theorems/random-allocation.md``.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ are normal probabilities, because the mean of a lognormal beyond a point is one 
 u = 2**-53 from the operations made: cephes' ``ndtr`` is exp(-z²/2) times a rational
 function, so its relative error grows like z²/2 roundings, and z is off by as much as the
 logarithm that it is made of.
+
+Reference: ``docs/theorems/random-allocation.md``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ taking one away again leaves exactly what was there before.
 True
 >>> one.as_document()["renyi"]
 ['0.1', 'Infinity']
+
+Reference: ``docs/theorems/privacy-filter.md``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ d h above and d² below: at small sampling probabilities nearly all of it does.
 
 One cut of the rare large losses serves the saddle and the grids alike: left in, they
 would draw the tilt to themselves at small sampling probabilities.
+
+Reference: ``docs/theorems/fourier-lattice.md``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ rare already, hardly at all.
 
 Chosen here: the tilt with the shortest window among those whose rounding can be afforded.
 Nothing here bounds anything.
+
+Reference: ``docs/theorems/fourier-lattice.md``, two strata.
 """
 
 from __future__ import annotations

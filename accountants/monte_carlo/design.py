@@ -4,6 +4,8 @@ Whatever is chosen here, the bounds hold: the deciding draws come from another s
 good choice only makes them narrow. Two tilts are mixed: the one of least range, which
 limits what a single draw can contribute, and one further out along the same order, under
 which about two draws in five reach the loss in question, which limits the variance.
+
+Reference: ``docs/theorems/balls-in-bins-correlated.md``.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ and the bets, the deciding draws see neither.
 
 Several tilts are mixed evenly: each draw first picks its tilt, and is weighted against the
 mixture, so that its range is at most the number of tilts times the least of their ranges.
+
+Reference: ``docs/theorems/balls-in-bins-correlated.md``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ scaled; a bound for any number of steps is the largest ζ times sens(C).
 >>> twice = Participation.fixed_epoch(participations=2, separation=1)
 >>> round(Scheduled.of(identity(2), (3.0, 4.0)).sensitivity(twice).value, 12)
 5.0
+
+Reference: ``docs/theorems/correlated-noise.md``.
 """
 
 from __future__ import annotations
