@@ -33,7 +33,8 @@ WHERE datname = current_database() AND pid <> pg_backend_pid() AND state <> 'idl
 GROUP BY 1
 """
 TABLES = """
-SELECT relname, pg_table_size(relid), pg_indexes_size(relid), n_live_tup, n_dead_tup
+SELECT relname, pg_table_size(relid), pg_indexes_size(relid), n_live_tup, n_dead_tup,
+       COALESCE(idx_scan, 0), seq_scan
 FROM pg_stat_user_tables ORDER BY pg_total_relation_size(relid) DESC
 """
 
@@ -51,13 +52,15 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table's size in bytes, and its rows by the server's estimate."""
+    """A table's size in bytes, its rows by the server's estimate, and how it was read so far."""
 
     name: str
     data: int
     indexes: int
     live: int
     dead: int
+    by_index: int
+    through: int
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from bench.simulated_workers import LEASE, Clock, Share, services_of, take_one
 T = TypeVar("T")
 
 PAGE = 50
+BEAT = 0.02
+"""Seconds after which the lease is renewed here."""
 NOTHING_FITS = "claim, none fits"
 
 
@@ -54,7 +56,7 @@ def queue_reads(share: Share) -> dict[str, list[Reading]]:
 
 
 async def _ask(services: Services, clock: Noting, share: Share, key: SigningKey) -> None:
-    assert await take_one(services, clock, share.queue, 0, 0.0, key)
+    assert await take_one(services, clock, share.queue, 0, 2.5 * BEAT, key, BEAT)
     for name, queue, memory in (
         ("claim, nothing waits", "nothing", 0),
         (NOTHING_FITS, share.queue, -1),  # no run needs as little

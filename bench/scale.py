@@ -167,10 +167,10 @@ def until_logged(engine: Engine, at: str, home: Path) -> float:
 
 
 def show_times(timings: list[simulated.Timing], runs: int) -> None:
-    """A row for claims in each tenth of the queue, and one for everything else."""
+    """A row for claims in each tenth of a queue of ``runs``, one for everything that was asked."""
     say("\n| asked | times | p50, ms | p95 | p99 | most |\n|---|---|---|---|---|---|")
     bands: dict[int, list[float]] = {}
-    for left, took in waiting(timings, runs):
+    for left, took in waiting(timings, runs) if runs else ():
         bands.setdefault((10 * left - 1) // runs if left else -1, []).append(took)
     for band in sorted(bands, reverse=True):
         name = f"claim, {(band + 1) * 10} % wait" if band >= 0 else "claim, none waits"
@@ -185,7 +185,8 @@ def show_load(found: Load, runs: int, of: str) -> None:
     share = found.processor / found.seconds
     say(
         f"PostgreSQL: {share:.2f} processors busy, {1e3 * found.processor / runs:.2f} ms of "
-        f"processor a {of}; {found.counted['commits'] / runs:.1f} commits, "
+        f"processor a {of}; {found.counted['commits'] / found.seconds:.0f} transactions a second, "
+        f"{found.counted['commits'] / runs:.1f} a {of}; "
         f"{found.counted['inserted'] / runs:.1f} rows added, "
         f"{found.counted['updated'] / runs:.1f} changed, "
         f"{found.counted['wal_bytes'] / runs / 1024:.1f} KiB of WAL a {of}; "
@@ -199,12 +200,13 @@ def show_load(found: Load, runs: int, of: str) -> None:
 
 def show_tables(found: list[Table], runs: int) -> None:
     """How much the largest tables hold."""
-    say("\n| table | rows | dead | bytes a run | of them indexes |\n|---|---|---|---|---|")
+    say("\n| table | rows | dead | bytes a run | of them indexes | read by index | read through |")
+    say("|---|---|---|---|---|---|---|")
     for each in found[:12]:
         whole = each.data + each.indexes
         say(
             f"| {each.name} | {each.live} | {each.dead} | {whole / runs:.0f} | "
-            f"{each.indexes / runs:.0f} |"
+            f"{each.indexes / runs:.0f} | {each.by_index} | {each.through} |"
         )
     total = sum(each.data + each.indexes for each in found)
     say(f"\nall tables: {total / runs / 1024:.1f} KiB a run, {total / 2**30:.2f} GiB")
@@ -229,7 +231,7 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
     say(f"\n### {runs} runs asked for\n")
     with load(at.engine) as done:
         asked = at.each(simulated.requesting, runs=range(runs))
-    say(f"{runs / done.seconds:.0f} a second")
+    say(f"{runs / done.seconds:.1f} a second")
     show_times(asked, runs)
     show_load(done, runs, "run")
     say(f"\n### What is read, with {runs} runs waiting\n")
@@ -248,7 +250,7 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
     say(f"\n### {workers} workers ask an empty queue\n")
     with load(at.engine) as done:
         asked = at.each(simulated.idling, workers=range(workers), seconds=IDLE_SECONDS)
-    say(f"{len(asked) / done.seconds:.0f} questions a second")
+    say(f"{len(asked) / done.seconds:.1f} questions a second")
     show_times(asked, 0)
     show_load(done, len(asked), "question")
     alone = min(ALONE_RUNS, runs)
@@ -257,7 +259,7 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
     one.each(simulated.requesting, runs=range(alone), queue="alone")
     with load(at.engine) as done:
         one.each(simulated.working, workers=range(ALONE_WORKERS), queue="alone")
-    say(f"{alone / done.seconds:.0f} runs a second")
+    say(f"{alone / done.seconds:.1f} runs a second")
     show_load(done, alone, "run")
     until_logged(at.engine, at.url, at.home)
     require_each_once(at.engine, runs + alone)

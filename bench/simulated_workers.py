@@ -186,17 +186,29 @@ async def _claim(services: Services, clock: Clock, queue: str, number: int) -> R
 
 
 async def take_one(
-    services: Services, clock: Clock, queue: str, number: int, length: float, key: SigningKey
+    services: Services,
+    clock: Clock,
+    queue: str,
+    number: int,
+    length: float,
+    key: SigningKey,
+    beat: float = BEAT,
 ) -> bool:
     """Claim a run and do it, with so many seconds of training; False if none was to be had."""
     run = await _claim(services, clock, queue, number)
     if run is not None:
-        await _run(services, clock, run, number, length, key)
+        await _run(services, clock, run, number, length, key, beat)
     return run is not None
 
 
 async def _run(
-    services: Services, clock: Clock, run: Run, number: int, length: float, key: SigningKey
+    services: Services,
+    clock: Clock,
+    run: Run,
+    number: int,
+    length: float,
+    key: SigningKey,
+    beat: float,
 ) -> None:
     def held() -> Held:
         return Held(run=run.id, fence=run.fence, actor=f"worker:{number}", at=datetime.now(UTC))
@@ -208,8 +220,8 @@ async def _run(
     await clock.threaded("start", lambda: queue.start(held(), run.plan_digest))
     end = time.perf_counter() + length
     while (left := end - time.perf_counter()) > 0:
-        await asyncio.sleep(min(left, BEAT))
-        if left > BEAT:
+        await asyncio.sleep(min(left, beat))
+        if left > beat:
             await clock.threaded("renew", lambda: queue.renew(held(), 1))
     await clock.threaded("record", lambda: queue.keep_record(held(), 1, content))
     envelope = provenance(
