@@ -21,11 +21,20 @@ def new(
         typer.Option(help="submit, approve, audit, work or admin; give it again for more."),
     ],
     days: Annotated[int, typer.Option(help="For how many days it is valid, 1 to 366.")] = 90,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose it is, so that all their tokens count as one; oidc:SUBJECT for one who "
+            "signs in too."
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token; standard output is the token, which is shown this once."""
     scopes = [f"--scope={each}" for each in scope]
-    become_service("tokens", "new", f"--name={name}", *scopes, f"--days={days}", *_json(as_json))
+    whose = [] if person is None else [f"--person={person}"]
+    given = [f"--name={name}", *scopes, *whose, f"--days={days}", *_json(as_json)]
+    become_service("tokens", "new", *given)
 
 
 @tokens.command("list")

@@ -110,21 +110,20 @@ def test_without_a_schema_it_says_to_migrate(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "affidavit.db").exists()
 
 
-def test_the_command_line_hands_them_to_the_service(sqlite_url: str, tmp_path: Path) -> None:
+def test_the_command_line_hands_them_to_the_service(
+    run: Run, sqlite_url: str, tmp_path: Path
+) -> None:
     assert sqlite_url
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "AFFIDAVIT_HOME": str(tmp_path)}
 
-    def affidavit(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "affidavit.gate", "tokens", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-    made = affidavit("new", "--name", "ci", "--scope", "submit", "--days", "90")
+    command = [sys.executable, "-m", "affidavit.gate", "tokens", "new", "--name", "ci"]
+    command += ["--scope", "submit", "--days", "90", "--person", "ana"]
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     token = parse(made.stdout.strip())
     assert token is not None
-    assert affidavit("revoke", token.id).returncode == 0
-    (record,) = json.loads(affidavit("list", "--json").stdout)["tokens"]
-    assert record["revoked_at"] is not None
+    (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
+    assert (record["id"], record["person"]) == (token.id, "person:ana")
 
 
 # ---- where the service listens --------------------------------------------------------
@@ -167,21 +166,21 @@ def test_nobody_known_is_an_error_of_its_own(settings: Settings) -> None:
         serve("0.0.0.0", 0, settings)
 
 
-def test_a_running_service_asks_for_tokens_from_the_first_one_on(server: Any) -> None:
-    """Made by another process, and asked for by this one at its next request."""
+def test_a_running_service_asks_for_tokens_from_the_first_one_on(server: Any, run: Run) -> None:
+    """Made by this process, and asked for by the service at its next request."""
     server.start()
     assert "OPEN: no token was ever made" in "".join(server.log)
     path = f"{server.url}/v1/certificates"
     assert httpx.get(path).status_code == 200
     assert httpx.get(path, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 401
     assert httpx.get(path, headers={"host": "rebound.example"}).status_code == 401
-    made = server.run("tokens", "new", "--name", "ci", "--scope", "submit").stdout.strip()
+    made = run("tokens", "new", "--name", "ci", "--scope", "submit")[1].strip()
     assert httpx.get(path).status_code == 401
     headers = {"authorization": f"Bearer {made}"}
     assert httpx.get(path, headers=headers).status_code == 200
-    (record,) = json.loads(server.run("tokens", "list", "--json").stdout)["tokens"]
+    (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
     assert record["last_used_at"] is not None
-    server.run("tokens", "revoke", record["id"])
+    run("tokens", "revoke", record["id"])
     refused = httpx.get(path, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (401, "revoked_token")
     assert httpx.get(path).status_code == 401
