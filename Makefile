@@ -64,7 +64,7 @@ lock: install
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
-docs: install
+docs: install-trainer
 	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md
 	$(BIN)/python -m affidavit.certificate.diagnose.document > docs/mistakes.md
 	$(BIN)/python -m affidavit.service.described > docs/openapi.json

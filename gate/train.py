@@ -14,6 +14,8 @@ import typer
 
 from affidavit.gate.console import stop
 
+REMEDY = "make install-trainer in a checkout, pip install 'affidavit[trainer]' elsewhere."
+
 train = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -25,7 +27,7 @@ train = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def become_trainer(context: typer.Context) -> None:
     """Train exactly what a certificate certifies, and write the record of the run."""
     if importlib.util.find_spec("torch") is None:
-        stop("training needs PyTorch: pip install 'affidavit[trainer]'.")
+        stop(f"training needs PyTorch: {REMEDY}")
     sys.stdout.flush()
     arguments = [sys.executable, "-m", "affidavit.trainer", *context.args]
     os.execv(sys.executable, arguments)

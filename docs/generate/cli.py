@@ -9,7 +9,12 @@ from typing import Any
 from typer.main import get_command
 
 from affidavit.gate.cli import app
+from affidavit.trainer.__main__ import app as trainer
+from affidavit.worker.__main__ import app as worker
 from docs.generate.tables import table
+
+BECOMES = {"affidavit train": trainer, "affidavit worker": worker}
+"""Commands whose process is replaced by another program's, which takes their options."""
 
 HEAD = """# The command line
 
@@ -37,7 +42,7 @@ def page() -> str:
 
 def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     if not hasattr(command, "list_commands"):
-        yield path, command
+        yield path, get_command(BECOMES[path]) if path in BECOMES else command
         return
     for name in command.list_commands(None):
         found = command.get_command(None, name)
