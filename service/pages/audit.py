@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from affidavit.certificate.keys import PublicKey
 from affidavit.certificate.log.tree import MOST_LEAVES
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.audit import one_state
@@ -16,6 +18,7 @@ from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import PRIVATE, answer, page
 from affidavit.service.pages.audit_view import EXPORT, PAGE, Entry, Search, audit_view, entry_view
 from affidavit.service.pages.forms_of_a_view import Rows
+from affidavit.service.pages.kept_checkpoint import LONGEST, Held, NoCheckpoint, hold
 from affidavit.service.pages.wishes import is_data
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log_checkpoint import TEXT, not_logged
@@ -39,6 +42,7 @@ class Wanted(BaseModel):
     before: Annotated[int, Field(ge=0, le=MOST_LEAVES)] | None = None
     start: Number = ""
     end: Number = ""
+    kept: Annotated[str, Field(max_length=LONGEST)] = ""
     done: Text = ""
 
 
@@ -49,15 +53,17 @@ def audit(
     """The newest entries, or those of a kind or about a subject."""
     search = Search(kind=wanted.kind, subject=wanted.subject.strip(), before=wanted.before)
     checked, wrong = _checked(services, wanted)
+    held, not_held = _held(services, wanted.kept)
     limit = EXPORT if is_data(request) else PAGE
     with one_state(services.engine) as connection:
         view = audit_view(connection, search, limit, checked=checked, wrong=wrong)
+    view = replace(view, kept=wanted.kept, held=held, not_held=not_held)
     return answer(
         request,
         view,
         template="audit.html",
         rows=Rows(Entry, view.entries),
-        status=422 if wrong else 200,
+        status=422 if wrong or not_held else 200,
     )
 
 
@@ -72,7 +78,7 @@ def checkpoint(_: Auditor, services: TheServices) -> Response:
     return Response(note, 200, headers, media_type=f"{TEXT}; charset=utf-8")
 
 
-@page(router, "/audit/{index}", csv=False)
+@page(router, "/audit/{index}")
 def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> Response:
     """One entry and its proof."""
     try:
@@ -80,7 +86,7 @@ def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> 
             view = entry_view(services.log, connection, index)
     except NothingLogged:
         raise Problem(404, "not_found", f"the log has no signed entry {index}.") from None
-    return answer(request, view, template="audit_entry.html")
+    return answer(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
 
 
 def _checked(services: Services, wanted: Wanted) -> tuple[RangeChecked | None, str]:
@@ -96,6 +102,18 @@ def _checked(services: Services, wanted: Wanted) -> tuple[RangeChecked | None, s
         with one_state(services.engine) as connection:
             return check_range(connection, start, end), ""
     except ValueError as error:
+        said = str(error)
+        return None, f"{said[0].upper()}{said[1:]}."
+
+
+def _held(services: Services, kept: str) -> tuple[Held | None, str]:
+    """The checkpoint that was given, held to the log; or why that cannot be done."""
+    if not kept.strip():
+        return None, ""
+    records = [*services.store.keys(), *services.signers.public_records()]
+    try:
+        return hold(kept, services.log, map(PublicKey.from_record, records)), ""
+    except NoCheckpoint as error:
         said = str(error)
         return None, f"{said[0].upper()}{said[1:]}."
 

@@ -21,6 +21,7 @@ from affidavit.service.log.proofs import InclusionProof, LogReader, NothingLogge
 from affidavit.service.log.range_check import RangeChecked
 from affidavit.service.log.stored_tree import last_checkpoint
 from affidavit.service.log.tables import log_entries, log_leaves, log_pending
+from affidavit.service.pages.kept_checkpoint import Held
 from affidavit.service.pages.text import short
 
 KINDS: tuple[str, ...] = get_args(EntryKind)
@@ -75,7 +76,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A part of the log; ``next`` goes on behind it, None where it ends."""
+    """A part of the log; ``next`` goes on behind it, None where it ends.
+
+    ``checked`` is a stretch that was hashed again, ``held`` the checkpoint ``kept`` by the
+    reader and held to the log; ``wrong`` and ``not_held`` say why there is none.
+    """
 
     checkpoint: CheckpointShown | None
     waiting: int
@@ -85,6 +90,9 @@ class Audit:
     next: int | None
     checked: RangeChecked | None = None
     wrong: str = ""
+    kept: str = ""
+    held: Held | None = None
+    not_held: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,6 +65,13 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     records = site.ask("GET", "/v1/keys", auditor).json()["keys"]
     checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(each) for each in records])
 
+    # Held to the log as it is now.
+    visitor.page.fill("#kept", note)
+    visitor.page.click("text=Hold it to the log")
+    assert "only grew" in visitor.text()
+    visitor.look("audit-held")
+    visitor.page.go_back()
+
     # The entry's own page, its data, and the proof held to that checkpoint.
     visitor.page.click("tbody th a")
     assert "in the log" in visitor.text()

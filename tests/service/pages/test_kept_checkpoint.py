@@ -1,0 +1,90 @@
+"""A checkpoint that somebody kept finds out a log that was rewritten, and no other."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate.log.checkpoint import read_checkpoint, sign_checkpoint
+from tests.service.runs.conftest import Yard
+
+
+def _newest(yard: Yard, more_than: int = 0) -> str:
+    """The newest checkpoint, as the page gives it to be kept."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        answer = yard.ask("GET", "/audit/checkpoint", "audit")
+        if answer.status_code == 200 and read_checkpoint(answer.text).size > more_than:
+            return str(answer.text)
+        time.sleep(0.05)
+    raise AssertionError("nothing was signed in time")
+
+
+def _held(yard: Yard, kept: str, status: int = 200) -> Any:
+    answer = yard.client.get(
+        "/audit.json",
+        params={"kept": kept},
+        headers={"authorization": f"Bearer {yard.tokens['audit']}"},
+    )
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def _other(text: str) -> bytes:
+    return bytes(byte ^ 1 for byte in read_checkpoint(text).root_hash)
+
+
+def test_a_log_that_only_grew_holds_and_one_that_was_rewritten_does_not(
+    yard: Yard, tmp_path: Path
+) -> None:
+    kept = _newest(yard)
+    said = read_checkpoint(kept)
+    yard.certify()
+    now = read_checkpoint(_newest(yard, said.size))
+    held = _held(yard, kept)["held"]
+    assert (held["extended"], held["signed"]) == (True, True)
+    assert (held["then"], held["now"]) == (said.size, now.size)
+    # As a form sends it, and without the last line end that a text area may lose.
+    assert _held(yard, kept.replace("\n", "\r\n").strip())["held"]["extended"]
+
+    key = KeyStore(tmp_path / "keys").signing_key()
+    assert key is not None
+    stranger = SigningKey.generate("stranger")
+    at = datetime.now(UTC)
+
+    def of(who: Any, **changes: Any) -> Any:
+        given = {"origin": said.origin, "size": said.size, "root_hash": said.root_hash, **changes}
+        return _held(yard, sign_checkpoint(who, at=at, **given))["held"]
+
+    # What the service signed once, and what it now says was there, are not the same.
+    rewritten = of(key, root_hash=_other(kept))
+    assert (rewritten["extended"], rewritten["signed"]) == (False, True)
+    assert "are others now" in rewritten["said"]
+    lost = of(key, size=now.size + 100)
+    assert (lost["extended"], lost["signed"]) == (False, True)
+    assert "some are gone" in lost["said"]
+    # What somebody else signed accuses nobody.
+    assert not of(stranger, root_hash=_other(kept))["signed"]
+    assert of(stranger)["extended"]
+    forged = sign_checkpoint(key, origin=said.origin, size=said.size, root_hash=_other(kept), at=at)
+    page = yard.client.get(
+        "/audit",
+        params={"kept": forged},
+        headers={"authorization": f"Bearer {yard.tokens['audit']}", "accept": "text/html"},
+    )
+    assert "Stop, keep a copy" in page.text
+
+    other = sign_checkpoint(key, origin="log.example", size=1, root_hash=said.root_hash, at=at)
+    assert "of another log" in _held(yard, other, 422)["not_held"]
+    for text in ("no note", "<script>", "a\x00b", "\n\n— x y\n", kept[: len(kept) // 2]):
+        assert "no checkpoint" in _held(yard, text, 422)["not_held"], text
+
+
+def test_an_entry_is_data_too(yard: Yard) -> None:
+    _newest(yard)
+    (line,) = yard.ask("GET", "/audit/0.csv", "audit").text.splitlines()[1:]
+    assert line.startswith("0,")
+    assert yard.ask("GET", "/audit/0.json", "audit").json()["entry"]["index"] == 0
