@@ -41,9 +41,10 @@ def main(kind: str = "postgresql") -> int:
     """Run the demonstration; 0 when the run was settled and conforms."""
     # Whoever ends this ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    found = database(kind)
     shutil.rmtree(HOME, ignore_errors=True)
     os.environ.pop("AFFIDAVIT_TOKEN", None)
-    with database(kind) as url:
+    with found as url:
         os.environ["DATABASE_URL"] = url
         return demonstrate()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate.conformance import conformance
@@ -15,6 +18,7 @@ from affidavit.certificate.keys import KeyStore
 from affidavit.certificate.provenance import read_provenance
 from affidavit.gate.cli import app
 
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
 LONG = 20_000
 
@@ -34,7 +38,9 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
+    """The demonstration does the same on SQLite, with fewer questions."""
     certificate = shop.certify(STEPS)
     run = shop.request(certificate)
     assert shop.run(run)["state"] == "queued"
@@ -84,3 +90,32 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     assert certificate in verified.output
     (folder / "run/weights.pt").write_bytes(b"others")
     assert command.invoke(app, [*told, *about]).exit_code == 1
+
+
+def test_the_demonstration_ends_with_a_settled_run(tmp_path: Path) -> None:
+    """``make demo-run`` with each database, as far as make tells; on SQLite it is run."""
+    for given, kind in (((), "postgresql"), (("DATABASE=sqlite",), "sqlite")):
+        told = ["make", "--no-print-directory", "-n", "demo-run", *given]
+        lines = subprocess.run(told, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+        command = lines.splitlines()[-1].split()
+        assert command[-1] == kind
+        assert " ".join(told[3:]) in (ROOT / "README.md").read_text()
+    ran = subprocess.run(
+        [sys.executable, *command[1:]],
+        cwd=ROOT,
+        env={**os.environ, "AFFIDAVIT_HOME": str(tmp_path)},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=600,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "settled, conformant; 100 steps were charged to the ledger" in ran.stdout
+
+
+def test_the_demonstration_knows_no_other_database() -> None:
+    command = [sys.executable, "-m", "examples.train.demo_run", "oracle"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
+    assert ran.returncode == 1
+    assert "give postgresql or sqlite" in ran.stderr
+    assert "Traceback" not in ran.stderr
