@@ -58,3 +58,17 @@ def test_what_is_written_is_read_back(key: SigningKey) -> None:
 def test_other_shapes_are_refused(document: object) -> None:
     with pytest.raises(BadEnvelope):
         read_envelope(document)
+
+
+@pytest.mark.parametrize("field", ["payload", "sig"])
+@pytest.mark.parametrize(
+    ("value", "wrong"),
+    [(1, "not a string"), ("@@@@", "not base64"), ("YR==", "not in canonical base64")],
+)
+def test_a_refusal_names_the_field_and_what_is_wrong_with_it(
+    key: SigningKey, field: str, value: object, wrong: str
+) -> None:
+    document = seal(b"payload", key).as_document()
+    (document if field == "payload" else document["signatures"][0])[field] = value
+    with pytest.raises(BadEnvelope, match=f"^{field} is {wrong}$"):
+        read_envelope(document)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from affidavit.certificate.keys import (
     KeyFailure,
@@ -16,6 +17,7 @@ from affidavit.certificate.keys import (
     SigningKey,
     home,
     read_public_keys,
+    read_root_key,
 )
 
 
@@ -104,3 +106,20 @@ def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert home() == tmp_path
     monkeypatch.delenv("AFFIDAVIT_HOME")
     assert home() == Path.home() / ".affidavit"
+
+
+def test_a_root_key_without_a_record_is_valid_from_now_on(tmp_path: Path) -> None:
+    path = tmp_path / "root.pem"
+    made = SigningKey.generate("root")
+    path.write_bytes(
+        made.private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    path.chmod(0o600)
+    before = datetime.now(UTC).replace(microsecond=0)
+    read = read_root_key(path)
+    assert read.key_id == made.key_id
+    assert before <= read.public.not_before <= datetime.now(UTC) < read.public.not_after

@@ -1,0 +1,98 @@
+"""What each picture of a plan's curves shows: the certified numbers, beside what no leak is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.charts import Band, Chart, Dots, Line
+from affidavit.certificate.curve_charts import KINDS, picture
+from affidavit.certificate.curves import Curves, curves
+from affidavit.plan.model import Plan
+
+
+@pytest.fixture(scope="module")
+def found(plan_of: Callable[..., Plan]) -> Curves:
+    result = curves(plan_of())
+    assert not isinstance(result, Assessment)
+    return result
+
+
+@pytest.fixture(scope="module")
+def charts(found: Curves) -> dict[str, Chart]:
+    return {kind: draw(found) for kind, draw in KINDS.items()}
+
+
+def test_the_profile_is_a_band_of_proved_ends_with_the_target(charts: dict[str, Chart]) -> None:
+    band, target = charts["profile"].marks
+    assert isinstance(band, Band)
+    assert all(lower <= upper for _, lower, upper in band.points)
+    assert isinstance(target, Dots)
+    assert target.points == ((8.0, 1e-5),)
+
+
+def test_the_trade_off_runs_between_no_alarm_and_no_miss(
+    found: Curves, charts: dict[str, Chart]
+) -> None:
+    band, blind = charts["trade-off"].marks
+    assert isinstance(band, Band)
+    assert (band.points[0][0], band.points[-1][0]) == (0.0, 1.0)
+    for alpha, lower, upper in band.points:
+        assert lower <= upper <= 1 - alpha + 1e-12
+        assert found.trade_off.type_two(alpha).lower == lower
+    assert isinstance(blind, Line)
+    assert (blind.points, blind.faint) == (((0.0, 1.0), (1.0, 0.0)), True)
+
+
+def test_an_attack_finds_at_least_what_a_guess_does(charts: dict[str, Chart]) -> None:
+    band, blind = charts["attack"].marks
+    assert isinstance(band, Band)
+    assert all(rate <= upper + 1e-12 for rate, _, upper in band.points)
+    assert isinstance(blind, Line)
+    assert blind.faint
+    assert all(x == y for x, y in blind.points)
+
+
+def test_the_renyi_divergence_of_a_gaussian_is_a_line_through_zero(
+    found: Curves, charts: dict[str, Chart]
+) -> None:
+    (line,) = charts["renyi"].marks
+    assert isinstance(line, Line)
+    assert line.name == "exact"
+    assert found.mu is not None
+    for order, divergence in line.points:
+        assert divergence == pytest.approx(order * found.mu**2 / 2, rel=1e-6)
+
+
+def test_beliefs_move_by_the_odds_of_epsilon_and_no_more(
+    found: Curves, charts: dict[str, Chart]
+) -> None:
+    after, unmoved = charts["belief"].marks
+    assert isinstance(after, Line)
+    assert isinstance(unmoved, Line)
+    assert (after.faint, unmoved.faint) == (False, True)
+    assert all(x == y for x, y in unmoved.points)
+    assert len(after.points) == len(unmoved.points) - 1
+    for prior, posterior in after.points:
+        moved = math.log(posterior / (1 - posterior)) - math.log(prior / (1 - prior))
+        assert moved == pytest.approx(found.odds_exponent, rel=1e-6)
+    assert f"{found.delta:g}" in after.name
+
+
+def test_every_axis_says_what_and_in_which_unit(charts: dict[str, Chart]) -> None:
+    labels = {kind: (chart.x.label, chart.y.label) for kind, chart in charts.items()}
+    assert labels["profile"] == ("ε (nats)", "δ (probability)")
+    assert labels["renyi"] == ("order", "divergence (nats)")
+    assert len({chart.title for chart in charts.values()}) == len(KINDS)
+
+
+def test_a_picture_holds_what_was_asked_for(found: Curves) -> None:
+    alone = picture(found, ("belief",))
+    assert "Belief about one record" in alone
+    assert "Trade-off" not in alone
+    every = picture(found)
+    assert all(draw(found).title in every for draw in KINDS.values())
+    assert "quick: ε ≤" in every
