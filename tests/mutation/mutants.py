@@ -80,14 +80,14 @@ class Mutations:
         except SyntaxError:
             return None
         where = self._positions[change.node]
-        lines = list(difflib.ndiff(self.text.splitlines(), source.splitlines()))
+        lines = list(difflib.unified_diff(self.text.splitlines(), source.splitlines(), n=0))[2:]
         return Mutant(
             file=self.file,
             line=where.start.line,
             last_line=where.end.line,
             operator=change.operator,
-            was=" ".join(line[2:].strip() for line in lines if line.startswith("- ")),
-            now=" ".join(line[2:].strip() for line in lines if line.startswith("+ ")),
+            was=" ".join(line[1:].strip() for line in lines if line.startswith("-")),
+            now=" ".join(line[1:].strip() for line in lines if line.startswith("+")),
             source=source,
         )
 
@@ -114,6 +114,8 @@ def _is_left_out(node: cst.CSTNode) -> bool:
             return True
         case cst.Call(func=cst.Name(name)):
             return name in NOT_CALLED_OTHERWISE
+        case cst.FormattedString():
+            return _is_prose(node)
         case _:
             return _is_docstring(node)
 

@@ -63,11 +63,12 @@ def collect(folders: Sequence[str], rooms: Sequence[str], kept: Path) -> Reach:
         if ended.returncode or not kept.exists():
             raise SystemExit("the tests do not pass without any mutant")
     found = json.loads(kept.read_text())
+    names = list(found["seconds"])
     return Reach(
         seconds=found["seconds"],
         modules=found["modules"],
         tests={
-            file: {int(line): names for line, names in lines.items()}
+            file: {int(line): [names[each] for each in tests] for line, tests in lines.items()}
             for file, lines in found["tests"].items()
         },
     )
@@ -101,11 +102,12 @@ class _Watch:
     def pytest_sessionfinish(self) -> None:
         self._coverage.stop()
         data = self._coverage.get_data()
-        tests: dict[str, dict[int, list[str]]] = defaultdict(dict)
+        place = {name: place for place, name in enumerate(self._seconds)}
+        tests: dict[str, dict[int, list[int]]] = defaultdict(dict)
         for file in data.measured_files():
             name = Path(file).resolve().relative_to(Path.cwd()).as_posix()
             for line, names in data.contexts_by_lineno(file).items():
-                tests[name][line] = sorted(filter(None, names))
+                tests[name][line] = sorted(place[test] for test in names if test)
         modules = sorted(name for name in sys.modules if _of_others(name))
         found = {"seconds": self._seconds, "tests": tests, "modules": modules}
         self._kept.parent.mkdir(parents=True, exist_ok=True)

@@ -33,10 +33,11 @@ NEVER_RAN = {pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What ended the mutant; ``None`` where every test passed."""
+    """What ended the mutant, and what that said; ``None`` where every test passed."""
 
     killed_by: str | None
     seconds: float
+    said: str = ""
 
 
 def load(modules: Iterable[str]) -> None:
@@ -50,16 +51,20 @@ def load(modules: Iterable[str]) -> None:
                 continue
 
 
-def attempt(file: str, source: str, tests: Sequence[str], cpu: float) -> Outcome:
-    """Run ``tests`` in their order against ``file`` with another text, in a fork."""
+Part = tuple[Sequence[str], float]
+"""Tests in their order, and how many seconds of processor time they may take."""
+
+
+def attempt(file: str, source: str, parts: Sequence[Part]) -> Outcome:
+    """Run the tests of each part in their order against ``file`` with another text, in a fork."""
     begin = time.monotonic()
     folder = tempfile.mkdtemp(prefix="mutant-")
     child = os.fork()
     if child == 0:
-        os._exit(_child(file, source, tests, cpu, Path(folder)))
+        os._exit(_child(file, source, parts, Path(folder)))
     status = _waited(child, begin + PATIENCE)
-    said = Path(folder, "killed-by")
-    name = said.read_text() if said.exists() else None
+    told = Path(folder, "killed-by")
+    name, _, said = (told.read_text() if told.exists() else "import").partition("\n")
     shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.monotonic() - begin, 2)
     if status is None:
@@ -68,8 +73,8 @@ def attempt(file: str, source: str, tests: Sequence[str], cpu: float) -> Outcome
         return Outcome(killed_by=signal.Signals(os.WTERMSIG(status)).name, seconds=seconds)
     code = os.WEXITSTATUS(status)
     if code in NEVER_RAN:
-        raise SystemExit(f"no test was run for a mutant of {file}: {tests[:3]}")
-    return Outcome(killed_by=None if code == 0 else name or "import", seconds=seconds)
+        raise SystemExit(f"no test was run for a mutant of {file}: {parts}")
+    return Outcome(killed_by=name if code else None, seconds=seconds, said=said)
 
 
 def _waited(child: int, until: float) -> int | None:
@@ -88,20 +93,24 @@ def _waited(child: int, until: float) -> int | None:
     return status
 
 
-def _child(file: str, source: str, tests: Sequence[str], cpu: float, folder: Path) -> int:
+def _child(file: str, source: str, parts: Sequence[Part], folder: Path) -> int:
     os.setsid()
-    seconds = int(cpu + time.process_time()) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     _replace(Path(file).resolve(), source)
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"]
     # Rewritten assertions would have files read by another way than the one that is replaced.
-    options += ["--assert=plain"]
-    files = dict.fromkeys(name.partition("::")[0] for name in tests)
-    return int(pytest.main([*options, *files], plugins=[_Chosen(tests, folder / "killed-by")]))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain"]
+    options += [f"--basetemp={folder / 'tests'}"]
+    for tests, cpu in parts:
+        end = int(time.process_time() + cpu) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.RLIM_INFINITY))
+        files = dict.fromkeys(name.partition("::")[0] for name in tests)
+        code = pytest.main([*options, *files], plugins=[_Chosen(tests, folder / "killed-by")])
+        if code != pytest.ExitCode.OK:
+            return int(code)
+    return 0
 
 
 def _replace(path: Path, source: str) -> None:
@@ -132,4 +141,6 @@ class _Chosen:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self._said.exists():
-            self._said.write_text(report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = "" if crash is None else crash.message.partition("\n")[0]
+            self._said.write_text(f"{report.nodeid}\n{said}")
