@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 LAYERS, WIDTH, HEADS, TIME, WORDS, LOT = 4, 256, 4, 64, 5000, 32
-TURNS, STEPS = 7, 3
+TURNS, STEPS = 11, 3
 
 
 class Attention(nn.Module):

@@ -56,7 +56,11 @@ class Lot:
     def seed(self, place: int) -> None:
         """Seed the drop-out of microbatch ``place``: it is no secret, and no part of the noise."""
         drawn = derived_key(self.dropout_key, f"microbatch {place}")
-        torch.manual_seed(int.from_bytes(drawn[:8], "little") >> 1)
+        seed = int.from_bytes(drawn[:8], "little") >> 1
+        # ``torch.manual_seed`` also notes, with a traceback, to seed devices that nobody uses.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
 
 
 @dataclass(frozen=True, kw_only=True)

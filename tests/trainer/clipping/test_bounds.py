@@ -21,7 +21,14 @@ from affidavit.trainer.clipping.factors import (
 )
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
 from affidavit.trainer.clipping.taps import norm_of_uses
-from affidavit.trainer.numerics import clip_weights, norm_of_rows, require_true_float32
+from affidavit.trainer.numerics import (
+    all_finite,
+    clip_weight,
+    clip_weights,
+    listed_norm_of_rows,
+    norm_of_rows,
+    require_true_float32,
+)
 
 DRAWS = 6
 
@@ -192,6 +199,54 @@ def test_weights_never_let_a_norm_through() -> None:
         assert bool((weights.double() * norms.double() <= clip_norm).all())
         assert bool((weights[norms <= clip_norm * 0.99] == 1).all())
     assert clip_weights(torch.tensor([torch.nan, torch.inf, 0.0]), 1.0).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (7, 30, 9)])
+def test_numbers_are_what_tensors_are(shape: tuple[int, ...]) -> None:
+    """The two ways to norms and weights are one, where nothing is finite as well."""
+    values = (
+        torch.randn(shape)
+        * torch.tensor([1e-20, 1e-3, 1, 1e6, 1e36, torch.nan, torch.inf])[
+            (slice(None), *[None] * (len(shape) - 1))
+        ]
+    )
+    norms = norm_of_rows(values)
+    listed = torch.tensor(listed_norm_of_rows(values))
+    assert torch.allclose(listed, norms, rtol=1e-6, atol=0, equal_nan=True)
+    for clip_norm in (1e-9, 0.1, 1e9):
+        weights = [clip_weight(norm, clip_norm, torch.float32) for norm in norms.tolist()]
+        assert torch.allclose(torch.tensor(weights), clip_weights(norms, clip_norm), rtol=1e-6)
+        for weight, norm in zip(weights, norms.tolist(), strict=True):
+            assert not weight or weight * norm <= clip_norm
+    assert clip_weight(0.0, 1.0, torch.float32) == 1
+
+
+@pytest.mark.parametrize("kernel", ["gram", "reuse"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+def test_a_lost_record_takes_no_other_with_it(kernel: str, bad: float) -> None:
+    """Its rows are in the same batch of products, and in the same chunk."""
+    a, b = torch.randn(4, 8, 5), torch.randn(4, 8, 6)
+    whole = LinearFactors.of(a[[0, 1, 3]], b[[0, 1, 3]])
+    a[2, 3, 1] = bad
+    b[2] *= bad
+    of = LinearFactors.of(a, b)
+    if kernel == "gram":
+        assert torch.isinf(of.gram_norms()[2])
+        weights = clip_weights(of.gram_norms(), 0.1)
+        added, expected = of.weighted_sum(weights), whole.weighted_sum(weights[[0, 1, 3]])
+    else:
+        added, expected = of.reused_sum(0.1), whole.reused_sum(0.1)
+    assert torch.allclose(added, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_entry_that_is_not_finite_is_seen(bad: float) -> None:
+    tensors = [torch.full((40,), 3e38), torch.empty(0), torch.randn(300, 70)]
+    assert all_finite(tensors)
+    for place in (0, 12345, 20999):
+        found = tensors[2].clone()
+        found.view(-1)[place] = bad
+        assert not all_finite([*tensors[:2], found])
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
@@ -69,13 +71,36 @@ def test_recomputed_activations_leave_the_sums(reentrant: bool) -> None:
 
 # PyTorch looks at the gradient of what is no leaf while it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_compiled_parts_leave_the_sums() -> None:
+@pytest.mark.parametrize("recompute", [None, False])
+def test_compiled_parts_leave_the_sums(recompute: bool | None) -> None:
+    """Alone, and inside what is computed again; records are longer than their clip norm."""
     model, private, x = made(torch.float64)
     expected = sums(model, private, model, x)
     again, other, _ = made(torch.float64)
-    got = sums(again, other, torch.compile(again, backend="aot_eager"), x)
+    again.recompute = recompute
+    compiled: list[GraphModule] = []
+
+    def as_traced(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        compiled.append(graph)
+        return aot_eager(graph, inputs) if recompute is None else graph.forward
+
+    aot_eager = torch._dynamo.lookup_backend("aot_eager")
+    run: Callable[[Tensor], Tensor] = again
+    if recompute is None:
+        run = torch.compile(again, backend=as_traced)
+    else:
+        again.part = torch.compile(again.part, backend=as_traced)  # type: ignore[method-assign]
+    got = sums(again, other, run, x)
+    assert compiled
     for name, value in expected.items():
         assert torch.allclose(got[name], value, rtol=1e-9), name
+    alone = sums(again, other, run, x[:1])
+    clipped = {n: alone[n] - got[n] for n in alone}
+    assert float(clipped["last.weight"].norm()) == pytest.approx(0.5, rel=1e-6)
+    others = [each for n, each in clipped.items() if n != "last.weight"]
+    assert float(torch.stack([each.norm() for each in others]).norm()) == pytest.approx(
+        0.3, rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("around", ["losses", "step"])

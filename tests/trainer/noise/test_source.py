@@ -25,7 +25,9 @@ from affidavit.mechanisms.strategies.square_root import (
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.trainer.noise import normal
 from affidavit.trainer.noise.normal import standard_normal
+from affidavit.trainer.noise.recurrence import leaves_as_it_is
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
 
 KEY = bytes(range(32))
@@ -217,3 +219,32 @@ def test_no_noise_is_made_beyond_the_steps_certified() -> None:
 def test_a_scale_that_is_no_noise_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="positive"):
         TensorNoise(shape=(1,), scale=scale)
+
+
+def test_noise_in_pieces_is_the_noise_of_each_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is made at a time: tensors that share a piece, or are in several, are the same."""
+    shapes = {"a": (3,), "b": (70, 11), "c": (256,), "d": (1,), "e": (40, 40)}
+    tensors = {name: TensorNoise(shape=shape, scale=0.3) for name, shape in shapes.items()}
+    start = {name: torch.randn(shape) for name, shape in shapes.items()}
+    expected = {
+        name: start[name].add(standard_normal(KEY, step=0, tensor=i, shape=shape), alpha=0.3)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    for groups in (1, 2, 5, 100):
+        monkeypatch.setitem(normal.GROUPS, "cpu", groups)
+        sums = {name: each.clone() for name, each in start.items()}
+        sums["e"] = sums["e"].mT if groups == 5 else sums["e"]
+        transposed = {"e": start["e"].mT.add(expected["e"] - start["e"])} if groups == 5 else {}
+        NoiseSource(KEY, tensors).add_to(sums)
+        for name, found in sums.items():
+            if name in transposed:
+                assert torch.allclose(found, transposed[name])
+            else:
+                assert torch.equal(found, expected[name])
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_noise_is_taken_as_it_is_drawn_only_where_that_is_certified(name: str) -> None:
+    strategy = STRATEGIES[name]
+    same = np.array_equal(strategy.noise_matrix(), np.eye(STEPS))
+    assert leaves_as_it_is(strategy) == same
