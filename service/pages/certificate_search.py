@@ -2,8 +2,8 @@
 
 A search is by beginnings: of a certificate's id or its plan's digest where it is hexadecimal,
 else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
-counted with the other facets as they are. Counts stop at ``COUNTED``, so that a page costs the
-same however many certificates there are; pages are cut by place.
+counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
+costs the same however many certificates there are; pages are cut by place.
 
 ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
 certificates of one band may not mean the same.
@@ -12,9 +12,10 @@ certificates of one band may not mean the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import isfinite
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -24,12 +25,11 @@ from sqlalchemy import (
     RowMapping,
     Select,
     and_,
+    case,
     func,
-    literal,
     or_,
     select,
     tuple_,
-    union_all,
 )
 
 from affidavit.accountants.bracket import decimal_up
@@ -47,8 +47,8 @@ from affidavit.service.pages.saved_views import SavedView
 from affidavit.service.tables import certificate_facets, certificates
 
 LISTED = 50
-COUNTED = 1000
-"""Certificates of one kind that are counted; where there are more the page says so."""
+COUNTED = 2000
+"""The newest certificates that are counted; where there are more the page says so."""
 SOON = timedelta(days=30)
 DIGITS = 6
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
@@ -72,7 +72,7 @@ ENDS: dict[Ends, str] = {
     "later": "ends later",
 }
 _LIMITS: dict[Band, tuple[float, float]] = {
-    "to_1": (0.0, 1.0),
+    "to_1": (-1.0, 1.0),
     "to_3": (1.0, 3.0),
     "to_8": (3.0, 8.0),
     "above_8": (8.0, float("inf")),
@@ -170,11 +170,11 @@ def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> C
     rows = connection.execute(page_query(wanted, now)).mappings().all()
     shown = rows[:LISTED]
     last = shown[-1] if len(rows) > LISTED else None
-    counts = _counts(connection, wanted, now)
+    tally = _tally(connection, wanted, now)
     return CertificateList(
         lines=tuple(_line(row) for row in shown),
-        total=_counted(counts[("", "")]),
-        facets=tuple(_facets(wanted, counts)),
+        total=tally.with_each(wanted.narrowing),
+        facets=tuple(_facets(wanted, tally)),
         wanted=wanted.narrowing,
         next=None if last is None else cursor_at(last["created_at"], last["id"], last["untrusted"]),
     )
@@ -201,19 +201,25 @@ def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
     return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
 
 
-def count_query(wanted: Wanted, now: datetime) -> Select[Any]:
-    """How many there are, up to one more than ``COUNTED``."""
+def tally_query(wanted: Wanted, now: datetime) -> Select[Any]:
+    """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
     narrowed = wanted.mechanism is not None or wanted.requester is not None
-    source = _joined(outer=False) if narrowed else certificates
-    # In this order the index of times serves, and counting stops early.
-    found = (
-        select(literal(1).label("one"))
-        .select_from(source)
+    kept = certificates.c
+    # In this order the index of times serves, and reading stops early.
+    newest = (
+        select(
+            kept.verdict.label("verdict"),
+            _band_of(kept.epsilon_upper).label("epsilon"),
+            _end_of(kept.not_after, now).label("ends"),
+        )
+        .select_from(_joined(outer=False) if narrowed else certificates)
         .where(*_conditions(wanted, now))
-        .order_by(certificates.c.created_at.desc())
+        .order_by(kept.created_at.desc())
         .limit(COUNTED + 1)
+        .subquery()
     )
-    return select(func.count()).select_from(found.subquery())
+    values = [newest.c[name] for name in _VALUES]
+    return select(*values, func.count().label("number")).group_by(*values)
 
 
 _COLUMNS = (
@@ -281,6 +287,15 @@ def _banded(band: Band) -> ColumnElement[bool]:
     return epsilon > low if high == float("inf") else and_(epsilon > low, epsilon <= high)
 
 
+def _band_of(epsilon: ColumnElement[float]) -> ColumnElement[str]:
+    below = [(epsilon <= most, band) for band, (_, most) in _LIMITS.items() if isfinite(most)]
+    return case((epsilon.is_(None), "none"), *below, else_="above_8")
+
+
+def _end_of(end: ColumnElement[datetime], now: datetime) -> ColumnElement[str]:
+    return case((end < now, "over"), (end < now + SOON, "soon"), else_="later")
+
+
 def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
     end = certificates.c.not_after
     match ends:
@@ -338,40 +353,50 @@ _VALUES: dict[str, tuple[str, dict[str, str]]] = {
 """Facets whose values are counted."""
 
 
-def _counts(connection: Connection, wanted: Wanted, now: datetime) -> dict[tuple[str, str], int]:
-    """How many there are in all, and with each value of each facet."""
-    asked = [("", "", wanted)]
-    for name, (_, values) in _VALUES.items():
-        asked += [(name, value, wanted.model_copy(update={name: value})) for value in values]
-    each = [
-        select(literal(name), literal(value), count_query(narrowed, now).scalar_subquery())
-        for name, value, narrowed in asked
-    ]
-    return {(row[0], row[1]): row[2] for row in connection.execute(union_all(*each))}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Tally:
+    """Numbers by verdict, band and end; ``cut`` where there are more than were looked at."""
+
+    numbers: Mapping[tuple[str, ...], int]
+    cut: bool
+
+    def with_each(self, chosen: Mapping[str, str]) -> str:
+        """How many have what is ``chosen`` of the counted facets."""
+        number = sum(
+            number
+            for values, number in self.numbers.items()
+            if all(
+                chosen.get(name, value) == value
+                for name, value in zip(_VALUES, values, strict=True)
+            )
+        )
+        shown = min(number, COUNTED)
+        return f"{shown:,}+" if self.cut else f"{shown:,}"
 
 
-def _facets(wanted: Wanted, counts: Mapping[tuple[str, str], int]) -> list[Facet]:
+def _tally(connection: Connection, wanted: Wanted, now: datetime) -> _Tally:
+    rest = wanted.model_copy(update=dict.fromkeys(_VALUES))
+    rows = connection.execute(tally_query(rest, now)).all()
+    numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
+    return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
+
+
+def _facets(wanted: Wanted, tally: _Tally) -> Iterator[Facet]:
     chosen = wanted.narrowing
-    return [
-        Facet(
+    for name, (label, values) in _VALUES.items():
+        yield Facet(
             name=name,
             label=label,
             choices=tuple(
                 Choice(
                     value=value,
                     label=text,
-                    count=_counted(counts[(name, value)]),
+                    count=tally.with_each({**chosen, name: value}),
                     chosen=chosen.get(name) == value,
                 )
                 for value, text in values.items()
             ),
         )
-        for name, (label, values) in _VALUES.items()
-    ]
-
-
-def _counted(number: int) -> str:
-    return f"{COUNTED:,}+" if number > COUNTED else f"{number:,}"
 
 
 def with_views(found: CertificateList, views: tuple[SavedView, ...]) -> CertificateList:
