@@ -133,15 +133,16 @@ def working(share: Share) -> list[Timing]:
 
 
 def idling(share: Share) -> list[Timing]:
-    """Ask an empty queue for so many seconds."""
-    end = time.perf_counter() + share.seconds
+    """Ask an empty queue for so many seconds, each worker once at least."""
 
     def worker(number: int) -> Callable[[Services, Clock], Awaitable[None]]:
         async def ask(services: Services, clock: Clock) -> None:
-            await asyncio.sleep(random.Random(number).uniform(0, WAIT))
-            while time.perf_counter() < end:
-                assert await _claim(services, clock, share.queue, number) is None
+            end = time.perf_counter() + share.seconds
+            await asyncio.sleep(random.Random(number).uniform(0, min(WAIT, share.seconds)))
+            assert await _claim(services, clock, share.queue, number) is None
+            while time.perf_counter() + WAIT < end:
                 await asyncio.sleep(WAIT)
+                assert await _claim(services, clock, share.queue, number) is None
 
         return ask
 
