@@ -221,6 +221,12 @@ def test_pictures_are_svg_with_every_mechanism_in_them(
         assert all(name in text for name in names)
 
 
+def test_every_certified_mechanism_is_named_at_its_dot(advice: Advice) -> None:
+    said = [text.strip() for text in ElementTree.fromstring(advice.picture()).itertext()]
+    certified = [row for row in rows(advice).values() if row.certified and row.rms is not None]
+    assert {row.label for row in certified} <= set(said)
+
+
 def test_a_refused_plan_is_its_assessment(plan_of: MakePlan) -> None:
     found = compare(plan_of(**FIXED_ORDER | {"adjacency": "add_remove"}))
     assert isinstance(found, Assessment)
