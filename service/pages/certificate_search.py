@@ -170,10 +170,13 @@ def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> C
     rows = connection.execute(page_query(wanted, now)).mappings().all()
     shown = rows[:LISTED]
     last = shown[-1] if len(rows) > LISTED else None
-    tally = _tally(connection, wanted, now)
+    rest = wanted.model_copy(update=dict.fromkeys(_VALUES))
+    tally = _tally(connection, rest, now)
+    # Of the newest there may be few that are wanted: those are counted for themselves.
+    exact = tally if rest == wanted or not tally.cut else _tally(connection, wanted, now)
     return CertificateList(
         lines=tuple(_line(row) for row in shown),
-        total=tally.with_each(wanted.narrowing),
+        total=exact.with_each(wanted.narrowing),
         facets=tuple(_facets(wanted, tally)),
         wanted=wanted.narrowing,
         next=None if last is None else cursor_at(last["created_at"], last["id"], last["untrusted"]),
@@ -375,8 +378,7 @@ class _Tally:
 
 
 def _tally(connection: Connection, wanted: Wanted, now: datetime) -> _Tally:
-    rest = wanted.model_copy(update=dict.fromkeys(_VALUES))
-    rows = connection.execute(tally_query(rest, now)).all()
+    rows = connection.execute(tally_query(wanted, now)).all()
     numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
     return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
 

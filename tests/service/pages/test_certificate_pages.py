@@ -268,6 +268,11 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
         _get(yard, f"/certificates?{wrong}", status=422)
     facets = {each["name"]: each["choices"] for each in found["facets"]}
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
+    # Of the two newest one is certified: that is the least there is, and the total is whole.
+    monkeypatch.setattr(certificate_search, "COUNTED", 2)
+    found = _get(yard, "/certificates.json?verdict=under_noised").json()
+    verdicts = {c["value"]: c["count"] for c in found["facets"][0]["choices"]}
+    assert (verdicts["certified"], verdicts["refused"], found["total"]) == ("2+", "0+", "1")
 
 
 def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:
