@@ -43,6 +43,8 @@ from affidavit.service.lifecycle.standing import (
     key_revoked_at,
     status_at,
 )
+from affidavit.service.lifecycle.tables import approvals, revocations
+from affidavit.service.pages.one_of import one_of
 from affidavit.service.pages.saved_views import SavedView
 from affidavit.service.tables import certificate_facets, certificates
 
@@ -317,9 +319,10 @@ def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
     undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
     match standing:
         case "revoked":
-            return [REVOKED]
+            return [one_of(kept.id, select(revocations.c.certificate_id)), REVOKED]
         case "rejected":
-            return [~REVOKED, REJECTED]
+            rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
+            return [one_of(kept.id, rejected), ~REVOKED, REJECTED]
         case "key_revoked":
             return [~REVOKED, ~REJECTED, key_revoked_at(now)]
         case "expired":

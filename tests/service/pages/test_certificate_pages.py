@@ -264,6 +264,10 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
     ):
         lines = _get(yard, f"/certificates.json?{narrowed}").json()["lines"]
         assert [line["id"] for line in lines] == ids, narrowed
+    _revoke(yard, made[0])
+    for standing, ids in (("revoked", [made[0]]), ("rejected", []), ("active", [low, made[2]])):
+        lines = _get(yard, f"/certificates.json?standing={standing}").json()["lines"]
+        assert [line["id"] for line in lines] == ids, standing
     for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
         _get(yard, f"/certificates?{wrong}", status=422)
     facets = {each["name"]: each["choices"] for each in found["facets"]}

@@ -1,0 +1,44 @@
+"""A condition that a few ids fulfil, which the database finds first and then looks up.
+
+PostgreSQL joins ``id IN (SELECT ...)`` as it thinks best, and for a thousand of a hundred thousand
+rows thinks it best to read the whole table. Of an array it expects few elements, and looks each up
+by the index.
+
+>>> from sqlalchemy import column, select
+>>> print(one_of(column("id"), select(column("other"))))
+id IN (SELECT other)
+
+Reference: PostgreSQL, Row and Array Comparisons, ``expression = ANY (array expression)``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Boolean, ColumnElement, Select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+
+class _OneOf(FunctionElement[bool]):
+    """The construct; its clauses are a column and a subquery."""
+
+    type = Boolean()
+    inherit_cache = True
+
+
+def one_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool]:
+    """Whether ``column`` is among what ``found`` selects."""
+    return _OneOf(column, found.scalar_subquery())
+
+
+@compiles(_OneOf)
+def _in(element: _OneOf, compiler: Any, **options: Any) -> str:
+    column, found = (compiler.process(each, **options) for each in element.clauses)
+    return f"{column} IN {found}"
+
+
+@compiles(_OneOf, "postgresql")
+def _any(element: _OneOf, compiler: Any, **options: Any) -> str:
+    column, found = (compiler.process(each, **options) for each in element.clauses)
+    return f"{column} = ANY (ARRAY{found})"
