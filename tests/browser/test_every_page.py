@@ -33,9 +33,8 @@ def pages_of(company: Company) -> dict[str, str]:
         "overview": "/",
         "compare-unranked": f"/compare?first={clicks}&second={zeroed}",
         "datasets": "/datasets",
-        "dataset": f"/datasets/digits?composed=yes&certificate={certificates['digits']}",
+        "dataset-not-bounded": f"/datasets/digits?certificate={certificates['digits']}",
         "dataset-empty": "/datasets/panel",
-        "runs": "/runs",
         "run-new": f"/runs/new?certificate={certificates['digits']}",
         "run-not-conformant": f"/runs/{runs['not-conformant']}",
         "run-cancelled": f"/runs/{runs['cancelled']}",
@@ -45,7 +44,6 @@ def pages_of(company: Company) -> dict[str, str]:
         "policy": "/policies/clinical/2",
         "waivers": "/waivers",
         "audit": "/audit?start=0&end=20",
-        "tokens": "/tokens",
     }
 
 
