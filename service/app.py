@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.routing import BaseRoute
 
 from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
@@ -38,6 +40,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         version=version("affidavit"),
         description="Certifies differentially private training plans.",
         lifespan=_lifespan,
+        routes=_routes(),
         redirect_slashes=False,
         # The browsable pages load scripts from another host; /openapi.json is a route of ours.
         openapi_url=None,
@@ -53,11 +56,18 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     problems.install(app)
     mistakes.install(app)
     openapi.install(app)
-    for router in (*ROUTERS, *PAGES):
-        app.include_router(router)
     require_guards(app)
     documented.install(app)
     return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """All of ours, read once: FastAPI takes a tenth of a second over them."""
+    everything = APIRouter()
+    for router in (*ROUTERS, *PAGES):
+        everything.include_router(router)
+    return everything.routes
 
 
 @asynccontextmanager
