@@ -221,6 +221,21 @@ def test_pictures_are_svg_with_every_mechanism_in_them(
         assert all(name in text for name in names)
 
 
+def test_a_comparison_s_document_says_what_its_assessment_does(comparison: Comparison) -> None:
+    told, same = comparison.as_document(), comparison.assessment.as_result()
+    for field in ("verdict", "plan_digest", "epsilon", "delta", "adjacency", "mu"):
+        assert told[field] == same[field], field
+    assert told["noise_multiplier"] == same["noise_multiplier"]
+    assert (told["reasons"], told["warnings"]) == (same["reasons"], same["warnings"])
+    assert told["remarks"] == list(comparison.remarks)
+    assert told["comparison"] == [row.as_dict() for row in comparison.rows]
+    own = comparison.rows[0]
+    shown = told["strategy"]
+    assert (shown["step_noise"], shown["rms_error_at_noise"]) == (own.step, own.rms)
+    assert (shown["max_error_at_noise"], shown["steps"]) == (own.max, 60)
+    assert shown["streaming"]["buffers"] == own.buffers
+
+
 def test_every_certified_mechanism_is_named_at_its_dot(advice: Advice) -> None:
     said = [text.strip() for text in ElementTree.fromstring(advice.picture()).itertext()]
     certified = [row for row in rows(advice).values() if row.certified and row.rms is not None]
