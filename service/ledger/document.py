@@ -21,7 +21,8 @@ MOST_ENTRIES = 200
 
 FILTER_MEANING = (
     "The least ε at which the filter that decides would have admitted what was spent; valid "
-    "when later plans are chosen in view of earlier results."
+    "when later plans are chosen in view of earlier results. A run whose record does not conform "
+    "is counted as certified, and may have spent more."
 )
 COMPOSED_MEANING = (
     "What the same runs cost had all of them been fixed in advance; no bound for plans that "
