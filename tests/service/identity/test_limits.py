@@ -186,6 +186,6 @@ def test_so_many_at_once_and_no_more_and_room_again_afterwards(
             assert app.state.services.limits._running == {}
 
     try:
-        asyncio.run(work())
+        asyncio.run(asyncio.wait_for(work(), 60))
     finally:
         app.state.services.close()
