@@ -15,7 +15,8 @@ References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to 
 locking", 2016 (fencing tokens).
 
 >>> Job.read({"run": "r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
-...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None}).fence
+...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None,
+...           "granted": 0, "previous": None}).fence
 1
 """
 

@@ -29,26 +29,29 @@ def grids(
     order: float,
     tolerance: float,
     step: float,
+    *,
+    gapped: bool,
 ) -> tuple[tuple[Grid, ...], tuple[LowerRange, ...]]:
     """Grids of one ``step`` for every release, and what their lower measures use of them.
 
     ``releases`` are the attained laws, ``atoms`` the dominating ones with their counts and
     ``tops`` the losses above which these are cut; ``order`` is the tilt and ``tolerance`` the
-    width wanted of log δ.
+    width wanted of log δ. Laws that leave a gap of their own (``gapped``) would not get a
+    narrower bracket from joined cells, only a looser upper end.
     """
-    steps = sum(count for _, count in atoms)
+    most, steps = 0 if gapped else _MOST_JOINED, sum(count for _, count in atoms)
     uppers, lowers = [], []
     for release, (law, _), top in zip(releases, atoms, tops, strict=True):
         floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / steps / 2)
         hair = 1e-3 * tolerance / (1.0 + order) / steps + 1e-16
-        upper, lower = _grids(release, floor, law.median(order), top, step, hair)
+        upper, lower = _grids(release, floor, law.median(order), top, step, hair, most)
         uppers.append(upper)
         lowers.append(lower)
     return tuple(uppers), tuple(lowers)
 
 
 def _grids(
-    law: LossLaw, floor: float, center: float, top: float, step: float, hair: float
+    law: LossLaw, floor: float, center: float, top: float, step: float, hair: float, most: int
 ) -> tuple[Grid, LowerRange]:
     """Grids for the upper and the lower measure of one release, on common nodes.
 
@@ -63,7 +66,7 @@ def _grids(
     if anchor is None:
         anchor = _bulk_cell(law, center, step)
     elif first is not None:
-        anchor, joined = _with_insolvent_joined(law, first, step, hair)
+        anchor, joined = _with_insolvent_joined(law, first, step, hair, most)
     anchor = _settled(law, anchor - hair, step, first is not None, last is not None, joined)
     below = max(1, math.ceil((anchor - floor) / step) + 1)
     above = max(1, math.ceil((top - anchor) / step) + 1, joined + 1)
@@ -79,7 +82,7 @@ def _grids(
 
 
 def _with_insolvent_joined(
-    law: LossLaw, anchor: float, step: float, hair: float
+    law: LossLaw, anchor: float, step: float, hair: float, most: int
 ) -> tuple[float, int]:
     """The barycentre of a first cell that takes in the cells above that could not pay.
 
@@ -87,7 +90,7 @@ def _with_insolvent_joined(
     the curve above it than there is and would be lowered by a step; together with the first
     they cost the lower bound their variance only. With it, how many these are.
     """
-    for joined in range(_MOST_JOINED):
+    for joined in range(most):
         edges = anchor + step * (joined + np.array([0.5, 1.5]))
         tail = law.survival(edges)
         p, q = float(tail.p[0] - tail.p[1]), float(tail.q[0] - tail.q[1])
@@ -96,7 +99,7 @@ def _with_insolvent_joined(
         if p * step <= hair or owed <= 0.5 * float(tail.p[1] - alpha * tail.q[1]):
             return anchor, joined
         anchor = _barycentre_below(law, anchor, step * (joined + 1.5))
-    return anchor, _MOST_JOINED
+    return anchor, most
 
 
 def _barycentre_below(law: LossLaw, anchor: float, reach: float) -> float:

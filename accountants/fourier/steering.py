@@ -168,7 +168,9 @@ def steer(
         below=reach.below,
         above=reach.above,
     )
-    nodes, ranges = grids(laws.direction.attained, atoms, tops, order, tolerance, step)
+    nodes, ranges = grids(
+        laws.direction.attained, atoms, tops, order, tolerance, step, gapped=laws.gapped
+    )
     return Steering(saddle=saddle, windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
 
 
@@ -190,7 +192,9 @@ def steer_in_strata(
     windows = tuple(
         window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
     )
-    nodes, ranges = grids(laws.direction.attained, atoms, tops, 0.0, tolerance, step)
+    nodes, ranges = grids(
+        laws.direction.attained, atoms, tops, 0.0, tolerance, step, gapped=laws.gapped
+    )
     return Steering(saddle=saddle, windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
 
 

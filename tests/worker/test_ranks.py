@@ -19,6 +19,7 @@ exec "$@"
 """
 STEPS = 24
 LIMIT = 60.0
+LEASE = 2
 
 
 def ranks_of(run: str) -> list[int]:
@@ -67,13 +68,14 @@ def by_slurm(shop: Any, *options: str) -> Any:
 def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> None:
     """The worker is killed in the middle; one in an allocation of Slurm goes on with two."""
     run = shop.request(shop.certify(STEPS))
-    worker = shop.worker("--processes", "2", "--lease", "2")
+    worker = shop.worker("--processes", "2", "--lease", str(LEASE))
     shop.begun(run)
     ranks = ranks_of(run)
     assert len(ranks) == 2
     worker.send_signal(signal.SIGKILL)
     worker.wait(10)
     until(lambda: not ranks_of(run), shop.logs)
+    time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
     allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")
     found = shop.wait(run, "settled", "failed", seconds=120)
