@@ -344,7 +344,7 @@ def test_the_document_to_print_says_what_the_page_says(yard: Yard) -> None:
 def _written(pdf: bytes) -> str:
     """The texts of a PDF in the order in which they are drawn, without their fonts."""
     found = []
-    for stream in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
+    for stream in re.findall(rb"stream\n(.*?)\nendstream", pdf, re.DOTALL):
         try:
             content = zlib.decompress(stream)
         except zlib.error:
