@@ -81,12 +81,33 @@ class ProviderServer:
     asked: list[str] = field(default_factory=list)
 
 
+class Quiet:
+    """A handler that writes no log; stands before the class of the standard library."""
+
+    def log_message(self, *_given: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def answering_by(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on a free loopback port, which answers by ``handler``."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
 @contextmanager
 def provider_server() -> Iterator[ProviderServer]:
     """A provider on a free loopback port."""
     state = ProviderServer()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             state.asked.append(self.path)
             time.sleep(state.delay)
@@ -98,16 +119,6 @@ def provider_server() -> Iterator[ProviderServer]:
             with suppress(ConnectionError):  # it was cut off
                 self.wfile.write(state.body)
 
-        def log_message(self, *_given: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/jwks"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering_by(Handler) as address:
+        state.url = f"{address}/jwks"
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -24,7 +23,15 @@ from affidavit.service.identity.provider import (
     provider_of,
 )
 from affidavit.service.settings import Settings, SettingsError
-from tests.service.identity.provider_server import GOOD_KEYS, ISSUER, STRANGER, document, token
+from tests.service.identity.provider_server import (
+    GOOD_KEYS,
+    ISSUER,
+    STRANGER,
+    Quiet,
+    answering_by,
+    document,
+    token,
+)
 
 PUBLIC = "https://dp.example.com"
 CLIENT = "affidavit pages"
@@ -60,7 +67,7 @@ def endpoint() -> Iterator[TokenEndpoint]:
 def _endpoint() -> Iterator[TokenEndpoint]:
     state = TokenEndpoint()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             form = parse_qs(self.rfile.read(int(self.headers["content-length"])).decode())
             state.asked.append((form, self.headers.get("authorization")))
@@ -71,19 +78,9 @@ def _endpoint() -> Iterator[TokenEndpoint]:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_given: Any) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_port}/token"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering_by(Handler) as address:
+        state.url = f"{address}/token"
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture
