@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
-from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.plan.schemas import plan_schemas
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
 from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
@@ -108,22 +108,8 @@ def _ref(name: str) -> Schema:
 
 def _plan_schemas() -> dict[str, Schema]:
     """The plan with phases, and the plan whose only phase's fields stand at the top."""
-    phased = Plan.model_json_schema(ref_template="#/components/schemas/{model}")
-    parts: dict[str, Schema] = phased.pop("$defs")
-    phase = parts["Phase"]
-    single = {
-        **phased,
-        "title": "PlanOfOnePhase",
-        "properties": {
-            **{name: part for name, part in phased["properties"].items() if name != "phases"},
-            **{name: phase["properties"][name] for name in sorted(PHASE_FIELDS)},
-        },
-        "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
-    }
     return {
-        **parts,
-        "PlanOfPhases": phased,
-        "PlanOfOnePhase": single,
+        **plan_schemas("#/components/schemas/{model}"),
         "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
     }
 

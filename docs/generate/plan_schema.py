@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
-from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.plan.schemas import plan_schemas
 from docs.generate.tables import Schema, table, words
 
 HEAD = """# The plan's schema
@@ -33,23 +33,11 @@ certified, is checked by `affidavit check` and told in [the plan](../plan.md).
 @cache
 def schema() -> Schema:
     """A plan with phases, or with the fields of its only phase at the top."""
-    phased: Schema = json.loads(json.dumps(Plan.model_json_schema()))
-    parts: dict[str, Schema] = phased.pop("$defs")
-    phase = parts["Phase"]
-    single = {
-        **phased,
-        "title": "PlanOfOnePhase",
-        "properties": {
-            **{name: part for name, part in phased["properties"].items() if name != "phases"},
-            **{name: phase["properties"][name] for name in sorted(PHASE_FIELDS)},
-        },
-        "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
-    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Affidavit training plan, version 1",
         "anyOf": [{"$ref": "#/$defs/PlanOfOnePhase"}, {"$ref": "#/$defs/PlanOfPhases"}],
-        "$defs": {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts},
+        "$defs": json.loads(json.dumps(plan_schemas("#/$defs/{model}"))),
     }
 
 
