@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Any, Final
 
 from affidavit.plan.canonical import as_document
-from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.plan.model import Plan, with_phases
 from affidavit.plan.parse import plan_from
 from affidavit.plan.reasons import pointer_to
 
@@ -89,7 +89,7 @@ def changed(plan: Plan, change: Change) -> Plan:
     """``plan`` after ``change``; raises ``MalformedPlan`` where it cannot stand alone."""
     document = copy.deepcopy(as_document(plan))
     if any(path[:1] == ("phases",) for path, _ in change.edits):
-        document = _with_phases(document)
+        document = with_phases(document)
     for path, value in change.edits:
         _set(document, path, value)
     return plan_from(document)
@@ -100,16 +100,8 @@ def _in_one_shape(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Both with a list of phases where one of them has several."""
     if "phases" in first or "phases" in second:
-        return _with_phases(first), _with_phases(second)
+        return with_phases(first), with_phases(second)
     return first, second
-
-
-def _with_phases(document: dict[str, Any]) -> dict[str, Any]:
-    if "phases" in document:
-        return document
-    phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
-    rest = {key: value for key, value in document.items() if key not in PHASE_FIELDS}
-    return {**rest, "phases": [phase]}
 
 
 def _between(path: Path, first: Any, second: Any) -> Iterator[Change]:

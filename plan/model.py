@@ -125,6 +125,15 @@ class Phase(Part):
 PHASE_FIELDS = frozenset(Phase.model_fields)
 
 
+def with_phases(document: dict[str, Any]) -> dict[str, Any]:
+    """A plan's ``document`` in the form with phases; one that has them is returned as it is."""
+    if "phases" in document:
+        return document
+    phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
+    rest = {key: value for key, value in document.items() if key not in PHASE_FIELDS}
+    return {**rest, "phases": [phase]}
+
+
 class Plan(Part):
     """A training plan; a document with its phase's fields at the top has one phase."""
 
@@ -148,11 +157,7 @@ class Plan(Part):
     @model_validator(mode="before")
     @classmethod
     def _one_phase_at_the_top(cls, document: Any) -> Any:
-        if not isinstance(document, dict) or "phases" in document:
-            return document
-        phase = {key: value for key, value in document.items() if key in PHASE_FIELDS}
-        rest = {key: value for key, value in document.items() if key not in PHASE_FIELDS}
-        return {**rest, "phases": [phase]}
+        return with_phases(document) if isinstance(document, dict) else document
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Plan:
