@@ -72,9 +72,16 @@ def seed_certificates(engine: Engine, seeds: Sequence[StoredCertificate], number
     copy(
         engine,
         "certificate_facets",
-        ("certificate_id", "untrusted", "issue", "mechanism", "requester"),
+        ("certificate_id", "untrusted", "issue", "mechanism", "requester", "created_at"),
         (
-            (row["id"], False, 1, facets[row["seed"]]["mechanism"], f"team-{index % TEAMS}")
+            (
+                row["id"],
+                False,
+                1,
+                facets[row["seed"]]["mechanism"],
+                f"team-{index % TEAMS}",
+                row["created_at"],
+            )
             for index, row in enumerate(rows)
         ),
     )

@@ -338,6 +338,7 @@ def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
         # A plan that names none means the first one.
         "mechanism": predicate["plan"].get("optimizer", {}).get("name", "dp_sgd"),
         "requester": predicate["requester"],
+        "created_at": certificate.created_at,
     }
 
 

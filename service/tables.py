@@ -13,7 +13,8 @@ in this service can rewrite what it has signed.
     signed bundle byte for byte and ``result`` the answer that was given, without what may
     change about it later (see ``affidavit.service.lifecycle``).
 ``certificate_facets``
-    By what an issue is searched for beside its own columns; read off its signed bytes.
+    By what an issue is searched for beside its own columns, read off its signed bytes, and its
+    time once more: the newest with a value are read by one index.
 ``signing_keys``
     The public half of every key that signed a row, so that a bundle can still be
     verified after its key was retired or, for a development key, forgotten.
@@ -139,13 +140,14 @@ certificate_facets = Table(
     Column("issue", Integer, primary_key=True, autoincrement=False),
     Column("mechanism", String(64), nullable=False),
     Column("requester", String(255), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
     ForeignKeyConstraint(
         ["certificate_id", "untrusted", "issue"],
         ["certificates.id", "certificates.untrusted", "certificates.issue"],
         name="certificate_facets_certificate",
     ),
-    Index("certificate_facets_by_mechanism", "mechanism"),
-    Index("certificate_facets_by_requester", "requester"),
+    Index("certificate_facets_by_mechanism", "mechanism", "created_at"),
+    Index("certificate_facets_by_requester", "requester", "created_at"),
 )
 
 requests = Table(

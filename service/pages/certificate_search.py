@@ -187,7 +187,7 @@ def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> C
 
 def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
     """The rows of a page and one more, newest first."""
-    place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
+    place = _place(wanted)
     facets = certificate_facets.c
     query = (
         select(
@@ -208,18 +208,16 @@ def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
 
 def tally_query(wanted: Wanted, now: datetime) -> Select[Any]:
     """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
-    narrowed = wanted.mechanism is not None or wanted.requester is not None
     kept = certificates.c
-    # In this order the index of times serves, and reading stops early.
     newest = (
         select(
             kept.verdict.label("verdict"),
             _band_of(kept.epsilon_upper).label("epsilon"),
             _end_of(kept.not_after, now).label("ends"),
         )
-        .select_from(_joined(outer=False) if narrowed else certificates)
+        .select_from(_joined(outer=False) if _by_facets(wanted) else certificates)
         .where(*_conditions(wanted, now))
-        .order_by(kept.created_at.desc())
+        .order_by(_place(wanted)[0].desc())
         .limit(COUNTED + 1)
         .subquery()
     )
@@ -241,6 +239,18 @@ _COLUMNS = (
     "created_at",
     "not_after",
 )
+
+
+def _by_facets(wanted: Wanted) -> bool:
+    return wanted.mechanism is not None or wanted.requester is not None
+
+
+def _place(wanted: Wanted) -> tuple[ColumnElement[Any], ...]:
+    """What a list is in the order of, in the table whose index reads no more than it shows."""
+    kept, facets = certificates.c, certificate_facets.c
+    if _by_facets(wanted):
+        return facets.created_at, facets.certificate_id, facets.untrusted
+    return kept.created_at, kept.id, kept.untrusted
 
 
 def _joined(*, outer: bool) -> Any:

@@ -1,0 +1,65 @@
+"""The time of a certificate beside its facets: the newest of a team or mechanism, by an index.
+
+Without it they were counted by reading through all certificates. The table lets no row be changed,
+so a new one takes its place, with rows that it has been given once and for all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+from affidavit.migrations import append_only
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+TABLE, NEW = "certificate_facets", "certificate_facets_new"
+PLACE = ("certificate_id", "untrusted", "issue")
+FACETS = ("mechanism", "requester")
+
+
+def upgrade() -> None:
+    """Take the times from the certificates, and have the indexes follow them."""
+    time = sa.Column("created_at", sa.DateTime(timezone=True), nullable=False)
+    _anew([time], [f"facets.{name}" for name in (*PLACE, *FACETS)] + ["kept.created_at"])
+    for facet in FACETS:
+        op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet, "created_at"])
+
+
+def downgrade() -> None:
+    """And back; the certificates say when they were made."""
+    _anew([], [f"facets.{name}" for name in (*PLACE, *FACETS)])
+    for facet in FACETS:
+        op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet])
+
+
+def _anew(more: list[sa.Column[Any]], taken: list[str]) -> None:
+    op.create_table(
+        NEW,
+        sa.Column("certificate_id", sa.String(71), primary_key=True),
+        sa.Column("untrusted", sa.Boolean, primary_key=True),
+        sa.Column("issue", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("mechanism", sa.String(64), nullable=False),
+        sa.Column("requester", sa.String(255), nullable=False),
+        *more,
+        sa.ForeignKeyConstraint(
+            list(PLACE),
+            ["certificates.id", "certificates.untrusted", "certificates.issue"],
+            name="certificate_facets_certificate",
+        ),
+    )
+    same = "kept.id = facets.certificate_id AND kept.untrusted = facets.untrusted"
+    op.execute(
+        f"INSERT INTO {NEW} SELECT {', '.join(taken)} FROM {TABLE} AS facets "
+        f"JOIN certificates AS kept ON {same} AND kept.issue = facets.issue"
+    )
+    op.drop_table(TABLE)
+    op.rename_table(NEW, TABLE)
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(f"ALTER INDEX {NEW}_pkey RENAME TO {TABLE}_pkey")
+    append_only.protect(TABLE, *PLACE)
