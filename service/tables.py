@@ -125,6 +125,7 @@ certificates = Table(
     Index("certificates_by_verdict", "verdict", "created_at"),
     Index("certificates_by_epsilon", "epsilon_upper"),
     Index("certificates_by_end", "not_after"),
+    Index("certificates_by_key", "key_id", "created_at"),
     # By their beginnings: an index of PostgreSQL in the order of a language cannot do that.
     Index("certificates_by_dataset", "dataset", "created_at", postgresql_ops=_starts("dataset")),
     Index("certificates_by_name_start", "name", postgresql_ops=_starts("name")),

@@ -35,6 +35,7 @@ from sqlalchemy import (
 from affidavit.accountants.bracket import decimal_up
 from affidavit.plan.optimizer import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.keysets.tables import revoked_keys
 from affidavit.service.lifecycle.standing import (
     REJECTED,
     REVOKED,
@@ -334,7 +335,8 @@ def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
             rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
             return [one_of(kept.id, rejected), ~REVOKED, REJECTED]
         case "key_revoked":
-            return [~REVOKED, ~REJECTED, key_revoked_at(now)]
+            keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
+            return [one_of(kept.key_id, keys), ~REVOKED, ~REJECTED]
         case "expired":
             return [*undecided, kept.not_after < now]
         case "awaiting_approval":

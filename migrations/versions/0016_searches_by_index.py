@@ -1,7 +1,8 @@
-"""The time of a certificate beside its facets: the newest of a team or mechanism, by an index.
+"""The newest certificates of a team, of a mechanism and of a key, each by an index.
 
-Without it they were counted by reading through all certificates. The table lets no row be changed,
-so a new one takes its place, with rows that it has been given once and for all.
+Without them all certificates were read through. The time stands beside the facets for that; their
+table lets no row be changed, so a new one takes its place, with rows that it has been given once
+and for all.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ def upgrade() -> None:
     _anew([time], [f"facets.{name}" for name in (*PLACE, *FACETS)] + ["kept.created_at"])
     for facet in FACETS:
         op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet, "created_at"])
+    op.create_index("certificates_by_key", "certificates", ["key_id", "created_at"])
 
 
 def downgrade() -> None:
     """And back; the certificates say when they were made."""
+    op.drop_index("certificates_by_key", "certificates")
     _anew([], [f"facets.{name}" for name in (*PLACE, *FACETS)])
     for facet in FACETS:
         op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet])
