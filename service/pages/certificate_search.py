@@ -3,7 +3,8 @@
 A search is by beginnings: of a certificate's id or its plan's digest where it is hexadecimal,
 else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
 counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
-costs the same however many certificates there are; pages are cut by place.
+costs the same however many certificates there are; pages are cut by place. The newest stand first,
+and of those that have ended the last to end.
 
 ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
 certificates of one band may not mean the same.
@@ -12,7 +13,7 @@ certificates of one band may not mean the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import isfinite
@@ -170,24 +171,34 @@ class CertificateList:
 
 def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> CertificateList:
     """The page that is ``wanted``; raises ``InvalidCursor``."""
-    rows = connection.execute(page_query(wanted, now)).mappings().all()
+    keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
+    revoked = connection.scalars(keys).all() if wanted.standing == "key_revoked" else ()
+    rows = connection.execute(page_query(wanted, now, revoked)).mappings().all()
     shown = rows[:LISTED]
     last = shown[-1] if len(rows) > LISTED else None
     rest = wanted.model_copy(update=dict.fromkeys(_VALUES))
-    tally = _tally(connection, rest, now)
+    tally = _tally(connection, tally_query(rest, now, revoked))
     # Of the newest there may be few that are wanted: those are counted for themselves.
-    exact = tally if rest == wanted or not tally.cut else _tally(connection, wanted, now)
+    exact = tally
+    if tally.cut and rest != wanted:
+        exact = _tally(connection, tally_query(wanted, now, revoked))
     return CertificateList(
         lines=tuple(_line(row) for row in shown),
         total=exact.with_each(wanted.narrowing),
         facets=tuple(_facets(wanted, tally)),
         wanted=wanted.narrowing,
-        next=None if last is None else cursor_at(last["created_at"], last["id"], last["untrusted"]),
+        next=None
+        if last is None
+        else cursor_at(last[_time(wanted)], last["id"], last["untrusted"]),
     )
 
 
-def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
-    """The rows of a page and one more, newest first."""
+def page_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+    """The rows of a page and one more, newest first; of those that ended, the last to end.
+
+    ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
+    reads by the key or by the time.
+    """
     place = _place(wanted)
     facets = certificate_facets.c
     query = (
@@ -198,7 +209,7 @@ def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
             status_at(now).label("status"),
         )
         .select_from(_joined(outer=True))
-        .where(*_conditions(wanted, now))
+        .where(*_conditions(wanted, now, revoked))
     )
     if wanted.cursor is not None:
         after = read_cursor(wanted.cursor, *_CURSOR)
@@ -207,7 +218,7 @@ def page_query(wanted: Wanted, now: datetime) -> Select[Any]:
     return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
 
 
-def tally_query(wanted: Wanted, now: datetime) -> Select[Any]:
+def tally_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[Any]:
     """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
     kept = certificates.c
     newest = (
@@ -217,7 +228,7 @@ def tally_query(wanted: Wanted, now: datetime) -> Select[Any]:
             _end_of(kept.not_after, now).label("ends"),
         )
         .select_from(_joined(outer=False) if _by_facets(wanted) else certificates)
-        .where(*_conditions(wanted, now))
+        .where(*_conditions(wanted, now, revoked))
         .order_by(_place(wanted)[0].desc())
         .limit(COUNTED + 1)
         .subquery()
@@ -251,7 +262,14 @@ def _place(wanted: Wanted) -> tuple[ColumnElement[Any], ...]:
     kept, facets = certificates.c, certificate_facets.c
     if _by_facets(wanted):
         return facets.created_at, facets.certificate_id, facets.untrusted
-    return kept.created_at, kept.id, kept.untrusted
+    return kept[_time(wanted)], kept.id, kept.untrusted
+
+
+def _time(wanted: Wanted) -> str:
+    """The column of the times that a list is in the order of."""
+    # What has ended lies far back among what was made.
+    ended = wanted.ends == "over" or wanted.standing == "expired"
+    return "not_after" if ended and not _by_facets(wanted) else "created_at"
 
 
 def _joined(*, outer: bool) -> Any:
@@ -264,7 +282,7 @@ def _joined(*, outer: bool) -> Any:
     return certificates.join(certificate_facets, same, isouter=outer)
 
 
-def _conditions(wanted: Wanted, now: datetime) -> list[ColumnElement[bool]]:
+def _conditions(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = [~SUPERSEDED]
     kept, facets = certificates.c, certificate_facets.c
     for column, value in (
@@ -282,7 +300,7 @@ def _conditions(wanted: Wanted, now: datetime) -> list[ColumnElement[bool]]:
     if wanted.ends is not None:
         found += _ending(wanted.ends, now)
     if wanted.standing is not None:
-        found += _standing(wanted.standing, now)
+        found += _standing(wanted.standing, now, revoked)
     return found
 
 
@@ -323,7 +341,9 @@ def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
             return [end >= now + SOON]
 
 
-def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
+def _standing(
+    standing: Standing, now: datetime, revoked: Sequence[str]
+) -> list[ColumnElement[bool]]:
     """As ``status_at`` has it, in parts of which each has its index."""
     kept = certificates.c
     waits = kept.approvals_given < kept.approvals_required
@@ -335,8 +355,7 @@ def _standing(standing: Standing, now: datetime) -> list[ColumnElement[bool]]:
             rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
             return [one_of(kept.id, rejected), ~REVOKED, REJECTED]
         case "key_revoked":
-            keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
-            return [one_of(kept.key_id, keys), ~REVOKED, ~REJECTED]
+            return [kept.key_id.in_(revoked), ~REVOKED, ~REJECTED]
         case "expired":
             return [*undecided, kept.not_after < now]
         case "awaiting_approval":
@@ -392,8 +411,8 @@ class _Tally:
         return f"{shown:,}+" if self.cut else f"{shown:,}"
 
 
-def _tally(connection: Connection, wanted: Wanted, now: datetime) -> _Tally:
-    rows = connection.execute(tally_query(wanted, now)).all()
+def _tally(connection: Connection, query: Select[Any]) -> _Tally:
+    rows = connection.execute(query).all()
     numbers = {tuple(row[:-1]): int(row[-1]) for row in rows}
     return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
 

@@ -22,8 +22,10 @@ from typer.testing import CliRunner
 from affidavit.certificate.keys import KeyStore, SigningKey
 from affidavit.certificate.keyset import Revocation, Roots, draft
 from affidavit.gate.cli import app
+from affidavit.service.database import open_engine
 from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.pages import certificate_search
+from affidavit.service.pages.certificate_search import Wanted, certificate_list
 from affidavit.service.pages.registry_entry import at_least
 from tests.service.runs.conftest import Yard
 
@@ -242,13 +244,15 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
     made = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
     low = _certify(yard, name="loud", target={"epsilon": 0.1, "delta": 1e-5})
     monkeypatch.setattr(certificate_search, "LISTED", 2)
-    seen: list[str] = []
-    query = "?q=plan"
-    while query:
-        found = _get(yard, f"/certificates.json{query}").json()
-        seen += [line["id"] for line in found["lines"]]
-        query = f"?q=plan&cursor={found['next']}" if found["next"] else ""
-    assert seen == made[::-1]
+    for query in ("q=plan", "q=plan&requester=token:submit", "q=plan&mechanism=dp_sgd"):
+        seen, cursor = [], ""
+        while True:
+            found = _get(yard, f"/certificates.json?{query}{cursor}").json()
+            seen += [line["id"] for line in found["lines"]]
+            if not found["next"]:
+                break
+            cursor = f"&cursor={found['next']}"
+        assert seen == made[::-1], query
     for narrowed, ids in (
         ("verdict=under_noised", [low]),
         (f"q={low[7:19]}", [low]),
@@ -277,6 +281,26 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
     found = _get(yard, "/certificates.json?verdict=under_noised").json()
     verdicts = {c["value"]: c["count"] for c in found["facets"][0]["choices"]}
     assert (verdicts["certified"], verdicts["refused"], found["total"]) == ("2+", "0+", "1")
+
+
+def test_of_those_that_ended_the_last_to_end_stand_first(
+    yard: Yard, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2, 3):
+        _certify(yard, name=f"plan-{number}", steps=number)
+    monkeypatch.setattr(certificate_search, "LISTED", 2)
+    later = datetime.now(UTC) + timedelta(days=4000)
+    engine = open_engine(database_url)
+    with engine.connect() as connection:
+        for wanted in ({"ends": "over"}, {"standing": "expired"}, {"ends": "over", "q": "plan"}):
+            first = certificate_list(connection, Wanted.model_validate(wanted), later)
+            rest = Wanted.model_validate({**wanted, "cursor": first.next})
+            second = certificate_list(connection, rest, later)
+            ends = [line.not_after for line in (*first.lines, *second.lines)]
+            assert len(ends) == 3
+            assert ends == sorted(ends, reverse=True)
+            assert (first.total, second.next) == ("3", None)
+    engine.dispose()
 
 
 def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:
