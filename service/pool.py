@@ -14,6 +14,7 @@ thrown away and made anew by the next plan.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import multiprocessing
 import os
@@ -145,6 +146,7 @@ def _end_with_the_service() -> None:
     gives way to the service itself, which answers what needs no accounting.
     """
     os.nice(NICENESS)
+    gc.freeze()  # what was imported is not looked through for garbage between two plans
     Thread(target=_watch, daemon=True).start()
 
 
