@@ -116,13 +116,13 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     """The problem of an actor who is known and has none of ``scopes``."""
     wanted = " or ".join(scopes)
     held = ", ".join(sorted(actor.scopes)) or "none"
-    remedy = (
-        "make a token, for this is not done anonymously" if actor.anonymous else "ask for a token"
-    )
+    remedy = "ask for a token that has it"
+    if actor.anonymous:
+        remedy = f"run: affidavit tokens new --name NAME --scope {scopes[0]}"
     return Problem(
         403,
         "missing_scope",
-        f"this needs the scope {wanted}, and {actor.name} has {held}; {remedy} with it.",
+        f"this needs the scope {wanted}, and {actor.name} has {held}; {remedy}.",
         headers={
             "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
         },

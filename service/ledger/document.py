@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import datetime
+from fractions import Fraction
 from typing import Any
 
 from affidavit.accountants.bracket import decimal_down, decimal_up
@@ -80,12 +81,17 @@ def summary(kept: KeptLedger) -> dict[str, Any]:
                 "meaning": SUM_MEANING,
             },
         },
-        "remaining": {
-            "epsilon": decimal_down(max(0.0, math.nextafter(budget - spent, -math.inf)))
-            if math.isfinite(spent)
-            else "0"
-        },
+        "remaining": {"epsilon": decimal_down(_left(budget, spent))},
     }
+
+
+def _left(budget: float, spent: float) -> float:
+    """What ``spent`` leaves of ``budget``, rounded down; all of it where nothing was spent."""
+    if spent >= budget:
+        return 0.0
+    nearest = budget - spent
+    exact = Fraction(budget) - Fraction(spent)
+    return nearest if nearest <= exact else math.nextafter(nearest, 0.0)
 
 
 def spent_epsilon(kept: KeptLedger) -> float:

@@ -41,6 +41,7 @@ class TokenLine:
 
     id: str
     name: str
+    person: str | None
     scopes: tuple[str, ...]
     state: str
     created_at: datetime
@@ -55,6 +56,7 @@ class Draft:
     """A form as it was filled in."""
 
     name: str = ""
+    person: str = ""
     scopes: tuple[str, ...] = ()
     days: str = str(DAYS)
 
@@ -105,11 +107,19 @@ def new(request: Request, actor: Admin, services: TheServices, form: TheForm) ->
     """Make a token and show it this once."""
     now = datetime.now(UTC)
     draft = Draft(
-        name=form.get("name"), scopes=tuple(form.all("scope")), days=form.get("days") or str(DAYS)
+        name=form.get("name"),
+        person=form.get("person"),
+        scopes=tuple(form.all("scope")),
+        days=form.get("days") or str(DAYS),
     )
     try:
         made, text = services.tokens.new(
-            draft.name, _scopes(draft), _days(draft), by=actor.name, at=now
+            draft.name,
+            _scopes(draft),
+            _days(draft),
+            by=actor.name,
+            at=now,
+            person=draft.person or None,
         )
     except TokenRefused as refused:
         view = tokens_view(services.tokens, now, draft=draft, wrong=f"{refused}.")
@@ -163,6 +173,7 @@ def _line(token: Token, now: datetime) -> TokenLine:
     return TokenLine(
         id=token.id,
         name=token.name,
+        person=token.person,
         scopes=tuple(scope.value for scope in token.scopes),
         state="revoked" if token.revoked_at is not None else expired,
         created_at=token.created_at,

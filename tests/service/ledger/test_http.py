@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
     assert made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "1e-4"} or (
         made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "0.0001"}
     )
+    assert office.ledger()["remaining"] == {"epsilon": "2"}
     certificate = office.certify()
     fits = office.ledger(f"?certificate={certificate}")["forecast"]
     assert fits["runs"] > 3
@@ -106,6 +108,9 @@ def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
     assert ledger["entries"] == [settled]
     (known,) = office.ask("GET", "/v1/ledgers", "submit").json()["ledgers"]
     assert known["dataset"] == "toy"
+    left, gone = known["remaining"]["epsilon"], spent["filter"]["epsilon"]
+    assert Decimal(left) + Decimal(gone) <= 2
+    assert float(left) == pytest.approx(2 - float(gone), rel=1e-9)
 
 
 def test_an_overspending_run_is_refused_and_nothing_is_written(office: Office) -> None:

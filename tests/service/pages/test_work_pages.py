@@ -333,3 +333,17 @@ def test_a_form_that_no_page_sent_does_nothing(yard: Yard) -> None:
     own = re.findall(r'name="csrf" value="([^"]+)"', page.text)[-1]
     sent = {"dataset": "new", **budget, "csrf": own}
     assert yard.client.post("/datasets", data=sent, follow_redirects=False).status_code == 303
+
+
+def test_a_token_that_names_a_person_counts_as_theirs(yard: Yard) -> None:
+    """Two tokens of one person are one identity: they cannot approve what they asked for."""
+    made = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")
+    assert made.status_code == 201
+    lines = yard.ask("GET", "/tokens.json", "admin").json()["tokens"]
+    (line,) = [each for each in lines if each["name"] == "priya-ci"]
+    assert line["person"] == "person:priya"
+    assert "person:priya" in _main(_get(yard, "/tokens", "admin"))
+    wrong = _post(yard, "/tokens", "admin", name="x", person="a b <i>", scope="audit")
+    assert wrong.status_code == 422
+    assert "cannot be named so" in _main(wrong.text)
+    assert 'value="a b &lt;i&gt;"' in wrong.text
