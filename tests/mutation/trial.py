@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 MEMORY = 12 << 30
-PATIENCE = 600.0
+PATIENCE = 3600.0
 """Seconds on the clock after which a child that waits for something is ended."""
 NEVER_RAN = {pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR}
 

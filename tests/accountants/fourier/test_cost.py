@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
+from scipy import fft
 
 from affidavit.accountants.fourier import estimate_cost
 from affidavit.accountants.fourier.cost import points_of, seconds_a_point
@@ -47,6 +49,33 @@ def test_work_and_memory_are_within_a_factor_of_three_for_nine_plans_in_ten() ->
         near_memory += cost.bytes / 3 <= peak <= 3 * cost.bytes
     assert near_work >= 18
     assert near_memory >= 18
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (plan(0.01, 1.0, 10_000), 1e-6),
+        (Composed(events=(plan(0.01, 1.0, 1000), plan(0.02, 2.0, 500))), 1e-6),
+        (plan(1e-5, 0.5, 1000), 1e-9),
+        (Composed(events=(plan(1e-5, 0.5, 1000), plan(0.02, 2.0, 500))), 1e-6),
+    ],
+    ids=["one law", "two laws", "rare", "two laws and rare"],
+)
+def test_the_work_that_is_counted_is_that_which_is_done(
+    event: Event, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformed = 0
+    transform = fft.rfft
+
+    def counted(values: np.ndarray[Any, Any]) -> Any:
+        nonlocal transformed
+        transformed += values.size
+        return transform(values)
+
+    monkeypatch.setattr(fft, "rfft", counted)
+    work, _ = spent(event, delta)
+    # Beside them there are a few transforms by which the grids are steered.
+    assert 1 <= transformed / work.frequencies < 1.25
 
 
 def test_cost_grows_with_precision_and_is_refused_out_of_range() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.certificate.certify import certify
+from affidavit.certificate.diagnose.claims import stated
 from affidavit.certificate.diagnose.diagnosis import diagnose
 from affidavit.certificate.diagnose.floor import at_least
 from affidavit.plan.claim import Claim
@@ -130,3 +131,18 @@ def test_with_an_upper_bound_alone_a_claim_still_meets_a_floor(plan_of: PlanOf) 
     assert at_least(plan, 8e-6) > 100
     assert diagnose(plan, Claim(epsilon="8.31")).holds is False
     assert diagnose(plan, Claim(epsilon="5000")).holds is True
+
+
+def test_a_claimed_multiplier_is_that_of_every_block(plan_of: PlanOf) -> None:
+    """It takes the place of a noise in the sum's own units, too, and of nothing else."""
+    releases = [
+        {"name": "one", "clip_norm": 2.0, "noise_std": 7.0},
+        {"name": "two", "clip_norm": 0.5, "noise_multiplier": 3.0},
+    ]
+    plan = plan_of(releases=releases, claim={"noise_multiplier": "1.250"})
+    assert plan.claim is not None
+    meant = stated(plan, plan.claim)
+    given = [{**each, "noise_multiplier": 1.25} for each in releases]
+    given[0].pop("noise_std")
+    assert meant == plan_of(releases=given)
+    assert stated(plan, Claim(epsilon=1)) == plan_of(releases=releases)

@@ -42,6 +42,14 @@ def test_the_library_is_imitated_to_the_last_printed_digit(
     assert low - 1e-9 <= said <= high * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("q", [None, 1.0])
+def test_a_lot_of_everything_is_read_as_no_sampling(q: float | None) -> None:
+    ledger = RdpAccountant()
+    ledger.compose(GaussianDpEvent(4.0), 30)
+    parts = ((Part(noise_multiplier=4.0, probability=q), 30),)
+    assert library_epsilon(parts, 1e-6) == pytest.approx(float(ledger.get_epsilon(1e-6)), rel=1e-9)
+
+
 @pytest.mark.parametrize(
     ("q", "sigma", "best"), [(0.02, 0.8, 3.8), (0.3, 2.0, 2.2), (0.001, 5.0, 63.0)]
 )
