@@ -11,14 +11,12 @@ A lease that ran out is taken back by the next claims in any queue, and the run 
 
 from __future__ import annotations
 
-import json
-import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, insert, or_, select
+from sqlalchemy import Connection, Engine, Row, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
@@ -27,19 +25,18 @@ from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import writer
 from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
-from affidavit.service.refusals import IdempotencyKeyReused, Refusal, WrongState
-from affidavit.service.runs import handover, records, rows
+from affidavit.service.refusals import Refusal, WrongState
+from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
 from affidavit.service.runs.rows import Run
-from affidavit.service.runs.tables import run_leases, runs
+from affidavit.service.runs.tables import run_leases
 from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 from affidavit.worker.queue import Renewal, Wanting
 
-REAPER = "service:reaper"
 MOST_REAPED = 16
 """Leases that one claim takes back at most."""
 
@@ -99,7 +96,7 @@ class RunQueue:
     def repeated(self, call: Call) -> Run | None:
         """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
         with self._engine.connect() as connection:
-            return _repeated(connection, call)
+            return asking.repeated(connection, call)
 
     def enqueue(self, wanted: WantedRun, reservation_id: str, call: Call) -> tuple[Run, bool]:
         """Queue a run that has a reservation; returns it and whether it was queued now.
@@ -108,13 +105,13 @@ class RunQueue:
         """
         try:
             with self._writer.begin() as connection:
-                known = _repeated(connection, call)
+                known = asking.repeated(connection, call)
                 if known is not None:
                     return known, False
-                return _enqueue(connection, wanted, reservation_id, call), True
+                return asking.enqueue(connection, wanted, reservation_id, call), True
         except IntegrityError:
             with self._engine.connect() as connection:
-                known = _repeated(connection, call)
+                known = asking.repeated(connection, call)
             if known is not None:
                 return known, False
             raise ReservationNotUsable(
@@ -132,7 +129,7 @@ class RunQueue:
             if lease.state == "ended":
                 raise WrongState(f"run {run_id} is {run.state}.", "There is nothing to stop.")
             if lease.state == "queued":
-                _give_up(connection, run, "cancelled", body, call, None)
+                ending.give_up(connection, run, "cancelled", body, call, None)
             else:
                 rows.change_lease(connection, run_id, cancel=True)
                 rows.add_event(
@@ -229,7 +226,7 @@ class RunQueue:
                 )
                 return rows.find(connection, run.id)
             kind: rows.Kind = "cancelled" if lease.cancel else "failed"
-            _give_up(connection, run, kind, why, held.call, held.fence)
+            ending.give_up(connection, run, kind, why, held.call, held.fence)
         raise RunNotStarted(f"{why['code']}: {why['message']}", "Claim another run.")
 
     def renew(self, held: Held, steps: int, *, wants: int = 0, head: str | None = None) -> Renewal:
@@ -286,8 +283,8 @@ class RunQueue:
                 return known
             lease = _held(connection, held, "running")
             steps = None if cost is None else judged.steps
-            charged = _settle(connection, known, steps, judged.record, cost, held.call)
-            kind, code = _verdict(judged, known, held.at, cancelled=lease.cancel)
+            charged = ending.settle(connection, known, steps, judged.record, cost, held.call)
+            kind, code = ending.verdict(judged, known, held.at, cancelled=lease.cancel)
             body = {
                 "code": code,
                 "message": judged.summary,
@@ -296,7 +293,7 @@ class RunQueue:
                 "record": judged.record,
                 "provenance": envelope,
             }
-            _end(connection, known, kind, body, held.call, fence=held.fence)
+            ending.end(connection, known, kind, body, held.call, fence=held.fence)
             return rows.find(connection, held.run)
 
     def fail(self, held: Held, code: str, message: str, *, again: bool = False) -> Run:
@@ -314,7 +311,7 @@ class RunQueue:
                 handover.requeue(connection, run, lease, body, **by)
             else:
                 kind: rows.Kind = "cancelled" if lease.cancel else "failed"
-                _give_up(connection, run, kind, body, held.call, held.fence)
+                ending.give_up(connection, run, kind, body, held.call, held.fence)
             return rows.find(connection, held.run)
 
     def reap(self, at: datetime) -> int:
@@ -333,81 +330,8 @@ class RunQueue:
                 lease = connection.execute(query.with_for_update(skip_locked=True)).first()
                 if lease is None:
                     return taken
-                _take_back(connection, lease, at)
+                ending.take_back(connection, lease, at)
         return MOST_REAPED
-
-
-def _repeated(connection: Connection, call: Call) -> Run | None:
-    known = rows.repeated(connection, call.actor, call.idempotency_key)
-    if known is not None and known.request_digest != call.request_digest:
-        raise IdempotencyKeyReused(
-            "this Idempotency-Key came before, with another request.",
-            "Use a new key for a new request.",
-        )
-    return known
-
-
-def _enqueue(connection: Connection, wanted: WantedRun, reservation_id: str, call: Call) -> Run:
-    hold_certificate(connection, wanted.certificate)
-    reservation = ledger_rows.find_reservation(connection, reservation_id)
-    if reservation is None or reservation.certificate_id != wanted.certificate:
-        raise ReservationNotUsable(
-            f"reservation {reservation_id} is not one of this certificate.",
-            "Leave `reservation` out, and one is made.",
-        )
-    if reservation.state != "reserved":
-        raise ReservationNotUsable(
-            f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
-        )
-    certificate = current(connection, wanted.certificate)
-    ledger_steps.require_usable(
-        certificate, reservation.scope.dataset, untrusted_too=reservation.untrusted
-    )
-    assert certificate is not None
-    if (certificate.issue, certificate.untrusted) != (reservation.issue, reservation.untrusted):
-        raise ReservationNotUsable(
-            "the certificate was issued anew since the reservation.", "Reserve again."
-        )
-    run_id = str(uuid.uuid4())
-    connection.execute(
-        insert(runs).values(
-            id=run_id,
-            certificate_id=wanted.certificate,
-            issue=reservation.issue,
-            untrusted=reservation.untrusted,
-            plan_digest=reservation.plan_digest,
-            reservation_id=reservation_id,
-            queue=wanted.queue,
-            priority=wanted.priority,
-            wanted=json.dumps(wanted.model_dump(mode="json"), sort_keys=True),
-            requested_by=call.actor,
-            requested_at=call.at,
-            idempotency_key=call.idempotency_key,
-            request_digest=call.request_digest,
-        )
-    )
-    connection.execute(
-        insert(run_leases).values(
-            run_id=run_id,
-            queue=wanted.queue,
-            priority=wanted.priority,
-            gpu=wanted.requirements.gpu,
-            memory_mib=wanted.requirements.memory,
-            requested_at=call.at,
-            state="queued",
-            fence=0,
-            steps=0,
-            cancel=False,
-        )
-    )
-    body = {
-        "certificate": wanted.certificate,
-        "issue": reservation.issue,
-        "reservation": reservation_id,
-        "wanted": wanted.model_dump(mode="json"),
-    }
-    rows.add_event(connection, run_id, "queued", body, actor=call.actor, at=call.at, follows=None)
-    return rows.find(connection, run_id)
 
 
 def _held(connection: Connection, held: Held, *states: str) -> Row[Any]:
@@ -459,92 +383,3 @@ def _obstacle(
 def _granted(run: Run, wants: int) -> int:
     """How many steps may have been charged from now on: never fewer, and none uncertified."""
     return max(run.granted, min(wants, run.certified_steps))
-
-
-def _verdict(judged: Judged, run: Run, at: datetime, *, cancelled: bool) -> tuple[rows.Kind, str]:
-    if judged.conformant and not judged.stopped:
-        return "settled", "conformant"
-    if cancelled:
-        return "cancelled", "cancelled"
-    if not judged.conformant:
-        return "failed", judged.code
-    limit, began = run.wanted["time_limit"], run.began_at
-    too_late = limit is not None and began is not None and at >= began + timedelta(seconds=limit)
-    return "failed", "time_limit" if too_late else "stopped"
-
-
-def _release(connection: Connection, run: Run, reason: str, call: Call) -> None:
-    """Give back what was reserved, unless somebody else did or used it."""
-    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
-    if reservation is not None and reservation.state == "reserved":
-        ledger_steps.release_in(connection, run.reservation_id, f"run {run.id}: {reason}", call)
-
-
-def _settle(
-    connection: Connection,
-    run: Run,
-    steps: int | None,
-    record: str | None,
-    cost: Cost | None,
-    call: Call,
-) -> int:
-    """Charge a run; in full without ``steps``, and never again if somebody did by hand."""
-    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
-    assert reservation is not None
-    if reservation.state == "settled":
-        return int(reservation.steps_run or 0)
-    charged = reservation.certified_steps if steps is None else steps
-    ledger_steps.settle_in(connection, run.reservation_id, charged, record, cost, call)
-    return charged
-
-
-def _give_up(
-    connection: Connection,
-    run: Run,
-    kind: rows.Kind,
-    body: dict[str, Any],
-    call: Call,
-    fence: int | None,
-) -> None:
-    """End a run without a record."""
-    if run.begun:
-        body = {**body, "steps_charged": _settle(connection, run, None, None, None, call)}
-    else:
-        _release(connection, run, str(body["code"]), call)
-    _end(connection, run, kind, body, call, fence=fence)
-
-
-def _end(
-    connection: Connection,
-    run: Run,
-    kind: rows.Kind,
-    body: dict[str, Any],
-    call: Call,
-    *,
-    fence: int | None,
-) -> None:
-    rows.change_lease(connection, run.id, state="ended")
-    rows.add_event(
-        connection,
-        run.id,
-        kind,
-        body,
-        actor=call.actor,
-        at=call.at,
-        fence=fence,
-        follows="running" if run.begun else "queued",
-    )
-
-
-def _take_back(connection: Connection, lease: Row[Any], at: datetime) -> None:
-    run, call = rows.find(connection, lease.run_id), Call(actor=REAPER, at=at)
-    body = {
-        "code": "lease_lost",
-        "message": f"worker {lease.worker} was not heard of in time.",
-        "fence": lease.fence,
-    }
-    if handover.is_over(run, lease):
-        kind: rows.Kind = "cancelled" if lease.cancel and not run.begun else "failed"
-        _give_up(connection, run, kind, body, call, lease.fence)
-        return
-    handover.requeue(connection, run, lease, body, actor=REAPER, at=at, given_back=False)
