@@ -31,7 +31,7 @@ from affidavit.plan.events import Event, Gaussian
 
 LARGEST_MU = 1e4
 SMALLEST_DELTA = 1e-200
-"""Smaller ones were not compared."""
+"""A larger μ and a smaller δ were not compared."""
 TOLERANCE = 1e-12
 """Nats: what the library's search is told to come within."""
 ROUNDING = 1e-9
@@ -42,7 +42,7 @@ UNIT = 1e-15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnalyticCurve:
-    """The profile of one Gaussian mechanism of parameter ``mu``; 0 is the empty composition."""
+    """The profile of one Gaussian mechanism; ``mu``, sensitivity over σ, is 0 for no release."""
 
     mu: float
 

@@ -19,7 +19,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bracket:
-    """``lower <= value <= upper``; ``upper`` may be infinite, neither is ever NaN."""
+    """``lower <= value <= upper``; ``upper`` may be infinite, neither is ever NaN.
+
+    In the unit of what is bounded: nats for ε, a probability for δ.
+    """
 
     lower: float
     upper: float
@@ -30,11 +33,14 @@ class Bracket:
 
     @property
     def width(self) -> float:
-        """``upper - lower``."""
+        """``upper - lower``, in the same unit."""
         return self.upper - self.lower
 
     def intersect(self, other: Bracket) -> Bracket:
-        """What both allow; two proved brackets of one value always have that in common."""
+        """What both allow; two proved brackets of one value always have that in common.
+
+        Raises ``ValueError`` where they have nothing in common.
+        """
         return Bracket(lower=max(self.lower, other.lower), upper=min(self.upper, other.upper))
 
     def larger(self, other: Bracket) -> Bracket:

@@ -7,6 +7,9 @@ steep ε is there; it never decides. ε is close to a power of the noise, of the
 of the sampling probability, so that all steps are secants in logarithms, with bisection
 behind them.
 
+Targets are ε in nats. A scale of the noise is a noise multiplier, or what given ones are
+multiplied by.
+
 Guarantees
     * The value returned was itself evaluated and meets the target.
     * Noise and sampling probability: the slack is at most ``SLACK`` of the value. Either a
@@ -38,9 +41,10 @@ NOISE = (1e-6, 1e7)
 PROBABILITIES = (1e-9, 1.0)
 """Sampling probabilities that are searched."""
 MOST_STEPS = 100_000_000
+"""The most steps that are searched."""
 
 Epsilon = Callable[[float], float]
-"""From the quantity that is solved for to ε: a proved bound, or a guess."""
+"""From the quantity that is solved for to ε (nats): a proved bound, or a guess."""
 
 _AIM = 0.1 * SLACK
 """How far beyond the edge a step is aimed, so that it ends on the safe side of the wobble."""
@@ -57,6 +61,8 @@ def least_noise(
 
     ``upper`` does not increase in the scale. Where it raises ``OutOfReach`` the target
     counts as missed. ``start`` is where the search begins if nothing better is known.
+
+    Raises ``NoSolution`` where no noise meets the target, or the least searched does.
     """
     search = _Search(upper, target, *NOISE)
     found = search.least(*_start(guess, target, start, *NOISE))

@@ -26,10 +26,11 @@ _AIM = 0.002
 _GUESSES = 40
 
 Epsilon = Callable[[float], float]
+"""From a scale of the noise to ε (nats)."""
 
 
 def confirmed_noise(upper: Epsilon, target: float, *, guess: Epsilon, start: float = 1.0) -> float:
-    """A scale of the noise with ``upper(scale) <= target``, within about ``WITHIN`` of it.
+    """A scale of the noise with ``upper(scale) <= target`` (nats), within about ``WITHIN`` of it.
 
     ``upper`` is called at most ``MOST_LOOKS`` times. Raises ``NoSolution`` where the guess
     meets the target nowhere or everywhere, ``OutOfReach`` where nothing was confirmed.

@@ -27,7 +27,7 @@ UNIT_ROUNDOFF = 2.0**-53
 
 
 def folded(law: Array, size: int) -> Array:
-    """``law`` wrapped around to ``size`` points.
+    """``law``, n masses, wrapped around to ``size`` points.
 
     ``law`` has shape (n,), the sum of its rounds (size,).
     """

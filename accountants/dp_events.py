@@ -1,4 +1,4 @@
-"""Events in dp_accounting's words, for the two engines that it provides.
+"""Events in dp_accounting's words, for its Rényi engine.
 
 Only events built here are ever given to it: its ``from_named_tuple`` imports whatever
 module the data names, so that nothing from a request may reach it.

@@ -60,13 +60,13 @@ _TRIES = 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GaussianCurve:
-    """The profile of one Gaussian mechanism; ``mu`` is its Gaussian-DP parameter."""
+    """The profile of one Gaussian mechanism; ``mu`` is its Gaussian-DP parameter, sensitivity/σ."""
 
     mu: float
 
     @property
     def rho(self) -> float:
-        """Its zero-concentrated DP parameter, μ²/2."""
+        """Its zero-concentrated DP parameter, μ²/2 (nats)."""
         return self.mu**2 / 2
 
     def delta(self, epsilon: float) -> Bracket:
@@ -168,15 +168,16 @@ class GaussianAccountant:
     version: str = OURS
 
     def curve(self, event: Event) -> GaussianCurve:
-        """The curve of ``event``; raises ``Unsupported`` for anything subsampled."""
+        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach`` as ``joint_mu`` does."""
         return GaussianCurve(mu=joint_mu(event))
 
 
 def joint_mu(event: Event) -> float:
     """μ of an all-Gaussian composition, rounded up; 0 for the empty one.
 
-    μ = √(Σ count/σ²), as Gaussian DP composes (arXiv:1905.02383). Raises ``Unsupported`` for what
-    is not Gaussian, and ``OutOfReach`` for a μ outside [``SMALLEST_MU``, ``LARGEST_MU``].
+    μ = √(Σ count/σ²), σ the noise multipliers, as Gaussian DP composes (arXiv:1905.02383).
+    Raises ``Unsupported`` for what is not Gaussian, and ``OutOfReach`` for a μ outside
+    [``SMALLEST_MU``, ``LARGEST_MU``].
     """
     precisions = []
     for leaf, count in leaves(event):

@@ -13,7 +13,7 @@ from affidavit.accountants.protocol import OutOfReach
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Raise ``OutOfReach`` when the block runs longer than ``seconds``.
+    """Raise ``OutOfReach`` when the block runs longer than ``seconds`` of wall-clock time.
 
     Signals reach the main thread only; elsewhere the block runs without a limit, and the
     caller's own (the service kills the whole process) applies.

@@ -43,9 +43,13 @@ from affidavit.plan.events import (
 
 SMALLEST_DELTA = 1e-9
 LARGEST_GRID = 400_000
+"""Points."""
 DEFAULT_INTERVAL = 1e-4
+"""Nats between the points of the grid."""
 LARGEST_NOISE = 1e4
+"""The noise multiplier above which nothing is asked of the library."""
 MOST_STEPS = 1_000_000
+"""Releases in one run."""
 MOST_LEAVES = 8
 """Kinds of release in one run; each costs the library up to a second."""
 ROUNDING = 1e-9
@@ -54,7 +58,10 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class PldCurve:
-    """Both roundings of one composition, each computed when it is first asked for."""
+    """Both roundings of one composition, each computed when it is first asked for.
+
+    ``leaves`` are its releases with their counts, ``interval`` the grid step in nats.
+    """
 
     leaves: tuple[tuple[Leaf, int], ...]
     interval: float
@@ -78,7 +85,7 @@ class PldCurve:
         return Bracket(lower=min(max(0.0, lower), upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon``; raises ``OutOfReach`` where δ is below 1e-9."""
+        """Bracket of δ at ``epsilon`` (nats); raises ``OutOfReach`` where δ is below 1e-9."""
         require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)

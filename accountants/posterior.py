@@ -39,7 +39,10 @@ ROUNDING = 1e-14
 
 
 def guess(curve: PrivacyCurve, prior: float) -> Bracket:
-    """The probability that the best guess about the record is right, at ``prior``."""
+    """The probability that the best guess about the record is right, at ``prior`` in (0, 1).
+
+    Raises ``ValueError`` for another prior.
+    """
     _require_prior(prior)
     rarer, commoner = min(prior, 1 - prior), max(prior, 1 - prior)
     # h moves by at most the rounding of γ, and 1 - π by that of the subtraction.
@@ -51,7 +54,10 @@ def guess(curve: PrivacyCurve, prior: float) -> Bracket:
 
 
 def belief(prior: float, exponent: float) -> float:
-    """The belief that odds of ``prior`` times e^``exponent`` are, rounded up."""
+    """The belief that odds of ``prior`` times e^``exponent`` (nats) are, rounded up.
+
+    A probability, of a prior in (0, 1); raises ``ValueError`` for another.
+    """
     _require_prior(prior)
     odds = prior / (1 - prior) * math.exp(min(700.0, exponent))
     return min(1.0, odds / (1 + odds) * (1 + 1e-12))

@@ -24,7 +24,7 @@ from affidavit.accountants.tradeoff import LARGEST_EPSILON, TradeOff, gaps
 SMALLEST_DELTA = 1e-12
 """The profile is followed until δ is about this small."""
 TOLERANCE = 3e-4
-"""How well the error of type II shall be known, beside what the accountant leaves open."""
+"""To what, a probability, the error of type II is known beside what the accountant leaves."""
 FIRST, MOST = 17, 257
 """Points to begin with, and at most."""
 
@@ -36,6 +36,8 @@ def sample(
     curve: PrivacyCurve, *, tolerance: float = TOLERANCE, progress: Progress = lambda _: None
 ) -> TradeOff:
     """δ of ``curve`` from ε = 0 to where it is ``SMALLEST_DELTA``, as a trade-off function.
+
+    ``tolerance`` is in the error of type II, as ``TOLERANCE``.
 
     Raises ``AccountantError`` if the accountant gives no point at all.
     """

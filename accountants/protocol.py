@@ -10,6 +10,8 @@ Contract of a curve:
   ``Bracket`` of the tight value; ``upper`` is always a proved bound.
 * The empty composition costs nothing: ε = 0 for every δ, and δ = 0 for every ε.
 * ``epsilon`` does not increase in δ, ``delta`` does not increase in ε.
+* Both raise ``ValueError`` outside these ranges, and may raise ``OutOfReach`` within them.
+* Where nothing else is said ε is in nats and δ a probability.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ class Adjustable(PrivacyCurve, Protocol):
     """A curve whose brackets can be asked for wider, and so sooner."""
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
-        """The same curve with brackets about ``relative_width`` wide, as true as before."""
+        """The same curve with brackets about ``relative_width`` of ε (or δ) wide, as true."""
         ...
 
 
@@ -114,7 +116,7 @@ class Approximating(Protocol):
     """An accountant that can also say quickly where about ε is, for a search to begin at."""
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
-        """About the ε of ``event`` at ``delta``; **not a bound**. Raises as ``curve`` does."""
+        """About the ε (nats) of ``event`` at ``delta``; **not a bound**. Raises like ``curve``."""
         ...
 
 

@@ -49,11 +49,16 @@ from affidavit.plan.events import (
 )
 
 LARGEST_GRID = 2_000_000
+"""Points."""
 SECONDS = 30.0
+"""Wall-clock time for one question."""
 EPSILON_ERROR = 0.01
+"""Nats: what the library is asked to come within."""
 ACCURACY = 1e-3
+"""Relative, by which both ends are moved outward."""
 SMALLEST_DELTA = 1e-9
 SMALLEST_NOISE = 0.05
+"""The noise multiplier below which the library's grid has no end."""
 
 
 class _AddDirection(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
@@ -73,7 +78,10 @@ class _AddDirection(PoissonSubsampledGaussianMechanism):  # type: ignore[misc]
 
 @dataclass(frozen=True, kw_only=True)
 class PrvCurve:
-    """Intervals of the library for both directions, widened by its accuracy."""
+    """Intervals of the library for both directions, widened by its accuracy.
+
+    ``leaves`` are the releases with their counts.
+    """
 
     leaves: tuple[tuple[Leaf, int], ...]
 
@@ -82,7 +90,7 @@ class PrvCurve:
         return [count for _, count in self.leaves]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach`` or stops at the limit."""
+        """Bracket of ε (nats) at ``delta``; raises ``OutOfReach``, also at the time limit."""
         require_delta(delta)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
@@ -97,7 +105,7 @@ class PrvCurve:
         )
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of δ at ``epsilon``; refused where the library's δ error would rule."""
+        """Bracket of δ at ``epsilon`` (nats); refused where the library's δ error would rule."""
         require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
@@ -178,13 +186,13 @@ def _variable(leaf: Leaf, add: bool) -> GaussianMechanism | PoissonSubsampledGau
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrvAccountant:
-    """prv-accountant at an ε error of 0.01, in both directions."""
+    """prv-accountant at an ε error of 0.01 nats, in both directions."""
 
     name: str = "prv"
     version: str = PRV_ACCOUNTANT
 
     def curve(self, event: Event) -> PrvCurve:
-        """The curve of ``event``; raises ``Unsupported``."""
+        """The curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         parts = leaves(event)
         for leaf, _ in parts:
             _variable(leaf, False)

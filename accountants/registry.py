@@ -34,7 +34,7 @@ _PLACES = {
 NAMES = tuple(_PLACES)
 """Every engine, in order of preference."""
 SOLVERS = ("gaussian", "fourier", "allocation", "allocation_rdp", "monte_carlo", "rdp")
-"""The engines that answer in milliseconds, as a search needs."""
+"""The engines that a search asks: all answer in milliseconds, ``monte_carlo`` in seconds."""
 SECOND_OPINIONS = ("analytic_gaussian", "pld", "prv", "rdp", "allocation_rdp")
 """Engines in the order in which they are asked whether ours are right: other people's, and
 for allocations, which nobody else's reaches, one of another method."""

@@ -32,7 +32,7 @@ Guarantees
 >>> trade.type_two(0.1).lower < 0.6105 < trade.type_two(0.1).upper
 True
 
-References: Dong, Roth and Su, arXiv:1905.02383, Propositions 2.12 and 6; Wasserman and
+References: Dong, Roth and Su, arXiv:1905.02383 (f and δ(ε) as conjugates); Wasserman and
 Zhou, arXiv:0811.2501; Kairouz, Oh and Viswanath, arXiv:1311.0776; Sason and Verdú,
 arXiv:1508.00335 (E_γ is convex and decreasing).
 """
@@ -51,7 +51,7 @@ from affidavit.accountants.protocol import PrivacyCurve
 Array = npt.NDArray[np.float64]
 
 LARGEST_EPSILON = 690.0
-"""Beyond it e^ε leaves the doubles; such a line says nothing for any α above 1e-299."""
+"""Nats. Beyond it e^ε leaves the doubles; such a line says nothing for any α above 1e-299."""
 ROUNDING = 1e-12
 _ULPS = 1e-15
 """A few units in the last place of numbers up to one."""
@@ -76,11 +76,11 @@ class TradeOff:
 
     @classmethod
     def of(cls, curve: PrivacyCurve, epsilons: Sequence[float]) -> TradeOff:
-        """The trade-off function of ``curve``, asked at ``epsilons``."""
+        """The trade-off function of ``curve``, asked at ``epsilons`` (nats, increasing)."""
         return cls(epsilons=tuple(epsilons), deltas=tuple(curve.delta(each) for each in epsilons))
 
     def refined(self, known: Mapping[float, Bracket]) -> TradeOff:
-        """With δ as ``known`` at further ε, or better at the same."""
+        """With δ as ``known`` at further ε (nats), or better at the same."""
         points = {**dict(zip(self.epsilons, self.deltas, strict=True)), **known}
         return TradeOff(
             epsilons=tuple(sorted(points)), deltas=tuple(points[each] for each in sorted(points))

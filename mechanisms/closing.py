@@ -15,6 +15,7 @@ from affidavit.plan.model import Phase, Plan
 DIGITS = 7
 """Significant digits of a sampling probability that is solved for."""
 SMALLEST_PROBABILITY = 1e-9
+"""The sampling probability that stands in for an open one."""
 
 
 def with_noise(plan: Plan, joint: float) -> Plan:
@@ -39,7 +40,7 @@ def with_steps(plan: Plan, steps: int) -> Plan:
 
 
 def with_lot_size(plan: Plan, lot_size: int) -> Plan:
-    """``plan`` with its open lot size set to ``lot_size``."""
+    """``plan`` with its open lot size set to ``lot_size`` records."""
     return _sampled(plan, {"lot_size": lot_size})
 
 

@@ -65,8 +65,9 @@ Route = Literal["gaussian", "cyclic_poisson", "balls_in_bins"]
 class Streamed:
     """A phase at its length: strategy, participation, sensitivity, and what it is certified as.
 
-    ``sensitivity`` is sens(C) in clip norms before the distance of the adjacency; under
-    ``cyclic_poisson`` with amplification it is the largest column norm.
+    ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency, also in
+    clip norms; under ``cyclic_poisson`` with amplification it is the largest column norm.
+    ``turn`` is b in steps.
     """
 
     strategy: Strategy

@@ -27,7 +27,10 @@ THRESHOLD = Denoise().threshold
 def shrink(
     matrix: NDArray[np.float64], noise_std: float, *, threshold: float = THRESHOLD
 ) -> NDArray[np.float64]:
-    """The denoised m x n release; ``noise_std`` is σ', and below the threshold nothing changes."""
+    """The denoised m x n release; ``noise_std`` is σ', and below the threshold nothing changes.
+
+    σ' is in the unit of the entries, ``threshold`` κ is the factor on σ'(√n + √m).
+    """
     rows, columns = matrix.shape
     edge = noise_std * (math.sqrt(rows) + math.sqrt(columns))
     left, values, right = np.linalg.svd(matrix, full_matrices=False)

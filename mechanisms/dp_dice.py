@@ -35,6 +35,7 @@ THEOREM = "docs/theorems/dp-dice.md"
 SCHEMES = ("poisson", "full_batch", "fixed_size", "shuffled", "cyclic")
 """Samplers whose other records' lots do not depend on the one that differs."""
 MOST_STEPS_OF_RECURSION = 100_000
+"""Participations above which γ_j <= jγ_1 stands in for the recursion of bound (B)."""
 ROUNDING = 4 * math.ulp(1.0)
 """Relative error of one step of the recursion, and of each closed form, with room."""
 
@@ -72,7 +73,7 @@ def by_pre_clip(*, distance: float, residual: float, participations: int) -> flo
 
 
 def run_sensitivity(plan: Plan, index: int) -> RunSensitivity | None:
-    """The phase's sensitivity by its steps; None where none is proved."""
+    """The phase's sensitivity in clip norms C₁, by its steps; None where none is proved."""
     if _check(plan):
         return None
     phase = plan.phases[index]

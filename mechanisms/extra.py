@@ -100,7 +100,7 @@ def lower_extra(plan: Plan) -> Extras:
 
 
 def jointly(joint: float, same_lot: Sequence[float]) -> float:
-    """The multiplier of one step with further blocks on its lot, rounded down.
+    """The noise multiplier of one step with further blocks on its lot, rounded down.
 
     >>> round(jointly(1.0, [10.0]), 6)
     0.995037

@@ -34,7 +34,7 @@ REQUIRED_DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseEnergy:
-    """Total noise energy Σ_g count_g d_g σ_g² C_g² of a step, against ``uniform``."""
+    """Total noise energy Σ_g count_g d_g σ_g² C_g² of a step (C_g's unit²), against ``uniform``."""
 
     allocated: float
     uniform: float
@@ -76,7 +76,8 @@ def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float,
 
     ``uniform``: equal σ_g. ``proportional``: σ_g in proportion to the given weights.
     ``optimal``: least total noise energy, σ_g ∝ (√d_g C_g)^(-1/2), by Lagrange's
-    condition d_g σ_g C_g² ∝ σ_g^(-3).
+    condition d_g σ_g C_g² ∝ σ_g^(-3). Raises ``ValueError`` where a release lacks the weight
+    or the dimension that this needs.
     """
     if phase.clipping == "flat":
         return tuple(rounded_up(joint) for _ in phase.releases)
@@ -91,7 +92,7 @@ def allocate(phase: Phase, joint: float, allocation: Allocation) -> tuple[float,
 
 
 def noise_energy(phase: Phase, sigmas: Sequence[float], joint: float) -> NoiseEnergy | None:
-    """What ``sigmas`` cost in noise, against uniform σ; None where a dimension is missing."""
+    """What ``sigmas`` σ_g cost in noise, against uniform σ; None if flat or without dimensions."""
     dimensions = [release.dimension for release in phase.releases]
     if phase.clipping == "flat" or any(dimension is None for dimension in dimensions):
         return None

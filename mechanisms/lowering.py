@@ -46,7 +46,7 @@ class LoweredPhase:
     correlation: Correlation | None = None
 
     def event(self, joint: float, steps: int | None) -> Event:
-        """The phase's event at a joint noise multiplier, and at ``steps`` where left open.
+        """The phase's event at a joint noise multiplier σ_joint, and at ``steps`` where left open.
 
         Raises ``ValueError`` where neither the plan nor the caller gives the steps.
         """

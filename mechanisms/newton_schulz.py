@@ -58,7 +58,7 @@ def singular_value(value: float, *, degree: int, steps: int) -> float:
 def typical_singular_value(
     norm: float, *, entries: int, degree: int, steps: int, start: Start
 ) -> float:
-    """About the root mean square singular value that comes out for noise of norm ``norm``.
+    """About the root mean square singular value that comes out for noise of this ‖·‖_F.
 
     1 is orthogonal. The block is taken as square, which has the most singular values to
     share ‖Y_0‖_F; another shape of as many entries comes out nearer to orthogonal. Values

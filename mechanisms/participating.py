@@ -14,6 +14,8 @@ scheme             participation of a record
 
 What the plan gives is taken when it covers what the sampler does; ``min_separation`` may say
 more than that, and then costs more. Anything else contradicts the sampler and is refused.
+
+Reference: docs/theorems/correlated-noise.md, Theorem 8.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def lots_in_turn(plan: Plan, phase: Phase) -> int | None:
 
 
 def participation(plan: Plan, index: int, steps: int) -> Participation:
-    """The participation that is certified for phase ``index``; raises ``RefusedPlan``."""
+    """The participation certified for ``steps`` of phase ``index``; raises ``RefusedPlan``."""
     phase = plan.phases[index]
     by_sampler = _by_sampler(plan, index, steps)
     given = _given(phase, by_sampler)

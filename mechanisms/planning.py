@@ -3,7 +3,8 @@
 They are information and never guarantees: they follow from the noise that the plan adds
 and from its public constants, for the trainer that the plan describes. Letters: σ noise
 multiplier, C clip norm, B divisor of the sum, ν = σC/B the standard deviation of the noise
-in one entry of the released mean, d entries of a block, β momentum.
+in one entry of the released mean, d entries of a block, β momentum. C, ν and norms are in the
+gradient's unit, second moments and Φ in its square, B in records; shares and ratios have none.
 
 >>> nu = noise_std_of_the_mean(noise_multiplier=0.8, clip_norm=1 / 7, divisor=1024)
 >>> round(momentum_norm(nu, entries=768 * 768, momentum=0.95), 2)
@@ -49,7 +50,7 @@ def most_signal_to_noise(*, noise_multiplier: float, divisor: float, entries: in
 def momentum_norm(
     nu: float, *, entries: int, momentum: float, steps: float = math.inf, normalised: bool = False
 ) -> float:
-    """Root mean square ‖M_t‖_F of the noise alone in M_t = βM_(t-1) + G_t.
+    """Root mean square ‖M_t‖_F of the noise alone in M_t = βM_(t-1) + G_t after ``steps`` t.
 
     ``normalised`` divides M_t by Σ β^j, as DP-MuonBC does.
     """
@@ -60,7 +61,7 @@ def momentum_norm(
 
 
 def probe_std(nu: float, *, momentum: float, steps: float = math.inf) -> float:
-    """ρ_t of DP-MuonBC: ρ_t² = ν² (1-β)/(1+β) · (1+β^t)/(1-β^t)."""
+    """ρ_t of DP-MuonBC after ``steps`` t: ρ_t² = ν² (1-β)/(1+β) · (1+β^t)/(1-β^t)."""
     power = math.exp(steps * math.log(momentum)) if momentum > 0 else 0.0
     return nu * math.sqrt((1 - momentum) / (1 + momentum) * (1 + power) / (1 - power))
 
@@ -68,6 +69,7 @@ def probe_std(nu: float, *, momentum: float, steps: float = math.inf) -> float:
 def prefix_sum_std(nu: float, *, steps: int, lambda_: float = 0.0) -> float:
     """Standard deviation of an entry of the sum of all releases, w_t = z_t - λ z_(t-1).
 
-    λ = 0 is independent noise, √T ν. The sum is Σ_(t<T) (1-λ) z_t + z_T.
+    λ = 0 is independent noise, √T ν. The sum is Σ_(t<T) (1-λ) z_t + z_T, T ``steps``, and ν is
+    the deviation of an entry of z_t.
     """
     return nu * math.sqrt(1 + (1 - lambda_) ** 2 * (steps - 1))

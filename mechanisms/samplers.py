@@ -30,8 +30,10 @@ the pair, hence mixing over permutations cannot raise it. The same holds given t
 Bins may be kept for all epochs or drawn afresh for each: the first is the allocation above,
 the second costs no more (docs/theorems/random-allocation.md).
 
-References: arXiv:2210.00597 and arXiv:2403.17673 on shuffled batches and their accounting;
-dp_accounting's ``PoissonSampledDpEvent`` and ``SampledWithoutReplacementDpEvent``.
+References: docs/theorems/poisson-add-remove.md, poisson-replace-one.md, truncated-poisson.md and
+without-replacement.md for what is sampled; arXiv:2210.00597 and arXiv:2403.17673 on shuffled
+batches and their accounting; dp_accounting's ``PoissonSampledDpEvent`` and
+``SampledWithoutReplacementDpEvent``.
 """
 
 from __future__ import annotations
@@ -64,9 +66,9 @@ RunEvent = Callable[[float, int], Event]
 class Sampled:
     """One phase's sampler, certified: what one release costs and how many there are.
 
-    ``times`` maps steps to releases that touch one record. ``distance`` is how far one
-    record moves the sum, in clip norms, where the event is a plain Gaussian. ``run`` is the
-    whole phase where that is not ``event`` so many ``times``.
+    ``times`` maps steps to releases that touch one record, each with ``probability`` where it
+    is sampled. ``distance`` is how far one record moves the sum, in clip norms, where the event
+    is a plain Gaussian. ``run`` is the whole phase where that is not ``event`` so many ``times``.
     """
 
     event: StepEvent

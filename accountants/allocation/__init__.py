@@ -1,4 +1,8 @@
-"""Two-sided accounting of balls in bins (1-of-b random allocation) with independent noise."""
+"""Two-sided accounting of balls in bins (1-of-b random allocation) with independent noise.
+
+Throughout, ε is in nats, σ the noise multiplier of one bin's release and ``rate`` 1/σ. X, V, Θ,
+S, and the nodes, steps and cuts of lattices are likelihood ratios, which have no unit.
+"""
 
 from affidavit.accountants.allocation.accountant import AllocationAccountant, AllocationCurve
 from affidavit.accountants.allocation.renyi import RenyiAllocationAccountant

@@ -112,13 +112,13 @@ class DominatedAllocationCurve:
     dominating: tuple[AllocationCurve | RenyiAllocationCurve, ...]
 
     def epsilon(self, delta: float) -> Bracket:
-        """Bracket of the smallest ε (nats) at ``delta``."""
+        """Bracket of the smallest ε (nats) at ``delta``; raises as its parts do."""
         upper = min(each.epsilon(delta).upper for each in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.epsilon(delta).lower
         return Bracket(lower=min(lower, upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
-        """Bracket of the smallest δ at ``epsilon`` (nats)."""
+        """Bracket of the smallest δ at ``epsilon`` (nats); raises as its parts do."""
         upper = min(each.delta(epsilon).upper for each in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.delta(epsilon).lower
         return Bracket(lower=min(lower, upper), upper=upper)
@@ -126,7 +126,7 @@ class DominatedAllocationCurve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationCurve:
-    """ε against δ of one random allocation, over both directions."""
+    """ε against δ of one random allocation, over both directions; ``relative_width`` as above."""
 
     directions: tuple[Direction, ...]
     relative_width: float

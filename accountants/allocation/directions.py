@@ -38,6 +38,7 @@ from affidavit.accountants.allocation.terms import Array, Side, Term
 from affidavit.accountants.protocol import OutOfReach
 
 MOST_POINTS = 1 << 23
+"""Longest lattice or transform; 64 MiB an array of doubles."""
 _LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0, 16.0)
 """Further tilts tried for the window, in units of one over the tilted deviation."""
 _HAIR = 1e-9
@@ -51,7 +52,7 @@ _REACH = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saddle:
-    """The tilt at which the lattice's payoff is made, with the first moments there.
+    """The tilt at which the lattice's payoff is made, with the sum's first moments there.
 
     ``inside`` is about the lattice's part of δ, and ``delta`` about all of it.
     """
@@ -65,7 +66,7 @@ class Saddle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """Upper and lower bounds of δ(ε), narrow near the ε they were made for."""
+    """Upper and lower bounds of δ(ε), ε in nats, narrow near the ε they were made for."""
 
     upper: Callable[[float], float]
     lower: Callable[[float], float]
@@ -81,12 +82,12 @@ class Direction:
     side: Side
 
     def threshold(self, epsilon: float) -> float:
-        """Θ."""
+        """Θ at ``epsilon`` (nats)."""
         sign = 1.0 if self.side == "remove" else -1.0
         return sign * self.bins * _ratio(sign * epsilon)
 
     def scale(self, epsilon: float) -> float:
-        """δ over the mean of (ΣV - Θ)_+."""
+        """δ over the mean of (ΣV - Θ)_+, at ``epsilon`` (nats)."""
         return (1.0 if self.side == "remove" else _ratio(epsilon)) / self.bins
 
     @cached_property
@@ -107,11 +108,11 @@ class Direction:
     # ---- where the answer is, without bounds --------------------------------------
 
     def cut(self, epsilon: float, allowed: float) -> float:
-        """Where the lattice may end if ``allowed`` of δ may be given away."""
+        """The X at which the lattice may end if ``allowed`` of δ may be given away."""
         return choose_cut(self._others, _ratio(epsilon), allowed)
 
     def saddle(self, epsilon: float, cut: float) -> Saddle:
-        """The saddle at ``epsilon`` with δ by the leading term of its expansion."""
+        """The saddle at ``epsilon`` (nats) with δ by the leading term of its expansion."""
         threshold = self.threshold(epsilon)
         term, beyond = self._parts(cut)
         values, weights = term.atoms
@@ -136,17 +137,17 @@ class Direction:
         )
 
     def about(self, epsilon: float) -> float:
-        """About the δ at ``epsilon``; not a bound."""
+        """About the δ at ``epsilon`` (nats); not a bound."""
         coarse = self.saddle(epsilon, self.cut(epsilon, 1e-12)).delta
         return self.saddle(epsilon, self.cut(epsilon, 0.01 * min(coarse, 1.0))).delta
 
     @property
     def largest_epsilon(self) -> float:
-        """No ε is searched beyond this; the Gaussian mechanism alone does not reach it."""
+        """No ε (nats) is searched beyond this; the Gaussian mechanism alone does not reach it."""
         return self.rate**2 / 2 + _REACH * self.rate
 
     def guess(self, delta: float) -> float:
-        """About the ε at which δ(ε) is ``delta``."""
+        """About the ε (nats) at which δ(ε) is ``delta``; not a bound."""
         low, high = 0.0, self.largest_epsilon
         while high - low > 1e-3 * high:
             middle = (low + high) / 2
@@ -159,7 +160,7 @@ class Direction:
     def curves(
         self, epsilon: float, delta: float, tolerance: float, step: float | None = None
     ) -> Curves:
-        """Bounds of δ about ``tolerance`` apart in log δ near ``epsilon``.
+        """Bounds of δ about ``tolerance`` apart in log δ near ``epsilon`` (nats).
 
         ``delta`` is about what δ is there. Raises ``OutOfReach`` where the lattice would be
         too long.

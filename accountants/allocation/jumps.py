@@ -35,7 +35,7 @@ _LEAST_Z = -10.0
 
 
 class Beyond(Protocol):
-    """The part of δ that the lattice leaves out."""
+    """The part of δ that the lattice leaves out, at α = e^ε."""
 
     def upper(self, ratio: float) -> float:
         """An upper bound of it at α = ``ratio``."""
@@ -63,7 +63,7 @@ class SmallTerms:
         return self.bins * float(ndtr(_LEAST_Z)) * (1 + 1e-9)
 
     def lower(self, ratio: float) -> float:  # noqa: ARG002  (nothing is claimed at any α)
-        """Nothing."""
+        """0: nothing is claimed."""
         return 0.0
 
 
@@ -143,7 +143,7 @@ class LargeTerms:
 
 
 def choose_cut(others: LeastOfOthers, ratio: float, allowed: float) -> float:
-    """The least R at which ``LargeTerms.upper`` gives away at most about ``allowed``."""
+    """About the least R at which ``LargeTerms.upper`` gives away at most about ``allowed``."""
     rate, whole = others.rate, others.bins * ratio
     highest = math.exp(min(700.0, rate * 10.5 - rate**2 / 2 + rate**2))
     cuts = np.geomspace(1e-2, max(min(highest, whole), 1.0), 400)

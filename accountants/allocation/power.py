@@ -19,7 +19,8 @@ Errors bounded here, each added (upper) or subtracted (lower), with u = 2**-53:
 * tilting: θ|a| + 8 roundings a mass, b-fold;
 * the places x of the sums, which move Θ.
 
-Reference: [1] Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §24.1.
+Reference: [1] Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §24.1;
+docs/theorems/random-allocation.md for the rest.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Window:
 
 class PowerOfMeasure:
     """The ``copies``-fold convolution of one lattice measure, tilted, and its payoffs.
+
+    ``nodes``, evenly spaced, and ``masses`` have shape (n,).
 
     Guarantees
     ----------
@@ -120,7 +123,7 @@ class PowerOfMeasure:
         return self._log_total - exponent, self._relative + 16 * UNIT_ROUNDOFF * size
 
     def upper(self, threshold: float) -> float:
-        """An upper bound of E (ΣV - Θ)_+."""
+        """An upper bound of E (ΣV - Θ)_+ at Θ = ``threshold``."""
         if not self._alive:
             return 0.0
         threshold -= self._placing
@@ -133,7 +136,7 @@ class PowerOfMeasure:
         return _exp(log_scale + relative) * total
 
     def lower(self, threshold: float) -> float:
-        """A lower bound of E (ΣV - Θ)_+, at least 0."""
+        """A lower bound of E (ΣV - Θ)_+ at Θ = ``threshold``, at least 0."""
         if not self._alive:
             return 0.0
         threshold += self._placing
@@ -150,7 +153,10 @@ def transform_length(window: Window, step: float) -> int:
 
 
 class PayoffCeiling:
-    """An upper bound of E (ΣV - Θ)_+ by Chernoff alone: e^{-θΘ} (E e^{θV})^b / (eθ)."""
+    """An upper bound of E (ΣV - Θ)_+ by Chernoff alone: e^{-θΘ} (E e^{θV})^b / (eθ).
+
+    ``nodes`` and ``masses`` have shape (n,), the ``tilts`` θ that are tried (m,).
+    """
 
     def __init__(self, nodes: Array, masses: Array, copies: int, tilts: Array) -> None:
         self._tilts = tilts
@@ -159,7 +165,7 @@ class PayoffCeiling:
         ) - np.log(math.e * tilts)
 
     def upper(self, threshold: float) -> float:
-        """The least of the bounds."""
+        """The least of the bounds at Θ = ``threshold``."""
         exponents = self._log_bounds - self._tilts * threshold
         rounding = 16 * UNIT_ROUNDOFF * (1 + np.abs(self._log_bounds) + np.abs(exponents))
         return _exp(float((exponents + rounding).min()))

@@ -6,6 +6,7 @@ from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan.events import RandomAllocationGaussian
 
 NOISE_MULTIPLIERS = (0.1, 1000.0)
+"""σ over the root of the epochs for which bins are kept."""
 MOST_BINS = 1_000_000
 
 

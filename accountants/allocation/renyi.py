@@ -48,13 +48,14 @@ from affidavit.plan.events import (
 
 MOST_ORDER = 200
 ORDERS = np.arange(2, MOST_ORDER + 1)
+"""Orders of the Rényi divergences, shape (m,)."""
 _LOG_T, _STRIDE = (-10.0, 12.0), 4e-3
 """The grid of log t; the chords' error is of second order in its stride."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RenyiAllocationCurve:
-    """Upper bounds only, from the divergences of both directions at ``ORDERS``."""
+    """Upper bounds only, from both directions' divergences (nats) at ``ORDERS``, (m,) each."""
 
     divergences: tuple[Array, ...]
 

@@ -15,12 +15,12 @@ from affidavit.accountants.fourier.refine import refinement
 from affidavit.accountants.protocol import OutOfReach
 
 SMALLEST_WIDTH = 1e-6
-"""No bracket of ε is asked to be narrower than this."""
+"""No bracket of ε is asked to be narrower than this, in nats."""
 _ROUNDS = 8
 
 
 def bracket_epsilon(direction: Direction, delta: float, relative_width: float) -> Bracket:
-    """The ε of one direction at ``delta``."""
+    """The ε (nats) of one direction at ``delta``, ``relative_width`` of it wide if possible."""
     guess = direction.guess(delta)
     best = Bracket(lower=0.0, upper=math.inf)
     step: float | None = None
@@ -58,7 +58,7 @@ def _narrowed(best: Bracket, curves: Curves, delta: float, guess: float, stride:
 
 
 def bracket_delta(direction: Direction, epsilon: float, relative_width: float) -> Bracket:
-    """The δ of one direction at ``epsilon``."""
+    """The δ of one direction at ``epsilon`` (nats), ``relative_width`` of it wide if possible."""
     best = Bracket(lower=0.0, upper=1.0)
     guess = min(0.5, max(direction.about(epsilon), 1e-280))
     step: float | None = None
@@ -82,7 +82,7 @@ def bracket_delta(direction: Direction, epsilon: float, relative_width: float) -
 
 
 def ruled_out(direction: Direction, epsilon: float, delta: float) -> bool:
-    """Whether a coarse bound proves this direction's δ at ``epsilon`` to be below ``delta``."""
+    """Whether a coarse bound proves the direction's δ at ``epsilon`` (nats) below ``delta``."""
     guess = direction.about(epsilon)
     gap = math.log(delta / guess) if guess > 0 else math.inf
     if gap < 1e-3:

@@ -44,7 +44,7 @@ _Z_REACH = 12.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calls:
-    """T and C on a grid of a, with a bound of the error of C."""
+    """T and C on a grid of n values a, with a bound of the error of C; shape (n,) each."""
 
     tail: Array
     value: Array
@@ -65,7 +65,7 @@ class Term:
             return np.asarray(np.log(x) / self.rate + self.rate / 2)
 
     def place(self, z: float) -> float:
-        """X at a normal deviation."""
+        """X at the normal deviation ``z``."""
         return math.exp(self.rate * z - self.rate**2 / 2)
 
     def calls(self, points: Array) -> Calls:

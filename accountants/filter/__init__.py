@@ -1,4 +1,7 @@
-"""The privacy filter: what further run a budget admits, however it was chosen."""
+"""The privacy filter: what further run a budget admits, however it was chosen.
+
+Throughout, ε and Rényi divergences are in nats, and μ is sensitivity over noise.
+"""
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.divergences import ORDERS, divergences

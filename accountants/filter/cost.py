@@ -23,7 +23,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any, Self
 
 UNIT = Decimal("1e-12")
-"""The last decimal of a divergence, of μ² and of ε; δ has its own, ``DELTA_UNIT``."""
+"""The last decimal of a divergence and of ε (nats), and of μ²; δ has ``DELTA_UNIT``."""
 DELTA_UNIT = Decimal("1e-24")
 _EXACT = Context(prec=80, rounding=ROUND_CEILING)
 
@@ -81,7 +81,7 @@ class Coordinate:
 
     @classmethod
     def up(cls, value: float, unit: Decimal) -> Coordinate:
-        """``value`` rounded up to a whole number of ``unit``; raises ``ValueError`` for NaN."""
+        """``value`` up to whole ``unit``; raises ``ValueError`` if it is negative or NaN."""
         if math.isnan(value) or value < 0:
             raise ValueError(f"a cost is at least zero, got {value!r}")
         if math.isinf(value):
@@ -94,7 +94,7 @@ class Coordinate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """One run's cost, or the sum of many."""
+    """One run's cost, or the sum of many; ``renyi`` has one coordinate an order."""
 
     renyi: tuple[Coordinate, ...]
     mu_squared: Coordinate
@@ -103,7 +103,10 @@ class Cost:
 
     @classmethod
     def of(cls, *, renyi: Sequence[float], mu_squared: float, epsilon: float, delta: float) -> Self:
-        """A cost from proved upper bounds, each rounded up; ``math.inf`` where there is none."""
+        """A cost from proved upper bounds, each rounded up; ``math.inf`` where there is none.
+
+        Divergences and ε in nats; raises ``ValueError`` for a bound that is negative or NaN.
+        """
         return cls(
             renyi=tuple(Coordinate.up(each, UNIT) for each in renyi),
             mu_squared=Coordinate.up(mu_squared, UNIT),

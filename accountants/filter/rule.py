@@ -55,6 +55,7 @@ MARGIN = 1e-9
 """By how much the Rényi test must hold; far above what is lost evaluating it."""
 MOST_FORECAST = 10_000
 LARGEST_EPSILON = 1e5
+"""Nats; beyond it ``Budget.spent`` is infinite."""
 _FURTHEST = 60.0
 """Beyond ε + 60 nats 1 - exp(ε - x) is one."""
 _DECAY = 0.3
@@ -79,7 +80,7 @@ class Filter:
 
     @classmethod
     def start(cls, epsilon: float, delta: float) -> Self:
-        """The filter of a budget that begins at (``epsilon``, ``delta``)."""
+        """The filter of a budget that begins at (``epsilon``, ``delta``), ε in nats."""
         best = math.log(_best_exponent(epsilon, delta * (1 - GAUSSIAN_SHARE)))
         raw = [1 / (1 + ((math.log(order - 1) - best) / _DECAY) ** 2) for order in ORDERS]
         total = math.fsum(raw) * (1 + 1e-12)
@@ -99,7 +100,7 @@ class Filter:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        """The filter of ``as_document``."""
+        """The filter of ``as_document``; raises ``KeyError`` or ``ValueError`` for other data."""
         return cls(
             orders=tuple(float(each) for each in document["orders"]),
             weights=tuple(float(each) for each in document["weights"]),
@@ -121,7 +122,7 @@ class Filter:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """(ε, δ) and the filter that keeps it; ``taken`` is δ that a run admitted alone took."""
+    """(ε in nats, δ) and its filter; ``taken`` is δ that a run admitted alone took."""
 
     epsilon: float
     delta: float
@@ -143,7 +144,7 @@ class Budget:
         )
 
     def spent(self, total: Cost) -> float:
-        """The least ε, rounded up, at which ``total`` would have been admitted; or infinity.
+        """The least ε (nats), rounded up, at which ``total`` would have been admitted; or infinity.
 
         A reading of how full the budget is, not a guarantee of its own: the budget's is.
         """

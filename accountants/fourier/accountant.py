@@ -42,6 +42,7 @@ from affidavit.plan.events import Event
 SMALLEST_DELTA = 1e-20
 LARGEST_DELTA = 0.999
 LARGEST_EPSILON = 1000.0
+"""Nats."""
 
 
 _FAR_DELTA, _NEGLIGIBLE_DELTA = 1e-60, 1e-40
@@ -81,20 +82,20 @@ class FourierAccountant:
         )
 
     def approximate_epsilon(self, event: Event, delta: float) -> float:
-        """About ε of ``event`` at ``delta``, for a search to begin at; not a bound."""
+        """About ε (nats) of ``event`` at ``delta``, for a search to begin at; not a bound."""
         return approximate_epsilon(event, delta)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FourierCurve:
-    """ε against δ of one event, over all its directions."""
+    """ε against δ of one event, over all its ``directions``; ``relative_width`` as above."""
 
     directions: tuple[Laws, ...]
     relative_width: float
     answers: Answers = field(default_factory=Answers, repr=False, compare=False)
 
     def with_width(self, relative_width: float) -> FourierCurve:
-        """The same curve with brackets about ``relative_width`` wide."""
+        """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
         return replace(self, relative_width=relative_width)
 
     def epsilon(self, delta: float) -> Bracket:

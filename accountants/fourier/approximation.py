@@ -2,7 +2,7 @@
 
 The leading term of the saddle-point expansion is within some per cent of δ where many
 releases are composed, and anything where the loss is a few rare jumps. The larger of the
-directions is taken, as the accountant takes the larger bracket.
+directions is taken, as the accountant takes the larger bracket. Source: ``saddle``.
 
 >>> from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
 >>> step = PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0)
@@ -20,7 +20,7 @@ from affidavit.plan.events import Event
 
 
 def approximate_epsilon(event: Event, delta: float) -> float:
-    """ε at ``delta`` by the saddle point. Not a bound."""
+    """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does."""
     found = directions(event)
     return max(
         (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in found), default=0.0
@@ -28,7 +28,7 @@ def approximate_epsilon(event: Event, delta: float) -> float:
 
 
 def approximate_delta(event: Event, epsilon: float) -> float:
-    """δ at ``epsilon`` by the saddle point. Not a bound."""
+    """δ at ``epsilon`` (nats) by the saddle point. Not a bound; raises likewise."""
     found = directions(event)
     return max(
         (

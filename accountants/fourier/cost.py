@@ -29,7 +29,7 @@ from affidavit.accountants.fourier.steering import Laws, Work, saddle_at_delta
 from affidavit.plan.events import Event
 
 SECONDS_A_POINT = 1.4e-7
-"""On one core of a 2020s server."""
+"""Processor seconds for a point, on one core of a 2020s server."""
 _FIXED_SECONDS = 4e-3
 _PASSES = 1.1
 _POINTS_A_CELL = 1.0
@@ -41,7 +41,7 @@ _BYTES_FIXED = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """Predicted work in points, its seconds on one core, and the peak bytes of its arrays."""
+    """Predicted work in points, its processor seconds, and the peak bytes of its arrays."""
 
     points: float
     seconds: float
@@ -60,7 +60,10 @@ def estimate_cost(
     relative_width: float = 1e-4,
     seconds_a_point: float = SECONDS_A_POINT,
 ) -> Cost:
-    """The cost of ``epsilon(delta)`` for ``event``; raises ``OutOfReach`` as that would."""
+    """The cost of ``epsilon(delta)`` for ``event``; raises ``OutOfReach`` as that would.
+
+    ``relative_width`` is that of the bracket, relative to ε.
+    """
     found = [Laws.of(direction) for direction in directions(event)]
     if not found:
         return Cost(points=0.0, seconds=0.0, bytes=0)

@@ -51,6 +51,7 @@ Side = Literal["remove", "add"]
 NOISE_MULTIPLIERS = (0.2, 1000.0)
 SAMPLING_PROBABILITIES = (1e-6, 1.0)
 MOST_STEPS = 10_000_000
+"""The range of the method; steps are those of the whole run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +86,7 @@ def directions(event: Event) -> tuple[Direction, ...]:
 
 
 def check_range(parts: Sequence[tuple[Leaf, int]]) -> None:
-    """Raise ``OutOfReach`` for parameters outside the range of the method."""
+    """Raise ``OutOfReach`` where ``parts``, leaves and counts, are outside the method's range."""
     steps = sum(count for _, count in parts)
     if steps > MOST_STEPS:
         raise OutOfReach(f"{steps} steps, at most {MOST_STEPS}", "account for fewer steps")

@@ -35,9 +35,9 @@ def grids(
     """Grids of one ``step`` for every release, and what their lower measures use of them.
 
     ``releases`` are the attained laws, ``atoms`` the dominating ones with their counts and
-    ``tops`` the losses above which these are cut; ``order`` is the tilt and ``tolerance`` the
-    width wanted of log δ. Laws that leave a gap of their own (``gapped``) would not get a
-    narrower bracket from joined cells, only a looser upper end.
+    ``tops`` the losses above which these are cut, in nats like ``step``; ``order`` is the tilt
+    (1/nat) and ``tolerance`` the width wanted of log δ. Laws that leave a gap of their own
+    (``gapped``) would not get a narrower bracket from joined cells, only a looser upper end.
     """
     most, steps = 0 if gapped else _MOST_JOINED, sum(count for _, count in atoms)
     uppers, lowers = [], []

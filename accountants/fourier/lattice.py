@@ -45,7 +45,7 @@ _ARITHMETIC = 32.0 * UNIT_ROUNDOFF
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
-    """The losses ``origin + i * step`` for 0 <= i < ``size``."""
+    """The losses ``origin + i * step`` for 0 <= i < ``size``, in nats."""
 
     origin: float
     step: float
@@ -68,9 +68,9 @@ class Grid:
 class LatticeMeasure:
     """P-masses on a grid whose hockey-stick curve bounds that of one release.
 
-    ``infinite`` is the mass at infinite loss (upper bounds only) and ``loss_error`` an
-    amount by which every node must be raised (upper) or lowered (lower) for the bound to
-    hold, for measures whose nodes are themselves rounded.
+    ``masses`` have shape (size,). ``infinite`` is the mass at infinite loss (upper bounds
+    only) and ``loss_error`` an amount (nats) by which every node must be raised (upper) or
+    lowered (lower) for the bound to hold, for measures whose nodes are themselves rounded.
     """
 
     grid: Grid
@@ -79,7 +79,7 @@ class LatticeMeasure:
     loss_error: float = 0.0
 
     def up_to(self, cut: float) -> LatticeMeasure:
-        """The part with losses up to ``cut``, without the infinite ones."""
+        """The part with losses up to ``cut`` (nats), without the infinite ones."""
         size = int(np.searchsorted(self.grid.losses(), cut, side="right"))
         grid = Grid(origin=self.grid.origin, step=self.grid.step, size=max(1, size))
         masses = self.masses[: grid.size] if size else np.zeros(1)
@@ -90,8 +90,9 @@ class LatticeMeasure:
 class HalfCells:
     """Masses of one law between a grid's ``edges``, from which both measures are made.
 
-    ``p`` and ``q`` have 2 · size + 2 entries: below the first edge, the half cells, above
-    the last. ``relative`` bounds their relative errors, that of e^loss times q included.
+    All four have shape (2 · size + 2,): below the first edge, the half cells, above the
+    last. ``relative`` bounds the relative errors of ``p`` and ``q``, that of e^loss times q
+    included, and ``misplaced`` (nats) how far off the ends of a cell can be.
     """
 
     grid: Grid
@@ -118,7 +119,7 @@ class HalfCells:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LowerRange:
-    """The nodes that a lower measure uses, and at which ends its outer cell is open.
+    """The nodes, by index, that a lower measure uses, and where its outer cells are open.
 
     An open first cell takes in so many cells above its own (``joined``) as well.
     """
@@ -131,7 +132,7 @@ class LowerRange:
 
 
 def upper_measure(cells: HalfCells) -> LatticeMeasure:
-    """A measure on the grid whose curve is nowhere below that of the law."""
+    """A measure on the grid whose curve is nowhere below that of the law (Theorem 3)."""
     grid = cells.grid
     alpha, share = np.exp(grid.losses()), -1.0 / np.expm1(-grid.step)
     # A loss outside its cell by what is misplaced is first taken as that much lower, then
@@ -163,7 +164,7 @@ def upper_measure(cells: HalfCells) -> LatticeMeasure:
 
 
 def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
-    """A measure on the grid whose curve is nowhere above that of the law."""
+    """A measure on the grid whose curve is nowhere above that of the law (Theorem 4)."""
     grid = cells.grid
     masses = np.zeros(grid.size)
     least_p = cells.p * (1.0 - cells.relative)

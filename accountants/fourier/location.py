@@ -12,7 +12,7 @@ from affidavit.accountants.fourier.steering import Laws
 
 
 def union_bound(laws: Laws, delta: float) -> float:
-    """An upper bound of ε that needs no transform: 0 where it shows that, else a loose one.
+    """An upper bound of ε (nats) that needs no transform: 0 where it shows that, else a loose one.
 
     δ(0) is at most the sum of the releases' total variations; and unless some loss exceeds
     its top, which has probability δ at most in all, the run's is at most their sum.
@@ -29,7 +29,7 @@ def union_bound(laws: Laws, delta: float) -> float:
 
 
 def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
-    """The saddle at ``delta`` with the ε to start from, found by a coarse grid.
+    """The saddle at ``delta`` with the ε (nats) to start from, found by a coarse grid.
 
     The saddle's own ε can be far off when the loss is a few rare jumps, and the tilt with
     it: then the saddle is found again at the ε of the coarse grid.
@@ -56,7 +56,7 @@ def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
 def located_in_strata(
     laws: Laws, saddle: Saddle, guess: float, delta: float
 ) -> tuple[float, float]:
-    """The ε to start from and the slope of log δ there, by coarse grids in strata."""
+    """The ε (nats) to start from and minus the slope of log δ there, by coarse grids in strata."""
     slope = saddle.order
     for _ in range(4):
         steering = steered(laws, saddle, guess, delta, 0.1, slope, None)

@@ -37,7 +37,10 @@ _Z_REACH = 12.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survival:
-    """P(L >= l) and Q(L >= l) on a grid of l, with bounds of their errors."""
+    """P(L >= l) and Q(L >= l) on a grid of n losses l, with bounds of their errors.
+
+    All three arrays have shape (n,); ``relative`` is of ``p`` and ``q``, ``loss_error`` in nats.
+    """
 
     p: Array
     q: Array
@@ -49,9 +52,9 @@ class Survival:
 class Cells:
     """P- and Q-masses of the losses below, between and above increasing edges.
 
-    All four arrays have one entry more than there are edges. ``relative`` bounds the
-    relative error of ``p`` and ``q``, and ``misplaced`` how far the loss at either end of a
-    cell can be from the edge that was asked for.
+    All four arrays have shape (n + 1,) for n edges. ``relative`` bounds the relative error
+    of ``p`` and ``q``, and ``misplaced`` how far, in nats, the loss at either end of a cell
+    can be from the edge that was asked for.
     """
 
     p: Array
@@ -64,7 +67,7 @@ class Cells:
 class Atoms:
     """The law of the loss under P as finitely many atoms, accurate but not a bound.
 
-    ``losses`` increase; ``weights`` sum to one.
+    ``losses`` (nats) increase; ``weights`` sum to one. Both have shape (n,).
     """
 
     losses: Array
@@ -84,7 +87,7 @@ class Atoms:
         )
 
     def log_moment(self, order: float) -> float:
-        """log E[exp(order · L)]."""
+        """log E[exp(order · L)], ``order`` in 1/nat."""
         exponents = order * self.losses
         peak = float(exponents.max())
         return peak + math.log(float(self.weights @ np.exp(exponents - peak)))
@@ -109,17 +112,17 @@ class Atoms:
         return np.asarray(weights / weights.sum(), dtype=np.float64)
 
     def median(self, order: float) -> float:
-        """The median of the tilted law."""
+        """The median of the tilted law, in nats."""
         cumulative = np.cumsum(self.tilted(order))
         return float(self.losses[int(np.searchsorted(cumulative, 0.5))])
 
 
 class LossLaw(Protocol):
-    """The law of one release's privacy loss in one direction of the adjacency."""
+    """The law of one release's privacy loss, in nats, in one direction of the adjacency."""
 
     @property
     def ceiling(self) -> float:
-        """No loss exceeds this; infinite if unbounded."""
+        """No loss exceeds this (nats); infinite if unbounded."""
         ...
 
     def atoms(self) -> Atoms:
@@ -153,7 +156,8 @@ Kind = Literal["gaussian", "remove", "add", "replace"]
 class NormalMixtureLaw:
     """The loss law of one Gaussian release, subsampled or not.
 
-    With μ = ``distance`` / ``noise_multiplier`` and z in noise standard deviations:
+    With μ = ``distance`` / ``noise_multiplier``, how far a record moves the sum and the
+    noise's standard deviation, both in clip norms, and z in noise standard deviations:
 
     ========  ===========================  ==============================
     kind      P                            Q
@@ -211,7 +215,7 @@ class NormalMixtureLaw:
         return Atoms(losses=self.loss(z), weights=weights / weights.sum())
 
     def top(self, probability: float) -> float:
-        """The loss at a z above which P has about this probability."""
+        """The loss (nats) at a z above which P has about this probability."""
         low, high = 0.0, 40.0 + self._mu
         mixture = self._p_mixture()
         for _ in range(45):

@@ -24,7 +24,9 @@ _PIECE = 8192
 
 
 def normal_masses(z: Array, mean: float) -> tuple[Array, Array]:
-    """Masses of N(mean, 1) below, between and above ``z``, and bounds of their errors.
+    """Masses of N(mean, 1) below, between and above ``z``, and bounds of their absolute errors.
+
+    ``z`` increases, shape (n,) and in standard deviations; both results have shape (n + 1,).
 
     A cell [c - d, c + d] that is narrow against the density's own scale has
 

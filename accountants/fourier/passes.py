@@ -25,11 +25,11 @@ MOST_POINTS = 1 << 23
 """Longest grid or transform; 64 MiB an array of doubles."""
 
 ENDLESS = 1e6
-"""An ε at which the search for one is given up."""
+"""An ε (nats) at which the search for one is given up."""
 
 
 def check_cost(steering: Steering) -> None:
-    """Refuse a steering whose arrays would be too long."""
+    """Refuse a steering whose arrays would be too long: raises ``OutOfReach``."""
     if steering.points > MOST_POINTS:
         raise OutOfReach(
             f"needs a grid of {steering.points} points, at most {MOST_POINTS}",
@@ -56,7 +56,7 @@ def transforms(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[S
     """The curves of the upper and of the lower measures.
 
     Without ``lower`` the second is the first, whose lower curve is then no bound: for
-    callers that read the upper one only.
+    callers that read the upper one only. Raises ``OutOfReach`` as ``check_cost`` does.
     """
     check_cost(steering)
     releases = laws.direction.laws
@@ -98,7 +98,10 @@ def steered(
     slope: float | None,
     step: float | None,
 ) -> Steering:
-    """Steering in strata if there is a ``slope``, else in one piece."""
+    """Steering in strata if there is a ``slope``, else in one piece.
+
+    As ``steer`` and ``steer_in_strata``, with a wider step where grids would be too long.
+    """
     tolerance = min(0.5, tolerance)
 
     def at(step: float | None) -> Steering:
@@ -119,8 +122,8 @@ def crossing(
     """ε on either side of where a decreasing ``curve`` passes ``delta``, ``accuracy`` apart.
 
     The curve is above ``delta`` at the first and at most ``delta`` at the second; the
-    first is 0 if the curve never is, the second infinite. Gallops from ``start``, then
-    regula falsi in log δ with the Illinois weights.
+    first is 0 if the curve never is, the second infinite. Gallops from ``start`` by
+    ``stride``, then regula falsi in log δ with the Illinois weights; all in nats.
     """
 
     def excess(epsilon: float) -> float:

@@ -17,7 +17,7 @@ from affidavit.accountants.fourier.passes import MOST_POINTS, Sum, crossing, ste
 from affidavit.accountants.fourier.steering import Laws, Steering, Work, saddle_at_epsilon
 
 SMALLEST_WIDTH = 1e-6
-"""No bracket of ε is asked to be narrower than this."""
+"""No bracket of ε is asked to be narrower than this, in nats."""
 
 RARE = 0.5
 """Where the saddle promises this much more log δ than there is, one rare loss decides."""
@@ -32,12 +32,12 @@ _CHEAP = 1 << 14
 
 
 def refinement(ratio: float) -> float:
-    """What to multiply the step by when the bracket should be ``ratio`` times as wide."""
+    """What to multiply the step by for a bracket ``ratio`` times as wide: width goes as step²."""
     return max(0.2, 0.9 * math.sqrt(ratio))
 
 
 def worthwhile(laws: Laws, bracket: Bracket, finer: float) -> float:
-    """The width above which a step multiplied by ``finer`` did not pay.
+    """The width (nats, or of δ) above which a step multiplied by ``finer`` did not pay.
 
     Of the gain that it should bring, a fifth is too little to go on. Where there is no lower
     bound yet there may be nothing to see of it, unless the laws leave a gap of their own,
@@ -49,7 +49,7 @@ def worthwhile(laws: Laws, bracket: Bracket, finer: float) -> float:
 
 
 class EpsilonSearch:
-    """The ε of one direction at a δ, refined by request: every bracket lies in the one before."""
+    """The ε (nats) of one direction at a δ, refined by request, each bracket in the one before."""
 
     def __init__(self, laws: Laws, delta: float) -> None:
         self._laws, self._delta = laws, delta
@@ -68,7 +68,7 @@ class EpsilonSearch:
             self._guess, self._slope = located_in_strata(laws, self._saddle, guess, delta)
 
     def refine(self, relative_width: float) -> Bracket:
-        """The bracket at ``relative_width``, or as narrow as rounding and memory allow."""
+        """The bracket at ``relative_width`` of ε, or as narrow as rounding and memory allow."""
         if self._settled or self.bracket.width <= SMALLEST_WIDTH:
             return self.bracket
         wanted = max(relative_width * self._guess, SMALLEST_WIDTH)
@@ -129,7 +129,7 @@ class EpsilonSearch:
 
 
 class DeltaSearch:
-    """The δ of one direction at an ε, refined by request: every bracket lies in the one before."""
+    """The δ of one direction at an ε (nats), refined by request, each bracket in the one before."""
 
     def __init__(self, laws: Laws, epsilon: float) -> None:
         self._laws, self._epsilon = laws, epsilon
@@ -163,7 +163,7 @@ class DeltaSearch:
         return min(100 * order, max(0.01 * order, math.log(found / there) / nearby))
 
     def refine(self, relative_width: float) -> Bracket:
-        """The bracket at ``relative_width``, or as narrow as rounding and memory allow."""
+        """The bracket at ``relative_width`` of δ, or as narrow as rounding and memory allow."""
         previous = math.inf
         for _ in range(0 if self._settled else _ROUNDS):
             ratio = relative_width * self.bracket.upper / max(self.bracket.width, _LEAST_DELTA)

@@ -7,8 +7,7 @@ With K(λ) = Σ count · log E[exp(λ L)] over the releases, the hockey-stick cu
 and the integrand is least along the real axis at the λ with K'(λ) = ε + 1/λ + 1/(λ+1).
 ``Saddle`` is that λ with ε, log δ and the first moments of the tilted law. Its δ is the
 leading term of the Laplace expansion, good to some per cent of δ where many releases are
-composed. ``approximate_epsilon`` and ``approximate_delta`` sum the integral itself along
-the line and are good to about nine digits when the line decays; **neither is a bound**.
+composed, and what ``approximate_epsilon`` and ``approximate_delta`` give: **not a bound**.
 
 References: Daniels, "Saddlepoint approximations in statistics" (1954); Zheng, Dong, Long
 and Su, arXiv:2003.04493; Alghamdi et al., "The Saddle-Point Method in Differential
@@ -37,7 +36,10 @@ _LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saddle:
-    """A point of the curve by its tilt: order λ, ε, log δ, and the tilted law's moments."""
+    """A point of the curve by its tilt: order λ, ε, log δ, and the tilted law's moments.
+
+    ε, ``mean`` in nats, ``variance`` in nats², λ in 1/nat.
+    """
 
     order: float
     epsilon: float
@@ -47,7 +49,7 @@ class Saddle:
 
 
 def at_order(laws: Composition, order: float) -> Saddle:
-    """The point of the approximate curve whose saddle is ``order``."""
+    """The point of the approximate curve whose saddle is ``order`` (1/nat)."""
     log_moment = mean = variance = 0.0
     for atoms, count in laws:
         exponents = order * atoms.losses
@@ -87,7 +89,7 @@ def at_delta(laws: Composition, delta: float) -> Saddle:
 
 
 def at_epsilon(laws: Composition, epsilon: float) -> Saddle:
-    """The saddle near ``epsilon``."""
+    """The saddle near ``epsilon`` (nats)."""
     return _search(laws, lambda point: epsilon - point.epsilon, 5e-3)
 
 
@@ -119,7 +121,10 @@ def _search(laws: Composition, excess: Callable[[Saddle], float], accuracy: floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reach:
-    """Losses that bound the bulk of a tilted composition, and the further tilts that say so."""
+    """Losses that bound the bulk of a tilted composition, and the further tilts that say so.
+
+    ``low`` and ``high`` in nats, ``below`` and ``above`` in 1/nat.
+    """
 
     low: float
     high: float
@@ -148,7 +153,7 @@ def tilted_reach(laws: Composition, point: Saddle, log_tail: float) -> Reach:
 
 
 def tilted_floor(atoms: Atoms, order: float, mass: float) -> float:
-    """A loss below which the tilted law of one release has at most ``mass``."""
+    """A loss (nats) below which the tilted law of one release has at most ``mass``."""
     cumulative: Array = np.cumsum(atoms.tilted(order))
     index = max(0, int(np.searchsorted(cumulative, mass)) - 1)
     return float(atoms.losses[index])

@@ -51,7 +51,8 @@ _SMALLEST_SUM = 1e-200
 class TiltedLaw:
     """One tilted law, split at the cut, how often it runs, and what tilting it cost.
 
-    ``common`` and ``rare`` sum to one; the measure was ``log_total`` times as much.
+    ``common`` and ``rare``, which sum to one, have the shape (n,) of ``losses`` (nats). The
+    measure was exp(``log_total``) times as much; ``relative`` is the error that tilting makes.
     """
 
     losses: Array
@@ -65,7 +66,7 @@ class TiltedLaw:
     def of(
         cls, measure: LatticeMeasure, count: int, order: float, cut: float | None
     ) -> TiltedLaw | None:
-        """``measure`` tilted by ``order``; None if it has no mass."""
+        """``measure`` tilted by ``order``, split at ``cut`` (nats); None if it has no mass."""
         losses = measure.grid.losses()
         exponents = order * losses
         stride = max(1, measure.grid.size // 1024)
@@ -105,7 +106,7 @@ class Spectrum:
     """The composed transform at the frequencies ``kept`` of ``size`` points.
 
     ``error`` bounds the 2-norm error of the composed law, ``sizes`` times the unit of
-    rounding times 64 + 16 · steps the rounding of ``values``.
+    rounding times 64 + 16 · steps the rounding of ``values``. Arrays have shape (m,).
     """
 
     kept: NDArray[np.intp]
@@ -116,7 +117,7 @@ class Spectrum:
 
 
 def composed(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
-    """The transform of the composition; with rare parts, of what has at least one."""
+    """The transform, of ``size`` points, of the composition; with rare parts, of what has one."""
     if any(law.rare is not None for law in laws):
         return _with_a_rare_loss(laws, size)
     kept = np.arange(size // 2 + 1)
@@ -206,7 +207,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
 
 
 def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
-    """log of the composed law's moment at a further tilt, raised by its rounding.
+    """log of the composed law's moment at a further tilt (1/nat), raised by its rounding.
 
     With rare parts, of the composition with at least one rare loss.
     """
@@ -228,7 +229,7 @@ def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
 
 
 def fast_length(points: int) -> int:
-    """The transform's length for a window of so many points."""
+    """The transform's length, at least ``points``, for a window of so many."""
     return int(fft.next_fast_len(max(32, points), real=True))
 
 

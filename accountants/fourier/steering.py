@@ -52,7 +52,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
-    """Tilt, step, window and grids with which one direction is bracketed."""
+    """Tilt, step, window and grids with which one direction is bracketed; ``cut`` in nats."""
 
     saddle: Saddle
     windows: tuple[Window, ...]
@@ -62,7 +62,7 @@ class Steering:
 
     @property
     def step(self) -> float:
-        """The distance of the nodes, one for all grids."""
+        """The distance of the nodes in nats, one for all grids."""
         return self.grids[0].step
 
     def work(self, *, lower: bool = True) -> Work:
@@ -75,7 +75,7 @@ class Steering:
 
     @property
     def points(self) -> int:
-        """The longest of the grids and the transforms."""
+        """Points of the longest of the grids and the transforms."""
         lengths = [window_points(window, self.step) for window in self.windows]
         return max(*lengths, *(grid.size for grid in self.grids))
 
@@ -111,7 +111,7 @@ class Laws:
         return self.cut(_RARE * delta)[0]
 
     def cut(self, mass: float) -> tuple[tuple[tuple[Atoms, int], ...], tuple[float, ...]]:
-        """Atoms below the losses that are exceeded with probability ``mass`` in all."""
+        """Atoms below the losses exceeded with probability ``mass`` in all, and these (nats)."""
         tops = tuple(law.top(mass / self.steps) for law, _ in self.direction.laws)
         kept = tuple(
             (atoms.cut(top), count) for (atoms, count), top in zip(self.atoms, tops, strict=True)
@@ -125,7 +125,7 @@ def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
 
 
 def saddle_at_epsilon(laws: Laws, epsilon: float) -> tuple[Saddle, float]:
-    """The saddle near ``epsilon`` and its δ, with the losses too rare to matter cut off.
+    """The saddle near ``epsilon`` (nats) and its δ, with the losses too rare to matter cut off.
 
     What is too rare depends on δ, which starts as the saddle's own of the whole law.
     """
@@ -146,7 +146,7 @@ def steer(
     tolerance: float,
     step: float | None = None,
 ) -> Steering:
-    """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step.
+    """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step (nats).
 
     ``epsilon`` is where the curve will be read and ``delta`` about what it is there. The
     latter sets which losses are too rare to matter, and must be what the saddle was found
@@ -183,7 +183,7 @@ def steer_in_strata(
     slope: float,
     step: float | None = None,
 ) -> Steering:
-    """The same in two strata, for a curve whose log falls by ``slope`` a unit of ε there."""
+    """The same in two strata, for a curve whose log falls by ``slope`` a nat of ε there."""
     atoms, tops = laws.cut(1e-3 * min(0.1, tolerance) * delta)
     cut = CUT * epsilon
     if step is None:

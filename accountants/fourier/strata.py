@@ -34,7 +34,7 @@ _SMALLEST_ORDER, _LARGEST_ORDER = 0.06, 4e4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stratum:
-    """log moments of one stratum at the orders of a ladder, both signs, increasing."""
+    """log moments at the orders (1/nat) of a ladder, both signs, increasing; shape (m,) each."""
 
     orders: Array
     log_moments: Array
@@ -43,7 +43,7 @@ class Stratum:
 def strata(
     laws: Sequence[tuple[Atoms, int]], epsilon: float, cut: float, step: float
 ) -> tuple[Stratum, ...]:
-    """The stratum without and the one with a loss above ``cut``, on grids of ``step``.
+    """The stratum without and the one with a loss above ``cut``, on grids of ``step`` (nats).
 
     A loss at distance d from its node goes to one beside it with probability d / step, at
     most 1/6 on average: that spread is not small where the steps are many and coarse.
@@ -88,7 +88,8 @@ def window_of(
 ) -> Window:
     """The tilt and window for a stratum whose curve is read at ``epsilon``.
 
-    ``delta`` is the whole composition's; ``tolerance`` the relative error allowed.
+    ``delta`` and ``steps`` (releases) are the whole composition's; ``tolerance`` is the
+    relative error of δ allowed, ``step`` that of the grids in nats.
     """
     positive = (stratum.orders > 0) & np.isfinite(stratum.log_moments)
     orders = stratum.orders[positive]

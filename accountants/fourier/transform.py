@@ -24,7 +24,7 @@ Errors bounded here, each added (upper) or subtracted (lower):
   C e^{-λε}, T·log M included, in roundings of its terms.
 
 References: Koskela, Jälkö and Honkela, arXiv:1906.03049, for δ by transforms; Gopi, Lee and
-Wutschitz, arXiv:2106.02848, for windows.
+Wutschitz, arXiv:2106.02848, for windows; docs/theorems/fourier-lattice.md, Theorem 5.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ from affidavit.accountants.fourier.spectrum import TiltedLaw, composed, fast_len
 class Window:
     """The composed losses that the transform stands for, and the tilts that shape it.
 
-    ``order`` is λ; ``below`` and ``above`` are the further tilts with which Chernoff's
-    bound holds the mass outside. Any positive values are sound, good ones are tight.
+    ``low`` and ``high`` are in nats and tilts in 1/nat: ``order`` is λ; ``below`` and
+    ``above`` are the further tilts with which Chernoff's bound holds the mass outside. Any
+    positive values are sound, good ones are tight.
     """
 
     low: float
@@ -59,8 +60,9 @@ class Window:
 class ComposedTransform:
     """The tilted transform of a composition, from which δ(ε) is read with its error.
 
-    With a ``cut``, of the composition with at least one loss above it: its curve and that
-    of the measures up to the cut add up to the whole.
+    ``parts`` are the measures with their counts, on grids of one step. With a ``cut`` (nats),
+    of the composition with at least one loss above it: its curve and that of the measures up
+    to the cut add up to the whole.
 
     Guarantees
     ----------
@@ -188,7 +190,7 @@ def log_peak(order: float) -> float:
 
 
 def window_points(window: Window, step: float) -> int:
-    """The points that a window needs."""
+    """The points that a window needs at a ``step`` in nats."""
     return math.ceil((window.high - window.low) / step) + 2
 
 

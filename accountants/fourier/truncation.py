@@ -50,7 +50,7 @@ class RevealedMixtureLaw:
 
     @property
     def ceiling(self) -> float:
-        """No loss of either exceeds this."""
+        """No loss of either exceeds this (nats)."""
         return max(self.first.ceiling, self.second.ceiling)
 
     def atoms(self) -> Atoms:
@@ -62,7 +62,7 @@ class RevealedMixtureLaw:
         return Atoms(losses=losses[order], weights=weights[order])
 
     def survival(self, losses: Array) -> Survival:
-        """Both survival functions at increasing ``losses``."""
+        """Both survival functions at increasing ``losses`` (nats), weighed."""
         first, second = self.first.survival(losses), self.second.survival(losses)
         rest = 1 - self.weight
         return Survival(
@@ -84,7 +84,7 @@ class RevealedMixtureLaw:
         )
 
     def top(self, probability: float) -> float:
-        """A loss that is exceeded under P with at most about this small probability.
+        """A loss (nats) that is exceeded under P with at most about this small probability.
 
         Half of it for either law, since the bound of ε that needs no transform rests on it.
         """

@@ -1,4 +1,8 @@
-"""Monte-Carlo accounting of balls in bins with correlated noise."""
+"""Monte-Carlo accounting of balls in bins with correlated noise.
+
+Throughout, ε and losses are in nats, and the means m_i and their products in units of the
+noise's standard deviation and its square.
+"""
 
 from affidavit.accountants.monte_carlo.accountant import MonteCarloAccountant, MonteCarloCurve
 

@@ -63,9 +63,11 @@ LOOKS = 64
 """Brackets that one question may take, in a search for the noise."""
 SMALLEST_DELTA, LARGEST_DELTA = 1e-15, 0.5
 LARGEST_EPSILON = 1000.0
+"""Nats."""
 FINENESS = 1e-5
 """Relative accuracy of the searches over ε and δ, rounded to the safe side."""
 LARGEST_SLIP = 1e-3
+"""Rounding of a draw's value, relative to it, above which nothing is bounded."""
 _SIGMAS = 8.0
 """Deviations of the Gaussian whose products are ``Pair.excess``; beyond lies 6.3e-16."""
 
@@ -113,7 +115,10 @@ class MonteCarloAccountant:
 
 @dataclass(frozen=True, kw_only=True)
 class MonteCarloCurve:
-    """ε against δ of one run with bins, each bracket with confidence."""
+    """ε against δ of one run with bins, each bracket with confidence.
+
+    ``pair`` is None for a run that releases nothing; the rest is as above.
+    """
 
     pair: Pair | None
     failure_probability: float
@@ -127,7 +132,7 @@ class MonteCarloCurve:
 
     @property
     def seed(self) -> str | None:
-        """What every draw is generated from: 128 bits in hexadecimal."""
+        """What every draw is generated from: 128 bits in hexadecimal; None where none is drawn."""
         return None if self.pair is None else self.pair.seed
 
     def epsilon(self, delta: float) -> Bracket:

@@ -32,7 +32,7 @@ LARGEST_BET = 0.9
 
 
 def log_capital_above(values: Array, draws: int, mean: float, bet: float) -> float:
-    """log Π (1 + λ(μ - X)): large where ``mean`` is too high to be true.
+    """log Π (1 + λ(μ - X)): large where ``mean`` is too high to be true; -inf for a μ ≤ 0.
 
     ``values`` are the positive ones among ``draws``, each at most 1; ``bet`` λ ≤ 0.9.
 
@@ -45,7 +45,7 @@ def log_capital_above(values: Array, draws: int, mean: float, bet: float) -> flo
 
 
 def log_capital_below(values: Array, draws: int, mean: float, bet: float) -> float:
-    """log Π (1 + λ(X - μ)): large where ``mean`` is too low; 0 where the bet is ruinous.
+    """log Π (1 + λ(X - μ)): large where ``mean`` is too low; -inf where the bet is ruinous.
 
     ``values`` have shape (n,).
     """

@@ -29,6 +29,7 @@ from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, Tilt
 PILOT = 4096
 """Draws of each pilot round."""
 ROUNDS = 3
+"""Pilot rounds before an ε is settled on."""
 REACHED = 0.4
 """Share of draws that should reach the loss under the outer tilt."""
 RELATIVE_WIDTH = 0.03
@@ -36,12 +37,12 @@ RELATIVE_WIDTH = 0.03
 LEAST_DRAWS = 1 << 14
 MOST_DRAWS = 1 << 22
 SECONDS = 6.0
-"""About the longest that one direction may take on one core."""
+"""About the longest that one direction may take on one core, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """How one direction is drawn; bets are on draws divided by the range at ``base``."""
+    """How one direction is drawn; bets are on draws over the range at ``base``, an ε in nats."""
 
     tilts: tuple[Tilt, ...]
     base: float
@@ -55,7 +56,7 @@ class Design:
         return max(tilt.shift for tilt in self.tilts)
 
     def log_range(self, epsilon: float) -> float:
-        """log of what no draw's value at ``epsilon`` exceeds."""
+        """log of what no draw's value at ``epsilon`` (nats) exceeds."""
         return _log_range(self.tilts, epsilon)
 
 
@@ -67,14 +68,17 @@ def stream_of(direction: Direction, purpose: int) -> int:
 def design_at_delta(
     family: Sequence[Tilt], delta: float, log_failure: float, workers: int
 ) -> Design:
-    """A design for the ε at which the curve of this direction crosses ``delta``."""
+    """A design for the ε at which the curve of this direction crosses ``delta``.
+
+    Here and below ``log_failure`` is log(1/β), β the probability with which one bound may fail.
+    """
     return _at_delta(family, delta, log_failure, workers)[0]
 
 
 def predicted_epsilon(
     family: Sequence[Tilt], delta: float, log_failure: float, workers: int
 ) -> float:
-    """About the upper end that the deciding draws will give at ``delta``; **not a bound**."""
+    """About the upper end (nats) that the draws will give at ``delta``; **not a bound**."""
     design, pilot = _at_delta(family, delta, log_failure, workers)
     top = math.exp(design.log_range(design.base))
     share = design.draws / len(pilot.drawn)
@@ -108,7 +112,7 @@ def _at_delta(
 def design_at_epsilon(
     family: Sequence[Tilt], epsilon: float, log_failure: float, workers: int
 ) -> Design:
-    """A design for δ at ``epsilon``."""
+    """A design for δ at ``epsilon`` (nats)."""
     chosen = _mixture(family, epsilon, 0)
     drawn = _drawn(chosen, 0, workers)
     pilot = _Pilot(tilts=chosen, drawn=drawn, log_failure=log_failure)
@@ -119,7 +123,7 @@ def design_at_epsilon(
 def design_to_rule_out(
     family: Sequence[Tilt], epsilon: float, delta: float, log_failure: float, workers: int
 ) -> Design | None:
-    """A design that shows δ at ``epsilon`` to be below ``delta``; None where it is too near."""
+    """A design to show that δ at ``epsilon`` (nats) is below ``delta``; None if it is too near."""
     chosen = _mixture(family, epsilon, 0)
     drawn = _drawn(chosen, 0, workers)
     pilot = _Pilot(tilts=chosen, drawn=drawn, log_failure=log_failure)

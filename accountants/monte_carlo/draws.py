@@ -30,11 +30,12 @@ Tables = Sequence[tuple[Table, ...]]
 CHUNK = 1 << 19
 """Normals in one chunk: four megabytes."""
 MOST_ROWS = 2048
+"""Draws in one chunk at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """``loss`` log S and ``density`` log dP̃/dQ of each draw, both of shape (n,)."""
+    """``loss`` log S (nats) and ``density`` log dP̃/dQ of each draw, both of shape (n,)."""
 
     direction: Direction
     loss: Array

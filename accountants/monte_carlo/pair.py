@@ -43,7 +43,10 @@ _UNIT = sys.float_info.epsilon / 2
 
 @dataclass(frozen=True, kw_only=True)
 class Bins:
-    """One run with bins, drawn ``copies`` times: ``factor`` A and ``products`` A Aᵀ, (b, b)."""
+    """One run with bins, drawn ``copies`` times: ``factor`` A and ``products`` A Aᵀ, (b, b).
+
+    Products, and ``excess`` by which they may lie above Γ, are in squared noise deviations.
+    """
 
     factor: Array
     products: Array
@@ -52,7 +55,7 @@ class Bins:
 
     @property
     def count(self) -> int:
-        """b."""
+        """b, the number of bins."""
         return len(self.products)
 
     @cached_property
@@ -66,7 +69,7 @@ class Bins:
         return float(self.products.mean())
 
     def slip(self, shift: float) -> float:
-        """Bound on the rounding of any log-likelihood ratio when means move by ``shift`` of m."""
+        """Bound (nats) on a log-likelihood ratio's rounding where draws move by ``shift`` means."""
         largest = float(self.squares.max())
         length = math.sqrt(self.count) + FARTHEST
         reach = math.sqrt(largest) * length + (shift + 1) * largest + 1
@@ -106,7 +109,7 @@ class Pair:
         return math.fsum(24 * each.count**2 * each.copies * _UNIT for each in self.bins)
 
     def slip(self, shift: float) -> float:
-        """Bound on the rounding of the log-likelihood ratio of one draw."""
+        """Bound (nats) on the rounding of the log-likelihood ratio of one draw."""
         return math.fsum(each.slip(shift) * each.copies for each in self.bins)
 
 

@@ -74,13 +74,13 @@ class Tilt:
         return max(self.order, 1) * abs(self.exponent)
 
     def log_range(self, epsilon: float) -> float:
-        """log of a bound on the integrand at ``epsilon``, and so on δ; rounded up."""
+        """log of a bound on the integrand at ``epsilon`` (nats), and so on δ; rounded up."""
         k = self.decay
         peak = k * math.log(k) - (1 + k) * math.log1p(k)
         return self.log_normaliser - k * epsilon + peak + 2 * NORMALISER
 
     def epsilon(self, delta: float) -> float:
-        """The ε from which the bound on δ alone is at most ``delta``; rounded up."""
+        """The ε (nats) from which the bound on δ alone is at most ``delta``; rounded up."""
         exact = (self.log_range(0.0) - math.log(delta)) / self.decay
         return max(0.0, exact * (1 + 1e-12))
 
@@ -89,8 +89,9 @@ class Tilt:
 class Table:
     """The law of i_1..i_m of one run with bins, unnormalised, as cumulative sums.
 
-    ``links`` exp(t²Γ) and ``ones`` exp((t²-t)/2 ‖m_i‖²) are there for the third pick; order 0
-    picks nothing, and every draw is moved along the mean of all.
+    ``links`` exp(t²Γ) and ``ones`` exp((t²-t)/2 ‖m_i‖²), each over its largest, are there for
+    the third pick; order 0 picks nothing, and every draw is moved along the mean of all. From
+    order 2 on ``cumulative`` has shape (b²,) and ``links`` (b, b); else both (b,), like ``ones``.
     """
 
     order: int

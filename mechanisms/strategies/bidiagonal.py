@@ -17,8 +17,8 @@ that of |λ|. ``normalized`` divides every column of C by its norm: N = D L with
 >>> round(Bidiagonal.of(0.9, steps=8).sensitivity(Participation.single()).value, 4)
 2.0707
 
-References: arXiv:2601.22334 (one scalar λ); the report in arXiv:2312.14334's line on κ;
-``docs/theorems/correlated-noise.md``, Theorems 3 and 4.
+References: arXiv:2601.22334 (one scalar λ); Wang, *An Optimization View of DP LLM
+Fine-tuning*, Theorem 7 (κ); ``docs/theorems/correlated-noise.md``, Theorems 3 and 4.
 """
 
 from __future__ import annotations

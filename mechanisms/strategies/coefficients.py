@@ -36,8 +36,9 @@ Arrays = Mapping[str, Array]
 def coefficients_of(strategy: Strategy) -> Arrays:
     """C as ``strategy`` or N as ``noise``, by its first column where it is Toeplitz.
 
-    BLT has ``decays`` and ``scales``. Empty for strategies that their kind and steps determine.
-    A public clip schedule stands in the plan and does not count.
+    Shapes (T, T) and (m,). BLT has ``decays`` and ``scales``, shape (d,) each. Empty for
+    strategies that their kind and steps determine. A public clip schedule stands in the plan
+    and does not count.
     """
     match strategy:
         case Scheduled(unscaled=unscaled):

@@ -56,7 +56,7 @@ class NotRemembered(LookupError):
 
 
 def digest_of(content: bytes) -> str:
-    """The sha256 by which a plan names ``content``."""
+    """The sha256, in hexadecimal, by which a plan names ``content``."""
     return hashlib.sha256(content).hexdigest()
 
 

@@ -30,7 +30,7 @@ EVALUATION = 1e-12
 
 
 def gram(strategy: Strategy, bins: int) -> Array:
-    """⟨m_i, m_j⟩, shape (bins, bins), each product rounded up; zero where it is zero.
+    """⟨m_i, m_j⟩ in clip norms², shape (bins, bins), each rounded up; zero where it is zero.
 
     Raises ``ValueError`` where C has a negative entry and ``TooLarge`` where the m_i do not
     fit.

@@ -75,7 +75,7 @@ def best_lambda(
 
 
 def squared_sensitivity(rate: float, steps: int, participation: Participation) -> float:
-    """sens(L⁻¹)² for 0 ≤ λ ≤ 1, in O(log T); an estimate for searching, not a bound."""
+    """sens(L⁻¹)² at ``rate`` λ in [0, 1], in O(log T); an estimate for searching, not a bound."""
     with np.errstate(divide="ignore"):
         decay = -np.log(np.asarray([rate], dtype=np.float64))
     most, separation = participation.most(steps), participation.separation

@@ -82,13 +82,16 @@ def _stretch(rows: Array) -> float:
 
 
 def spread(workload: Array, factors: Array) -> Array:
-    """A·L as a matrix of shape (rows of A, b·k), L block by block."""
+    """A·L as a matrix of shape (rows of A, b·k), L of shape (b, k, k) block by block."""
     blocks = by_pattern(workload, *factors.shape[:2])
     return np.asarray((blocks @ factors).transpose(1, 0, 2).reshape(len(workload), -1))
 
 
 def by_pattern(matrix: Array, patterns: int, most: int) -> Array:
-    """Columns o, o + b, o + 2b, ... together, zeros beyond the last; shape (b, rows, k)."""
+    """Columns o, o + b, o + 2b, ... together, zeros beyond the last; shape (b, rows, k).
+
+    ``matrix`` has shape (rows, T); b is ``patterns`` and k ``most``.
+    """
     padded = np.zeros((len(matrix), most * patterns))
     padded[:, : matrix.shape[1]] = matrix
     grouped = padded.reshape(len(matrix), most, patterns).transpose(2, 0, 1)

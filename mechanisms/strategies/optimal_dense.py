@@ -176,7 +176,7 @@ def _separated(goal: _Goal, objective: Objective) -> list[Array]:
 
 
 def convergence_aware(steps: int, tau: int) -> Array:
-    """Λ_τ of shape (T, T): errors against the last restart, every τ steps.
+    """Λ_τ of shape (T, T): errors against the last restart, every τ steps (arXiv:2302.01463).
 
     With t from 1: rows t that τ divides hold 1 at t and -1 at t - τ; all others 1/√τ at t and
     -1/√τ at the last restart before t. The objective is that of the workload Λ_τ A.

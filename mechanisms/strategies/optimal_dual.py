@@ -81,7 +81,7 @@ class Dual:
     def of(cls, matrix: Array, weights: Array, *, patterns: int, most: int, searched: bool) -> Dual:
         """The dual, with a start near its maximum.
 
-        ``matrix`` A has shape (T, T) and ``weights`` of the squared errors (T,).
+        ``matrix`` A has shape (rows, T) and ``weights`` of the squared errors (rows,).
         """
         begin = np.ones((patterns, 1, 1)) if most == 1 else _blocks(matrix, weights, patterns, most)
         dual = cls(
@@ -95,7 +95,7 @@ class Dual:
         return dual._by_fixed_point() if most == 1 else dual
 
     def solve(self, tolerance: float) -> Array:
-        """The best point found.
+        """The best point found, of shape (n,): changes of log v, W and, if searched, of the √w.
 
         Ends when the squared loss of its strategy is within ``tolerance`` of the dual's value,
         relatively, or where nothing is gained any more.
@@ -124,7 +124,7 @@ class Dual:
         return np.asarray(scale[:, None, None] * lengths * self._unit(point)[0])
 
     def row_weights(self, point: Array) -> Array:
-        """w of shape (T,), Σ w = 1."""
+        """w of shape (rows,), Σ w = 1."""
         if not self.searched:
             return self.weights
         return np.asarray((1 - SHARE) * self._shares(point) + SHARE / len(self.matrix))

@@ -42,6 +42,7 @@ from affidavit.mechanisms.strategies.workload import Workload
 Array = NDArray[np.float64]
 
 MOST_ITERATIONS, LEAST_ITERATIONS = 1000, 10
+"""Steps of one search."""
 SEARCHED = 10_000_000
 """Coefficients that one search evaluates, some ten seconds."""
 

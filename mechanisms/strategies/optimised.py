@@ -5,6 +5,8 @@ the strategy itself, so that a search that ends early costs accuracy of the run 
 privacy. What was found is kept (``store``), so that it is had again, bit by bit. The banded
 strategy has its columns normalised to 1, so that a record's participations at least b̂ apart
 cost √k.
+
+References: those of the ``optimal_...`` modules, which search.
 """
 
 from __future__ import annotations

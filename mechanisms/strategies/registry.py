@@ -3,6 +3,7 @@
 ``build`` turns the plan's ``noise`` into a ``Strategy`` of so many steps. What the plan
 leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the workload and
 the participation, deterministically; its sensitivity is then computed like that of any other.
+Each kind's module gives its sources.
 """
 
 from __future__ import annotations

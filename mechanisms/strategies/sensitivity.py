@@ -56,7 +56,7 @@ MOST_WORK = 300_000_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
-    """``value`` is an upper bound; ``exact`` when it is attained, up to rounding."""
+    """``value`` is an upper bound in clip norms; ``exact`` when it is attained, up to rounding."""
 
     value: float
     exact: bool
@@ -117,7 +117,7 @@ def best_separated(values: Array, participation: Participation) -> float:
 
 
 def row_wise(size: Array, participation: Participation) -> Array:
-    """h_i ≥ Σ_{j∈π} |X_ij| for every pattern π with i in it; shape (T,).
+    """h_i ≥ Σ_{j∈π} |X_ij| for every pattern π with i in it; shape (T,) (Theorem 5).
 
     Row i's best pattern is found for each row by itself: the best of m steps at least b
     before i, and of k-1-m steps at least b after it. Σ_{i∈π} h_i then bounds the block sum.

@@ -35,7 +35,7 @@ DIRECT = 8192
 
 
 def square_root(steps: int, *, momentum: float = 0.0) -> Toeplitz:
-    """C = A^(1/2)."""
+    """C = A^(1/2) over ``steps``; ``momentum`` is β in [0, 1), here and below."""
     return Toeplitz.from_strategy(_root(steps, momentum, -0.5), steps, kind="sqrt")
 
 

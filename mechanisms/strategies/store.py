@@ -49,7 +49,7 @@ from affidavit.plan.canonical import canonical_json
 VERSION = 1
 """Part of every request: raised when a search changes what it returns."""
 MOST_BYTES = 512 * 1024 * 1024
-"""What the directory may hold by default."""
+"""Bytes that the directory may hold by default."""
 LARGEST_SIDECAR = 4 * 1024 * 1024
 """Bytes of the largest description; learning rates are the bulk of it."""
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -71,7 +71,10 @@ class Kept:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Store:
-    """One directory; any number of processes may share it, since files are replaced whole."""
+    """One directory; any number of processes may share it, since files are replaced whole.
+
+    ``most_bytes`` is what its npz files may come to.
+    """
 
     directory: Path
     most_bytes: int = MOST_BYTES

@@ -73,7 +73,8 @@ class Errors:
 class Streaming:
     """How a trainer generates w_t = (N z)_t, step by step.
 
-    ``buffers`` is the number of arrays of the model's size kept between steps.
+    ``buffers`` is the number of arrays of the model's size kept between steps,
+    ``coefficients`` a.
 
     ==================  ===============================================================
     form                w_t
@@ -167,7 +168,7 @@ class Strategy(ABC):
         )
 
     def errors(self, workload: Workload) -> Errors:
-        """The errors of ``workload`` at unit noise; raises ``TooLarge``.
+        """The errors of ``workload`` at unit noise, z of deviation 1; raises ``TooLarge``.
 
         O(T) where N and A are Toeplitz, O(T²) otherwise, in blocks of columns.
         """

@@ -202,7 +202,7 @@ def _reciprocal(series: Array, steps: int) -> Array:
 
 
 def newton_reciprocal(series: Array, steps: int) -> Array:
-    """1 / series by Newton's iteration y ← y (2 - series·y), O(T log T). Shape (steps,)."""
+    """1 / ``series``, shape (m,), by Newton's y ← y (2 - series·y), O(T log T). Shape (steps,)."""
     found = np.array([1.0 / series[0]])
     while len(found) < steps:
         size = min(2 * len(found), steps)

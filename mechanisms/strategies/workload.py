@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 class Workload:
     """Heavy-ball momentum β in [0, 1) with learning rates; the default is the prefix sum.
 
-    ``learning_rates`` has one positive rate a step; None is the constant rate 1, which
+    ``learning_rates`` η has one positive rate a step; None is the constant rate 1, which
     makes the workload Toeplitz.
     """
 
