@@ -229,7 +229,7 @@ def _dots(
         if index < len(labels):
             right = across < (plot.x.start + plot.x.end) / 2
             side, anchor = (7, "start") if right else (-7, "end")
-            base = _free_base(across + side, down, len(labels[index]), right, taken)
+            base = _free_base(across + side, down, len(labels[index]), right, taken, plot)
             found.append(_text(across + side, base, labels[index], anchor=anchor))
     return "".join(found)
 
@@ -252,15 +252,22 @@ class _Box(NamedTuple):
         )
 
 
-def _free_base(x: float, y: float, letters: int, right: bool, taken: list[_Box]) -> float:
-    """The base of a text beside a dot, where it meets nothing of ``taken``; it is then added."""
+def _free_base(
+    x: float, y: float, letters: int, right: bool, taken: list[_Box], plot: _Plot
+) -> float:
+    """The base of a text beside a dot, in the frame, where it meets nothing of ``taken``.
+
+    It is then added to what is taken.
+    """
+    top, bottom = sorted((plot.y.start, plot.y.end))
     width = 6.2 * letters
     begin = x if right else x - width
     boxes = [
         _Box(begin, y + rise - 10, begin + width, y + rise + 2)
         for rise in (-6, 15, -19, 28, -32, 41, -45)
     ]
-    box = next((each for each in boxes if not any(map(each.meets, taken))), boxes[0])
+    inside = [each for each in boxes if top <= each.top and each.bottom <= bottom]
+    box = next((each for each in inside if not any(map(each.meets, taken))), boxes[0])
     taken.append(box)
     return box.bottom - 2
 

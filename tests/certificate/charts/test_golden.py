@@ -1,0 +1,84 @@
+"""Charts that were looked at and found right, to the byte.
+
+A change of drawing fails here: look at the new pictures, and then write them with
+
+    AFFIDAVIT_DRAW=1 pytest tests/certificate/charts/test_golden.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from affidavit.certificate.charts import (
+    Axis,
+    Band,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Rule,
+    draw,
+    draw_panels,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+CURVE = Chart(
+    title="ε against δ",
+    x=Axis(label="δ", scale="log"),
+    y=Axis(label="ε (nats)"),
+    marks=(
+        Band(name="bracket", points=((1e-9, 3.1, 3.4), (1e-6, 2.0, 2.3), (1e-3, 0.9, 1.3))),
+        Line(name="certified", points=((1e-9, 3.4), (1e-6, 2.3), (1e-3, 1.3), (1e-1, 0.2))),
+        Line(name="claimed by the plan & its paper", points=((1e-9, 1.7), (1e-3, 0.6))),
+        Line(name="Rényi", points=((1e-8, 3.9), (1e-5, 2.4), (1e-4, float("nan")), (1e-2, 1.1))),
+        Rule(name="target", at=1e-5, axis="x"),
+        Rule(name="cap", at=3.0, axis="y"),
+    ),
+)
+DOTS = Chart(
+    title="Utility <noise>",
+    x=Axis(label="steps", scale="log"),
+    y=Axis(label="error", scale="log"),
+    marks=(
+        Dots(
+            name="mechanisms",
+            points=((10.0, 0.1), (10.0, 0.1), (11.0, 0.11), (900.0, 4.0), (950.0, 4.1)),
+            labels=("dense", "banded", "BLT", "identity", "a mechanism with a long name"),
+        ),
+        Line(name="reference", points=((10.0, 0.1), (1000.0, 10.0)), faint=True),
+    ),
+    description="Five mechanisms, of which two lie in one place.",
+)
+BARS = Chart(
+    title="Spent",
+    x=Axis(label="ε"),
+    y=Axis(label="", low=0.0, high=9.0),
+    legend=False,
+    marks=(
+        Bars(name="spent", values=(("toy", 1.25), ("a longer name", 7.5), ("none", 0.0))),
+        Bars(name="left", values=(("toy", 0.75), ("a longer name", 0.5), ("none", 3.0))),
+    ),
+)
+NOTHING = Chart(title="Nothing", x=Axis(label="x"), y=Axis(label="y"), marks=())
+
+PICTURES = {
+    "curve": lambda: draw(CURVE, standalone=True),
+    "dots": lambda: draw(DOTS, width=300, height=240),
+    "bars": lambda: draw(BARS, width=640, height=200, standalone=True),
+    "panels": lambda: draw_panels(
+        "Four at once", (CURVE, DOTS, BARS, NOTHING), width=400, height=260, standalone=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_chart_is_drawn_as_it_was(name: str) -> None:
+    drawn, kept = PICTURES[name](), GOLDEN / f"{name}.svg"
+    if os.environ.get("AFFIDAVIT_DRAW"):
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(drawn, encoding="utf-8")
+    assert drawn == kept.read_text(encoding="utf-8")
