@@ -39,7 +39,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """The rows, in groups by adjacency; the plan's own adjacency first."""
+    """The rows for ε (nats) at δ, in groups by adjacency; the plan's own adjacency first."""
 
     epsilon: float
     delta: float

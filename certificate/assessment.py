@@ -30,7 +30,7 @@ class Confidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opinion:
-    """One engine's answer: its bracket of ε at the plan's δ; it is certain without confidence."""
+    """One engine's bracket of ε, in nats, at the plan's δ; it is certain without confidence."""
 
     name: str
     version: str
@@ -80,7 +80,13 @@ class Caveat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assessment:
-    """Everything that was found out about one plan."""
+    """Everything that was found out about one plan.
+
+    ``epsilon`` (nats) and ``delta`` are the guarantee's brackets, the targets what the plan asks
+    for. ``joint`` is σ_joint of a step and ``sensitivity`` how far one record moves the run, in
+    clip norms, each where all phases share one. ``mu`` is the Gaussian-DP parameter where the
+    run is exactly one Gaussian mechanism.
+    """
 
     verdict: Verdict
     plan_digest: str

@@ -52,7 +52,7 @@ class CertificateDiffers(Exception):
 class Run:
     """A certified run with nothing open.
 
-    ``epsilon`` and ``delta`` are those of the certificate, ``certain`` whether they hold
+    ``epsilon`` (nats) and ``delta`` are those of the certificate, ``certain`` whether they hold
     without a confidence. Every method raises ``AccountantError`` for an event that the
     filter does not bound.
     """

@@ -7,6 +7,11 @@ Gaussian mechanism; a central-limit μ is not a bound and stands nowhere.
 
 ``CurveDocument.digest`` is the sha256 of the document's RFC 8785 canonical JSON, so that a
 stored curve can be told from another.
+
+Units: ε, Rényi divergence and ``odds_exponent`` in nats; δ, rates and priors are probabilities.
+
+References: Dong, Roth and Su, arXiv:1905.02383 (μ, trade-off); those of each conversion stand
+in its module of ``affidavit.accountants``.
 """
 
 from __future__ import annotations
@@ -45,7 +50,11 @@ Progress = Callable[[str, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curves:
-    """The curves of one plan, closed, by the engine that decides about it."""
+    """The curves of one plan, closed, by the engine that decides about it.
+
+    ``epsilon_of`` has pairs of δ and ε, ``delta_of`` of ε and δ, ``renyi`` of an order and a
+    divergence, ``guesses`` of a prior and the probability of a right guess.
+    """
 
     assessment: Assessment
     engine: dict[str, str]

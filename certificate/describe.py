@@ -15,7 +15,7 @@ from affidavit.plan.schedule import ONE_LOT_AN_EPOCH, lots_per_epoch
 
 
 def joint_of(lowered: Lowered) -> float | None:
-    """σ_joint of a step, where all phases share one."""
+    """σ_joint of a step, where all phases share one; arXiv:2605.12994v1, Theorem 2.1."""
     joints = {phase.joint for phase in lowered.phases}
     joint = joints.pop() if len(joints) == 1 else None
     return None if joint is None else jointly(joint, lowered.extra.same_lot)
@@ -92,7 +92,10 @@ def sensitivity_of(lowered: Lowered) -> float | None:
 
 
 def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
-    """How the noise is shared between blocks, and the noise energy that this saves."""
+    """How the noise is shared between blocks, and the share of the noise energy that this saves.
+
+    The energy is Σ count_g d_g σ_g² C_g², in C_g's unit² (``affidavit.mechanisms.joint``).
+    """
     if len(lowered.phases) > 1 or lowered.phases[0].joint is None:
         return None
     phase, joint = lowered.plan.phases[0], lowered.phases[0].joint

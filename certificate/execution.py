@@ -30,7 +30,10 @@ from affidavit.plan.model import Phase, Plan, Release
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Required:
-    """One step: its phase, its place in it, and its public privacy parameters by release."""
+    """One step: its phase, its place in it, and its public privacy parameters by release.
+
+    ``clip_norm`` is in l2, ``noise_std`` on the sum, and ``divisor`` B, an exact fraction as text.
+    """
 
     phase: int
     place: int

@@ -4,6 +4,9 @@ One entry a release, for phases whose divisor B is known; figures that need the 
 entries of a block (``dimension``) are left out where the plan does not give it, and noise
 that is correlated otherwise than by one earlier step has its errors in ``strategy``. With
 clip norms that are adapted they hold at the plan's own clip norm.
+
+References: formulas and units stand in ``affidavit.mechanisms.planning`` and, for Newton-Schulz,
+in ``affidavit.mechanisms.newton_schulz``.
 """
 
 from __future__ import annotations

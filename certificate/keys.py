@@ -7,6 +7,8 @@ key. ``development_key`` is for trying things out: it lives in memory, is marked
 record and trusted by nobody.
 
 The directory is ``keys`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``.
+
+References: RFC 8032 (Ed25519); RFC 8410 (its SubjectPublicKeyInfo and its PKCS #8 form).
 """
 
 from __future__ import annotations

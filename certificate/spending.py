@@ -68,7 +68,7 @@ def spending_chart(
     """ε over steps up to the certified cap; ``run`` are the steps that a run was charged.
 
     Between two points the later one holds, so that what is drawn is a bound everywhere: ε
-    rises with the steps and is concave, and a straight line would run below it.
+    rises with the steps, mostly ever more slowly, and a straight line would run below it.
     """
     marks: list[Mark] = [
         Line(name="ε at most, as certified", points=_held(spent)),

@@ -22,7 +22,7 @@ Rules it keeps:
 - An issue is listed until a day after its validity has ended; then it fails by itself.
 
 References: secure-systems-lab/dsse, protocol.md; RFC 5280, sections 5 and 6.3 (thisUpdate,
-nextUpdate, CRL number) for the rules; TUF specification, section 5.3.2, for rollback.
+nextUpdate, CRL number) for the rules; TUF specification, section 5.4 (timestamp), for rollback.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from affidavit.plan.model import Plan
 
 SMALLEST, LARGEST = 1e-9, 1e9
+"""Bounds of a claimed ε, in nats, and of a claimed noise multiplier."""
 CLAIM_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?$"
 """A decimal as it is published: digits, a point, perhaps an exponent."""
 

@@ -6,9 +6,10 @@ each accountant makes the type checker list the places to visit.
 
 Rules that every event keeps:
 
-* Events are frozen and valid at construction. Sensitivities are already folded in: a
-  ``noise_multiplier`` is the standard deviation of the noise divided by the l2 distance
-  between the means of the two hypotheses, so no accountant ever multiplies by two.
+* Events are frozen and valid at construction. Sensitivities are already folded in: the
+  ``noise_multiplier`` of a ``Gaussian`` is the standard deviation of the noise over the l2
+  distance between the means of the two hypotheses. That of a subsampled leaf is over the clip
+  norm, and its pair says how far apart the means are. No accountant ever multiplies by two.
 * A leaf stands for **one** release. Only ``Repeated`` carries a count, and only the one
   traversal (``affidavit.accountants.composition``) reads it.
 * The steps of a composition may be chosen adaptively, one after the other.
@@ -19,7 +20,7 @@ Rules that every event keeps:
 
 References: dp_accounting's ``dp_event`` module for the idea of events as data;
 Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characteristic
-Function", arXiv:2106.08567, for dominating pairs.
+Function", arXiv:2106.08567, for dominating pairs; Dong, Roth and Su, arXiv:1905.02383, for μ.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class PoissonSubsampledGaussian:
     """One Gaussian release on a Poisson sample; probability q in (0, 1).
 
     ``noise_multiplier`` is the noise standard deviation over the clip norm, for both
-    pairs. ``q = 1`` is a plain ``Gaussian`` and is lowered as one.
+    pairs. ``q = 1`` is a plain ``Gaussian`` and is lowered as one. Source:
+    docs/theorems/poisson-add-remove.md and docs/theorems/poisson-replace-one.md.
     """
 
     sampling_probability: float
@@ -103,7 +105,8 @@ class WithoutReplacementGaussian:
 
     The two orders of ((1-γ) N(0) + γ N(2), N(0)) in units of the clip norm, with
     γ = ``sample_size`` / ``dataset_size`` and ``noise_multiplier`` the noise standard
-    deviation over the clip norm (not over the replacement distance of 2).
+    deviation over the clip norm (not over the replacement distance of 2). Both sizes are in
+    records. Source: docs/theorems/without-replacement.md.
     """
 
     dataset_size: int
@@ -180,8 +183,9 @@ MOST_BINS = 1024
 class Gram:
     """The products ⟨m_i, m_j⟩ of the means that a record may add, one mean a bin.
 
-    ``rows`` is square, symmetric and finite, its entries at least zero and no smaller than
-    the true products; a bin whose lot a short run never reaches has a mean of zero.
+    ``rows`` is square, symmetric and finite, in squared clip norms, its entries at least zero
+    and no smaller than the true products; a bin whose lot a short run never reaches has a
+    mean of zero.
     ``digest`` is the sha256 of the doubles, by which matrices are told apart.
     """
 

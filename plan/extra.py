@@ -46,7 +46,10 @@ class Metric(Part):
 
 
 class LaplaceMetric(Part):
-    """A Laplace mechanism, ``count`` times; ``noise_multiplier`` is scale over l1 sensitivity."""
+    """A Laplace mechanism, ``count`` times; ``noise_multiplier`` is scale over l1 sensitivity.
+
+    The sensitivity is that under the plan's adjacency.
+    """
 
     kind: Literal["laplace"]
     name: Name

@@ -40,7 +40,10 @@ Scheme = Literal[
 
 
 class Dataset(Part):
-    """The data set by name and size; ``unit`` is what one record protects."""
+    """The data set by name and size, in records; ``unit`` is what one record protects.
+
+    ``contributions_per_user`` is the most records of one user, where the unit is a user.
+    """
 
     name: Name | None = None
     size: Annotated[Integer, Field(ge=1)] | None = None
@@ -49,7 +52,11 @@ class Dataset(Part):
 
 
 class Sampling(Part):
-    """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme."""
+    """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme.
+
+    Both lot sizes are in records. ``probability`` is that of one record at one step, and
+    ``groups`` are the groups of ``cyclic_poisson``.
+    """
 
     scheme: Scheme
     lot_size: Annotated[Integer, Field(ge=1)] | None = None

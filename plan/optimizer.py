@@ -48,7 +48,8 @@ class Denoise(Part):
     """Singular-value shrinkage of each released mean before the optimiser reads it.
 
     It acts where the largest singular value exceeds ``threshold`` σ'(√n + √m), σ' the
-    noise standard deviation of the released mean.
+    noise standard deviation of the released mean. Source: "Sample-efficient DP fine-tuning via
+    gradient matrix denoising".
     """
 
     threshold: Annotated[

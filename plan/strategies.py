@@ -3,6 +3,12 @@
 Each class is one form of ``noise:``; what it means (which matrix N is injected, and how
 sensitive its inverse is) belongs to ``affidavit.mechanisms``. ``participation`` says in
 which steps one record may take part, and ``workload`` what the noise is optimised for.
+
+T is the number of steps of the phase. z is independent noise of standard deviation 1, and
+σ_g C_g w, w = N z, is what is injected; coefficients have no unit.
+
+References: docs/theorems/correlated-noise.md; those of each family stand in its module of
+``affidavit.mechanisms.strategies``.
 """
 
 from __future__ import annotations
@@ -54,7 +60,11 @@ class ToeplitzInverse(Part):
 
 
 class SquareRoot(Part):
-    """The square root of the prefix-sum workload and its banded relatives."""
+    """The square root of the workload and its banded relatives.
+
+    ``bands`` counts the bands of C for ``bsr`` and ``banded``, those of N for ``bisr`` and
+    ``banded_inverse``; ``sqrt`` takes none.
+    """
 
     kind: Literal["sqrt", "bsr", "bisr", "banded_inverse", "banded"]
     bands: Bands | None = None
@@ -74,13 +84,13 @@ class BufferedLinearToeplitz(Part):
 
 
 class ConvergenceAware(Part):
-    """The weighting Λ_τ of the objective; it never changes the injected noise."""
+    """The weighting Λ_τ of the objective, τ in steps; it never changes the injected noise."""
 
     tau: Annotated[Integer, Field(ge=1)]
 
 
 class Dense(Part):
-    """The optimal lower-triangular strategy for the workload."""
+    """The optimal lower-triangular strategy for the workload: T x T, of least rms or max error."""
 
     kind: Literal["dense"]
     objective: Literal["rms", "max"] = "rms"
@@ -88,14 +98,14 @@ class Dense(Part):
 
 
 class Tree(Part):
-    """Binary-tree aggregation."""
+    """Binary-tree aggregation; with ``restart`` a new tree begins with every epoch."""
 
     kind: Literal["tree"]
     restart: Annotated[bool, Field(strict=True)] = False
 
 
 class Matrix(Part):
-    """The injected noise matrix N itself, in rows or as a file with its digest."""
+    """The injected noise matrix N itself, T x T, in rows or as a file with its digest."""
 
     kind: Literal["matrix"]
     rows: Rows | None = None
@@ -118,7 +128,10 @@ Noise = Annotated[
 
 
 class Participation(Part):
-    """At most ``participations`` (k) steps of one record, ``separation`` (b) apart."""
+    """At most ``participations`` (k) steps of one record, ``separation`` (b) steps apart.
+
+    Exactly b under ``fixed_epoch``, at least b under ``min_separation``.
+    """
 
     schema_: Annotated[Literal["single", "fixed_epoch", "min_separation"], Field(alias="schema")]
     participations: Annotated[Integer, Field(ge=1)] | None = None
@@ -126,7 +139,10 @@ class Participation(Part):
 
 
 class Workload(Part):
-    """What the released stream is summed into; it shapes the noise, not the guarantee."""
+    """What the released stream is summed into; it shapes the noise, not the guarantee.
+
+    ``momentum`` is β of the heavy ball, and ``learning_rates`` has one for each step of the plan.
+    """
 
     kind: Literal["prefix_sum", "momentum"] = "prefix_sum"
     momentum: Annotated[Real, Field(ge=0, lt=1)] | None = None

@@ -9,7 +9,9 @@ anything else.
 Every state that outlasts a step is in ``state``: the optimiser's, what is kept of the noise,
 and, of DP-Dice, the error state. When a step is passed over that error state starts again at
 zero. (It would be released a second time otherwise; from zero, the reach γ_k of k
-participations falls apart into γ_a² + γ_b² ≤ γ_k², k = a + b, by γ_j² = 1 + (ρ + γ_(j-1))².)
+participations falls apart into γ_a² + γ_b² ≤ γ_k², k = a + b, by γ_j² = c² + (ρ + γ_(j-1))².)
+
+Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 """
 
 from __future__ import annotations

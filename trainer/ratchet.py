@@ -6,6 +6,8 @@ the next key alone, so that whoever reads it learns nothing of noise that was al
 A run that goes on stirs fresh entropy in, so that no two runs from one checkpoint, or from
 a copy of its folder, ever share a key.
 
+Reference: RFC 5869 (HKDF).
+
 >>> ratchet = Ratchet(bytes(32))
 >>> ratchet.next().key == derived_key(bytes(32), "affidavit next")
 True

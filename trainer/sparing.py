@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 SHARE = 0.05
+"""Of the time of a run."""
 
 
 class Sparing:

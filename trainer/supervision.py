@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PAUSE = 0.02
+"""Seconds between two looks at the file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ from affidavit.plan.schedule import FIXED_ORDER
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filter:
-    """DP-DiSK: c of its combination of two gradients, as κ and γ give it."""
+    """DP-DiSK: c = (1-κ)/(κγ) of its combination of two gradients; arXiv:2410.03883."""
 
     coefficient: float
 

@@ -29,7 +29,7 @@ DOUBLINGS = 12
 
 
 def at_least(plan: Plan, delta: float) -> float:
-    """A lower bound on ε of ``plan`` at ``delta``; 0 where none is found."""
+    """A lower bound on ε, in nats, of ``plan`` at ``delta``; 0 where none is found."""
     try:
         event = lower(plan).event()
     except RefusedPlan:

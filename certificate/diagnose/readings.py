@@ -56,7 +56,10 @@ QUIET_NOISE = 300.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """One accountant's ε of an account; its program says up to ``above`` more, ``below`` less."""
+    """One accountant's ε of an account; its program says up to ``above`` more, ``below`` less.
+
+    All four numbers are in nats; ``cost`` is how unusual the accountant is.
+    """
 
     accountant: str
     epsilon: float

@@ -42,7 +42,7 @@ _LIBRARY_TERMS, _LIBRARY_DECAY = 1000, 30.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renyi:
-    """ε of one run at δ by each list of orders and conversion.
+    """ε of one run at δ, in nats, by each list of orders and conversion.
 
     ``library`` is the range in which dp_accounting's own value lies.
     """

@@ -25,6 +25,7 @@ from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort
 
 VARIABLE = "AFFIDAVIT_SIGN_COMMAND"
 SECONDS = 30
+"""How long the command may take."""
 SIGNATURE_BYTES = 64
 PREFIX = re.compile(rb"^vault:v[0-9]{1,9}:")
 

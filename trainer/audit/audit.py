@@ -39,7 +39,7 @@ ALARM = 1e-5
 """Probability that a trainer which keeps its certificate is falsified, of a whole audit."""
 
 Claim = tuple[float, float]
-"""ε and δ, a point of the certified curve."""
+"""ε in nats and δ, a point of the certified curve."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +103,7 @@ class Sizes:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
     """What a stage proved: ε is at least ``epsilon`` at ``delta``, where it was certified to be
-    at most ``certified``."""
+    at most ``certified``; all ε in nats."""
 
     stage: str
     attack: str

@@ -16,7 +16,7 @@ falsify: nothing follows where it does not.
 >>> lower_epsilon(100, 200, delta=0.0, alarm=0.05)
 0.0
 
-References: W. Hoeffding, Ann. Math. Stat. 27 (1956) 713, Theorem 5; Clopper and Pearson,
+References: W. Hoeffding, Ann. Math. Stat. 27 (1956) 713; Clopper and Pearson,
 Biometrika 26 (1934) 404; Kairouz, Oh and Viswanath, arXiv:1311.0776 (the bound on p); Steinke,
 Nasr and Jagielski, arXiv:2305.08846.
 """
@@ -29,7 +29,7 @@ from scipy.stats import beta
 
 
 def lower_epsilon(right: int, runs: int, *, delta: float, alarm: float) -> float:
-    """The least ε at ``delta`` that ``right`` of ``runs`` right guesses leave; 0 if all.
+    """The least ε, in nats, at ``delta`` that ``right`` of ``runs`` right guesses leave; 0 if all.
 
     The true ε is below it with probability at most ``alarm``, for a guess that was chosen
     before the runs were made.

@@ -43,7 +43,7 @@ def standard_normal(
 ) -> Tensor:
     """Independent N(0, 1) variates in float32, a function of the stream's name alone.
 
-    Raises ``ValueError`` where ``raw_words`` does; a stream has 1.1e10 pairs.
+    Raises ``ValueError`` where ``raw_words`` does; a stream has 2.3e10 pairs.
     """
     out = torch.empty(math.prod(shape), dtype=torch.float32, device=device)
     for piece in pieces(key, step=step, counts={tensor: len(out)}, device=device):

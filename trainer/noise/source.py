@@ -19,7 +19,7 @@ Guarantees
 >>> bool((sums["w"] == expected).all()), source.step
 (True, 1)
 
-References: arXiv:2306.08153, section 3 (streams of correlated noise);
+References: arXiv:2306.08153 (streams of correlated noise);
 ``affidavit.mechanisms.strategies.strategy``.
 """
 
@@ -45,7 +45,10 @@ class WrongState(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorNoise:
-    """One tensor's shape, and σ_g C_g of its block: the deviation of its independent noise."""
+    """One tensor's shape, and σ_g C_g of its block: the deviation of its independent noise.
+
+    It is in units of the clipped sum, an entry of it. Raises ``ValueError`` unless it is positive.
+    """
 
     shape: tuple[int, ...]
     scale: float

@@ -31,6 +31,7 @@ from affidavit.trainer.optimizers.released import At, Released, Rule, State
 BETA1, BETA2 = 0.9, 0.999
 """Decays of a plan that gives none."""
 EPSILON = 1e-8
+"""What is added to √v̂, in units of an entry of the mean."""
 
 
 def moments(
