@@ -31,6 +31,7 @@ from affidavit.service.refusals import Refusal
 from affidavit.service.runs.queue import Held
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.serve import prepare_process
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
 from affidavit.worker.provenance import provenance
@@ -161,6 +162,7 @@ def _together(
 
     clock = Clock()
     with services_of(share.url, share.home) as services:
+        prepare_process()
         services.sequencer.start()
         asyncio.run(run(services, clock))
     return clock.timings

@@ -34,6 +34,8 @@ from sqlalchemy.engine import make_url
 BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
 CONNECT_SECONDS = 5
+CONNECTIONS = 15
+"""That a process has to PostgreSQL at most; each is opened when it is first needed."""
 RANDOM_PAGE_COST = 1.1
 """Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
 PRAGMAS = (
@@ -54,9 +56,12 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", turn.begin)
         event.listen(engine, "checkin", turn.end)
         return engine
-    # A connection that the server closed while idle is noticed before it is used.
+    # A connection that the server closed while idle is noticed before it is used. All are kept:
+    # to open one costs more than most of what is asked of it.
     engine = create_engine(
         url,
+        pool_size=CONNECTIONS,
+        max_overflow=0,
         pool_pre_ping=True,
         connect_args={"connect_timeout": CONNECT_SECONDS},
         hide_parameters=True,

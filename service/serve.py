@@ -61,16 +61,12 @@ def serve(host: str, port: int, settings: Settings) -> None:
 
 def _run(listening: socket.socket, settings: Settings) -> None:
     logs.configure()
-    sys.setswitchinterval(SWITCH_SECONDS)
     tracing = open_tracing(os.environ)
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
     # stop is no failure, so that by then the signal means nothing any more.
     signal.signal(signal.SIGTERM, lambda *_: None)
     app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
-    # What was imported stays. Looking through all of it for garbage again and again would keep
-    # every answer waiting for a tenth of a second.
-    gc.collect()
-    gc.freeze()
+    prepare_process()
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -85,6 +81,16 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     finally:
         if tracing is not None:
             tracing.close()
+
+
+def prepare_process() -> None:
+    """Have threads take turns often, and leave what was imported out of every look for garbage.
+
+    Looking through all of it again and again would keep answers waiting for a tenth of a second.
+    """
+    sys.setswitchinterval(SWITCH_SECONDS)
+    gc.collect()
+    gc.freeze()
 
 
 def _require_somebody(address: str, *, known: bool) -> None:

@@ -32,6 +32,7 @@ TESTS = (
     "tests/certificate",
     "tests/conformance",
     "tests/gate",
+    "tests/release",
     "src/affidavit/accountants",
     "src/affidavit/certificate",
 )
