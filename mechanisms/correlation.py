@@ -30,7 +30,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, assert_never
 
 from affidavit.mechanisms.participating import AMPLIFIED, lots_in_turn, participation
 from affidavit.mechanisms.samplers import Sampled, removal_moves_records
@@ -305,8 +305,10 @@ def _is_made_for_its_steps(noise: Noise) -> bool:
             return noise.normalized or noise.lambda_ is None
         case "blt":
             return noise.buffers is not None
-        case _:
+        case "independent" | "toeplitz" | "toeplitz_inverse" | "sqrt" | "bsr" | "bisr" | "tree":
             return False
+        case unknown:
+            assert_never(unknown)
 
 
 _ONE_ORDER = (

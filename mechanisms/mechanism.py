@@ -17,28 +17,14 @@ from affidavit.mechanisms.obligation import Obligation
 from affidavit.plan.model import Plan
 from affidavit.plan.optimizer import CHANGE_THE_GUARANTEE, TAKES, Denoise, Optimizer
 from affidavit.plan.reasons import Reason
+from affidavit.plan.strategies import NOISE_KINDS
 
 RunSensitivity = Callable[[int], float]
 """From steps to how far one record moves the whole run, in clip norms, rounded up."""
 
-CORRELATED = frozenset(
-    {
-        "bidiagonal",
-        "toeplitz",
-        "toeplitz_inverse",
-        "sqrt",
-        "bsr",
-        "bisr",
-        "banded_inverse",
-        "banded",
-        "blt",
-        "dense",
-        "tree",
-        "matrix",
-    }
-)
-"""Kinds of noise that are correlated across steps."""
 INDEPENDENT = frozenset({"independent"})
+CORRELATED = NOISE_KINDS - INDEPENDENT
+"""Kinds of noise that are correlated across steps."""
 ANY_NOISE = INDEPENDENT | CORRELATED
 
 SMALLEST, LARGEST = 1e-100, 2**53 - 1

@@ -13,7 +13,7 @@ References: docs/theorems/correlated-noise.md; those of each family stand in its
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args, get_type_hints
 
 from pydantic import Field, StringConstraints
 
@@ -125,6 +125,10 @@ Noise = Annotated[
     | Matrix,
     Field(discriminator="kind"),
 ]
+NOISE_KINDS = frozenset(
+    kind for form in get_args(get_args(Noise)[0]) for kind in get_args(get_type_hints(form)["kind"])
+)
+"""Every ``kind`` that a plan's noise may have."""
 
 
 class Participation(Part):
