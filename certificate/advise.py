@@ -12,6 +12,7 @@ The Pareto front of a group is what no other row of it beats in both error and m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,14 +49,17 @@ class Advice:
 
     def front(self, rows: tuple[Measured, ...]) -> tuple[Measured, ...]:
         """The certified rows that no other beats in both rms error and buffers, by buffers."""
-        known = sorted(
-            (row for row in rows if row.certified and row.rms is not None),
-            key=lambda row: (row.buffers or 0, row.rms or 0.0),
-        )
+        known = [
+            (row.buffers or 0, row.rms, row)
+            for row in rows
+            if row.certified and row.rms is not None
+        ]
         found: list[Measured] = []
-        for row in known:
-            if not found or (row.rms or 0.0) < (found[-1].rms or 0.0):
+        least = math.inf
+        for _, rms, row in sorted(known, key=lambda each: each[:2]):
+            if rms < least:
                 found.append(row)
+                least = rms
         return tuple(found)
 
     def as_document(self) -> dict[str, Any]:

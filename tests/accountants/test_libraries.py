@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from affidavit.accountants.limits import time_limit
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.prv import PrvAccountant
-from affidavit.accountants.rdp import RdpAccountant
+from affidavit.accountants.rdp import SMALLEST_NOISE, RdpAccountant
 from affidavit.plan.events import (
     Composed,
     Event,
@@ -47,6 +48,15 @@ def test_only_renyi_knows_sampling_without_replacement(engine: PldAccountant) ->
     with pytest.raises(Unsupported):
         engine.curve(WITHOUT)
     assert RdpAccountant().curve(WITHOUT).epsilon(1e-5).upper > 0
+
+
+def test_the_least_noise_of_the_renyi_engine_is_still_bounded() -> None:
+    def at(sigma: float) -> Event:
+        return PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=sigma)
+
+    assert 0 < RdpAccountant().curve(at(SMALLEST_NOISE)).epsilon(1e-5).upper < math.inf
+    with pytest.raises(OutOfReach, match="below"):
+        RdpAccountant().curve(at(math.nextafter(SMALLEST_NOISE, 0)))
 
 
 def test_without_replacement_at_full_rate_costs_at_least_the_whole_data_set() -> None:

@@ -80,6 +80,8 @@ def test_beliefs_move_by_the_odds_of_epsilon_and_no_more(
         moved = math.log(posterior / (1 - posterior)) - math.log(prior / (1 - prior))
         assert moved == pytest.approx(found.odds_exponent, rel=1e-6)
     assert f"{found.delta:g}" in after.name
+    assert (charts["belief"].y.low, charts["belief"].y.high) == (0.0, 1.0)
+    assert charts["belief"].x.high == 1.0
 
 
 def test_every_axis_says_what_and_in_which_unit(charts: dict[str, Chart]) -> None:

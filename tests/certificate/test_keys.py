@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from affidavit.certificate.key_rotation import WINDOW, add
 from affidavit.certificate.keys import (
     KeyFailure,
     KeyStore,
@@ -99,6 +100,21 @@ def test_a_window_has_ends() -> None:
     assert key.covers(datetime.now(UTC))
     assert not key.covers(datetime.now(UTC) - timedelta(days=1))
     assert not key.covers(datetime.now(UTC) + timedelta(days=731))
+
+
+def test_a_key_from_elsewhere_is_kept_with_its_label_from_now_on(tmp_path: Path) -> None:
+    public = SigningKey.generate().public.key
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    begin = datetime.now(UTC).replace(microsecond=0)
+    made = add(KeyStore(tmp_path), pem, "the vault's")
+    assert KeyStore(tmp_path).public_keys() == (made,)
+    assert (made.key, made.label) == (public, "the vault's")
+    assert begin <= made.not_before <= datetime.now(UTC)
+    assert made.not_after - made.not_before == WINDOW
+    with pytest.raises(KeyFailure, match="there already"):
+        add(KeyStore(tmp_path), pem)
 
 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -144,6 +144,26 @@ def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
     assert found.strongest is None
 
 
+def test_a_change_within_the_width_of_the_brackets_is_not_told_apart(plan_of: PlanOf) -> None:
+    """Lots without replacement have wide brackets; a change that is clear still has its sign."""
+    wide: dict[str, Any] = {"sampling": {"scheme": "fixed_size", "lot_size": 50}, "steps": 40}
+    first = plan_of(adjacency="replace_one", **wide, **_noise(2.0))
+    for noise, moved in ((2.0001, "not_told_apart"), (1.9999, "not_told_apart")):
+        (noise_alone,) = compare_plans(
+            first, plan_of(adjacency="replace_one", **wide, **_noise(noise))
+        ).alone
+        assert noise_alone.moved == moved, noise
+    for noise, moved, other in ((4.0, "lowered", "raised"), (1.0, "raised", "lowered")):
+        (noise_alone,) = compare_plans(
+            first, plan_of(adjacency="replace_one", **wide, **_noise(noise))
+        ).alone
+        assert (noise_alone.moved, noise_alone.noise_moved) == (moved, other)
+
+
+def _noise(sigma: float) -> dict[str, Any]:
+    return {"releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}]}
+
+
 def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> None:
     asked = [{"name": "all", "clip_norm": 1}]
     first = plan_of(releases=asked)

@@ -46,6 +46,8 @@ def test_what_is_drawn_is_a_bound_after_every_step(plan_of: Callable[..., Plan])
     assert cap.at == spent[-1].epsilon
     assert chart.y.high is not None
     assert chart.y.high > cap.at
+    assert "ε grows with the steps" in chart.description
+    assert "charged for 41 steps" in chart.description
 
 
 @pytest.mark.parametrize("noise", [{"kind": "bisr", "bands": 4}, {"kind": "blt", "buffers": 2}])

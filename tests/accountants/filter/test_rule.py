@@ -151,10 +151,13 @@ def test_the_forecast_is_the_last_run_that_fits(name: str) -> None:
 
 
 def test_the_reading_is_where_admission_begins() -> None:
-    for total in COSTS.values():
+    little = cost_of(Gaussian(noise_multiplier=100.0))
+    for total in (*COSTS.values(), little):
         one = budget()
         spent = one.spent(total)
         weights = one.filter
+        assert spent > 0
+        assert (spent < 0.2) is (total == little)
         assert Budget(epsilon=spent, delta=DELTA, filter=weights).admits(total)
         assert not Budget(epsilon=spent * (1 - 1e-5), delta=DELTA, filter=weights).admits(total)
 

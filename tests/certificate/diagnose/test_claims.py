@@ -13,6 +13,10 @@ from affidavit.certificate.certify import certify
 from affidavit.certificate.diagnose.claims import stated
 from affidavit.certificate.diagnose.diagnosis import diagnose
 from affidavit.certificate.diagnose.floor import at_least
+from affidavit.certificate.diagnose.judgement import Agreement
+from affidavit.certificate.diagnose.mistake import Way
+from affidavit.certificate.diagnose.readings import Reading
+from affidavit.certificate.diagnose.search import Explanation
 from affidavit.plan.claim import Claim
 from affidavit.plan.model import Plan
 
@@ -146,3 +150,18 @@ def test_a_claimed_multiplier_is_that_of_every_block(plan_of: PlanOf) -> None:
     given[0].pop("noise_std")
     assert meant == plan_of(releases=given)
     assert stated(plan, Claim(epsilon=1)) == plan_of(releases=releases)
+
+
+def test_what_is_nearly_right_counts_for_more_where_the_program_is_no_better() -> None:
+    way = Way(code="single_block", said="", cost=1.0)
+    for agreement, above, against in (
+        (Agreement.EXACTLY, 0.0, 0.0),
+        (Agreement.EXACTLY, 0.1, 0.0),
+        (Agreement.CUT, 0.0, 1.2),
+        (Agreement.CUT, 0.1, 1.2),
+        (Agreement.NEARLY, 0.0, 1.6),
+        (Agreement.NEARLY, 0.1, 0.8),
+    ):
+        reading = Reading(accountant="prv", epsilon=1.0, cost=0.5, above=above)
+        told = Explanation(ways=(way, way), reading=reading, agreement=agreement, differs_by=0.0)
+        assert told.cost == pytest.approx(2.5 + against), (agreement, above)

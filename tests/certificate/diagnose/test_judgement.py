@@ -54,6 +54,15 @@ def test_a_noise_multiplier_of_four_digits_was_rounded(
     assert judgement.agreement(7.98505) == agreement
 
 
+def test_the_roundest_noise_of_a_plan_loosens_a_claim_by_half_of_its_last_digit(
+    plan_of: Callable[..., Plan],
+) -> None:
+    """Three times as much as the noise, which is about how ε follows it at small noise."""
+    for sigma, half in ((2.3395, 0.00005), (0.01234, 5e-6), (1234.0, 0.5), (12.3, 0.0)):
+        judgement = Judgement.of(Claim(epsilon="8"), with_noise(plan_of, sigma))
+        assert judgement.loose == pytest.approx(3 * half / sigma, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("reading", "agrees"), [(8.0, True), (7.9999, True), (7.985, True), (7.9, False), (8.02, False)]
 )

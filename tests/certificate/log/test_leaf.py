@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -15,6 +16,12 @@ from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.log.leaf import Entry, certificate_entry
 from affidavit.plan.parse import plan_from
+
+
+@dataclass(frozen=True)
+class Superseded:
+    issue: int
+    envelope_digest: str
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +83,16 @@ def test_a_refusal_is_logged_as_one(document: Any, key: SigningKey) -> None:
     refused = certified(document, key, target={"epsilon": 0.1, "delta": 1e-5})
     assert leaf_of(refused.bundle).kind == "refusal"
     assert leaf_of(refused.bundle).body["verdict"] == "under_noised"
+
+
+def test_what_an_issue_supersedes_stands_in_its_entry(document: Any, key: SigningKey) -> None:
+    assessment = certify(plan_from(document()), second_opinion=False)
+    at = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    former = Superseded(issue=2, envelope_digest="sha256:" + 64 * "e")
+    made = issue(assessment, key, requester="token:ci", issued_at=at, former=former)
+    assert leaf_of(made.bundle).body["supersedes"] == former.envelope_digest
+    first = issue(assessment, key, requester="token:ci", issued_at=at)
+    assert "supersedes" not in leaf_of(first.bundle).body
 
 
 def test_times_are_written_in_utc() -> None:

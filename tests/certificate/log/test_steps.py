@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certify import certify
+from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.issue import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
 from affidavit.certificate.log.checkpoint import (
@@ -17,8 +18,9 @@ from affidavit.certificate.log.checkpoint import (
     note_key,
     read_checkpoint,
 )
-from affidavit.certificate.log.inclusion import Consistency
+from affidavit.certificate.log.inclusion import Consistency, read_inclusion
 from affidavit.certificate.log.note import sign_note, written
+from affidavit.certificate.log.steps import included
 from affidavit.certificate.log.tree import (
     Frontier,
     Place,
@@ -182,6 +184,19 @@ def test_step_10_checkpoints_that_are_none_or_of_another_size(log: Log) -> None:
     bundle["log"]["checkpoint"] = log.checkpoint(30)
     del bundle["log"]["treeSize"]
     assert rejected(bundle) == (10, "not_included")
+
+
+def test_step_10_a_statement_without_what_an_entry_is_made_of(
+    log: Log, certificate: Certificate
+) -> None:
+    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
+    part = read_inclusion(log.bundle(40)["log"])
+    assert included(envelope, certificate.statement, part).size == 40
+    for lacks in ("validity", "verdict", "certificate_id", "requester", "plan", "policy"):
+        predicate = {k: v for k, v in certificate.statement["predicate"].items() if k != lacks}
+        with pytest.raises(VerificationError) as caught:
+            included(envelope, {**certificate.statement, "predicate": predicate}, part)
+        assert (caught.value.step, caught.value.code) == (10, "bad_leaf"), lacks
 
 
 # ---- step 11: the checkpoint's signature ---------------------------------------------------
