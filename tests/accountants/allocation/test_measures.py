@@ -91,6 +91,16 @@ def test_a_window_that_cuts_is_wider_and_never_wrong() -> None:
     assert power.upper(9.0) > 1.01 * exact
 
 
+@pytest.mark.parametrize("threshold", [0.0, 2.0, 5.0])
+def test_what_lies_below_the_window_is_paid_for(threshold: float) -> None:
+    nodes, masses = 0.125 * np.arange(40), np.full(40, 1 / 40)
+    law = np.convolve(np.convolve(masses, masses), masses)
+    exact = float(law @ np.maximum(0.125 * np.arange(law.size) - threshold, 0.0))
+    above = Window(low=8.0, high=16.0, tilt=0.5, below=2.0, above=2.0)
+    power = PowerOfMeasure(nodes, masses, 3, above)
+    assert power.lower(threshold) <= exact <= power.upper(threshold)
+
+
 @pytest.mark.parametrize(("bins", "rate"), [(3, 1.0), (40, 1.5), (500, 0.7)])
 def test_large_terms_enclose_what_sampling_finds(bins: int, rate: float) -> None:
     generator = np.random.Generator(np.random.PCG64(bins))

@@ -63,6 +63,14 @@ def test_the_whole_is_bounded_and_nearly_met(law: NormalMixtureLaw) -> None:
         assert exact - 1e-9 <= bound <= exact + 1e-3
 
 
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.noise_multiplier}")
+def test_moments_beyond_a_double_are_infinite_and_no_warning(law: NormalMixtureLaw) -> None:
+    orders = np.array([0.5, 1e3, 1e150, 1e300])
+    found = moments.log_moments(law, orders)
+    assert not np.isnan(found).any()
+    assert np.all(np.diff(found) >= 0)
+
+
 def test_above_its_ceiling_there_is_nothing() -> None:
     law = NormalMixtureLaw(kind="add", noise_multiplier=1.0, sampling_probability=0.3)
     assert moments._log_tail(law, law.ceiling, 2.0) == -math.inf

@@ -10,6 +10,7 @@ from scipy import fft
 
 from affidavit.accountants.fourier.lattice import Grid, LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
+from affidavit.accountants.fourier.spectrum import TiltedLaw
 from affidavit.accountants.fourier.transform import ComposedTransform, Window, log_peak
 
 
@@ -138,6 +139,18 @@ def test_the_transform_is_within_its_rounding_bound(size: int, kind: str) -> Non
     error = fft.rfft(law) - fft.rfft(law.astype(np.longdouble))
     bound = 16 * UNIT_ROUNDOFF * math.log2(size) * math.sqrt(size) * math.sqrt(float(law @ law))
     assert float(np.sqrt(np.sum(np.abs(error) ** 2))) <= bound / math.sqrt(2)
+
+
+def test_a_peak_that_a_sample_of_the_nodes_misses_is_found() -> None:
+    """It is e^1000 times what the sampled nodes weigh, where a double would overflow."""
+    grid = Grid(origin=0.0, step=1.0, size=4100)
+    masses = np.zeros(grid.size)
+    masses[0], masses[4097] = 1.0, 1e-5
+    law = TiltedLaw.of(LatticeMeasure(grid=grid, masses=masses, infinite=0.0), 1, 0.5, None)
+    assert law is not None
+    assert law.log_total == pytest.approx(math.log(1e-5) + 0.5 * 4097, rel=1e-12)
+    assert law.common[4097] == pytest.approx(1.0, rel=1e-12)
+    assert law.common.sum() == pytest.approx(1.0, rel=1e-12)
 
 
 def test_the_peak_of_g() -> None:
