@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.limits import time_limit
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
@@ -34,6 +35,22 @@ def test_below_1e_9_neither_says_anything(engine: PldAccountant | PrvAccountant)
     with pytest.raises(OutOfReach, match="1e-09"):
         engine.curve(POISSON).epsilon(1e-10)
     assert engine.curve(POISSON).epsilon(1e-9).upper > 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "loose"),
+    [(PldAccountant(), 1.01), (PrvAccountant(), 1.01), (RdpAccountant(), 1.25)],
+    ids=["pld", "prv", "rdp"],
+)
+def test_repeated_gaussians_are_met(engine: PldAccountant, loose: float) -> None:
+    """Against the closed form, for one kind of release and for two."""
+    many = Repeated(event=Gaussian(noise_multiplier=16.0), count=100)
+    few = Repeated(event=Gaussian(noise_multiplier=5.0), count=7)
+    for event in (many, Composed(events=(many, few))):
+        exact = GaussianAccountant().curve(event).epsilon(1e-6)
+        found = engine.curve(event).epsilon(1e-6)
+        assert found.lower <= exact.upper
+        assert exact.lower <= found.upper <= loose * exact.upper
 
 
 @pytest.mark.parametrize(
