@@ -83,7 +83,7 @@ def _participation(plan: Plan, phase: Phase, steps: int) -> Participation:
         if phase.sampling.scheme == "cyclic" or times == 1:
             return Participation.fixed_epoch(participations=times, separation=lots)
         return Participation.min_separation(participations=times, separation=1)
-    if phase.sampling.scheme == "full_batch":
+    if schedule.sampling_probability(plan, phase) >= 1:
         return Participation.min_separation(participations=steps, separation=1)
     return Participation.single()
 

@@ -104,6 +104,7 @@ def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf
     assert not found.holds
     assert set(found.explanations[0].mistakes) == {"independent_blocks", "poisson_for_shuffle"}
     assert found.corrected is None
+    assert (found.as_result()["corrected"], found.corrected_summary) == (None, None)
 
 
 def test_what_nothing_explains_is_wrong_all_the_same(plan_of: PlanOf) -> None:

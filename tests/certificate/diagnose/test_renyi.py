@@ -51,6 +51,20 @@ def test_a_lot_of_everything_is_read_as_no_sampling(q: float | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sigma", "read"),
+    [(math.nextafter(0.05, 0), False), (0.05, True), (math.nextafter(1e9, 0), True), (1e9, False)],
+)
+def test_noise_is_read_from_a_twentieth_to_below_a_billion(sigma: float, read: bool) -> None:
+    found = renyi(((Part(noise_multiplier=sigma), 1),), 1e-6)
+    assert (found is not None) == read
+    if found is not None:
+        # The classic conversion is in closed form, α/2σ² + log(1/δ)/(α-1), at Opacus's orders.
+        orders = [*(order / 10 for order in range(11, 110)), *range(12, 64)]
+        classic = min(a / (2 * sigma**2) - math.log(1e-6) / (a - 1) for a in orders)
+        assert found.classic == pytest.approx(classic, rel=1e-12)
+
+
+@pytest.mark.parametrize(
     ("q", "sigma", "best"), [(0.02, 0.8, 3.8), (0.3, 2.0, 2.2), (0.001, 5.0, 63.0)]
 )
 def test_opacus_orders_are_true_moments(q: float, sigma: float, best: float) -> None:
