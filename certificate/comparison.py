@@ -44,7 +44,11 @@ class Comparison:
     strategy: Strategy
     streamed: Streamed | None
     rows: tuple[Measured, ...]
-    remarks: tuple[str, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What each other row that is certified costs beside the plan's own, in words."""
+        return tuple(_remarks(self.rows))
 
     def as_document(self) -> dict[str, Any]:
         """The JSON document of ``affidavit strategy``."""
@@ -154,11 +158,10 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> Comparison | Ass
         strategy=strategy,
         streamed=streamed,
         rows=tuple(rows),
-        remarks=tuple(_remarks(rows)),
     )
 
 
-def _remarks(rows: list[Measured]) -> list[str]:
+def _remarks(rows: tuple[Measured, ...]) -> list[str]:
     own, others = rows[0], rows[1:]
     found = []
     for other in others:

@@ -95,7 +95,7 @@ class KeyEntry(_Part):
     """A key that signs certificates, and from when to when; both ends belong to it."""
 
     key_id: KeyId
-    algorithm: Literal["ed25519"] = "ed25519"
+    algorithm: Literal["ed25519"]
     public_key: str
     not_before: Instant
     not_after: Instant

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -197,6 +198,29 @@ def test_the_comparison_is_at_the_plan_s_own_guarantee(comparison: Comparison) -
         assert row.assessment is not None
         assert row.assessment.target_epsilon == own.assessment.epsilon.upper
     assert len(comparison.remarks) == 2
+
+
+def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
+    comparison: Comparison,
+) -> None:
+    own, independent, amplified = comparison.rows
+    first, second = comparison.remarks
+
+    def lost(row: Measured) -> Measured:
+        return replace(row, assessment=None, per_step=None)
+
+    for rows, said in (
+        ((own, lost(independent), amplified), (second,)),
+        ((own, independent, lost(amplified)), (first,)),
+        ((lost(own), independent, amplified), ()),
+        ((own,), ()),
+    ):
+        assert replace(comparison, rows=rows).remarks == said
+    for remark, row in ((first, independent), (second, amplified)):
+        assert own.rms is not None
+        assert row.rms is not None
+        assert f"{own.rms / row.rms:.2f} times" in remark
+        assert f"{row.label} noise under {row.sampler} sampling" in remark
 
 
 def test_it_says_so_when_amplified_independent_noise_wins(plan_of: MakePlan) -> None:

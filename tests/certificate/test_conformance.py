@@ -329,6 +329,27 @@ def test_what_was_not_certified_is_found_in_a_chain_made_anew(
     assert found.steps_to_charge == STEPS
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"certificate_id": "sha256:2"}, "the certificate is 'sha256:2'"),
+        ({"plan_digest": "sha256:2"}, "the plan is 'sha256:2'"),
+        ({"adjacency": "add_remove"}, "adjacency is 'add_remove', and 'zero_out' was certified."),
+        ({"unit": "user"}, "unit is 'user', and 'example' was certified."),
+        ({"steps": 7}, "steps is 7, and 6 was certified."),
+        ({"data.size": 61}, "the size of the data is 61, and 60 was certified."),
+        ({"optimizer.name": "dp_adam"}, "the optimiser is {'name': 'dp_adam'}"),
+    ],
+)
+def test_what_is_wrong_in_a_header_is_named(
+    signed: tuple[dict[str, Any], bytes], change: dict[str, Any], said: str
+) -> None:
+    predicate, _ = signed
+    found = conformance(chained(changed(entries_of(predicate), "header", 0, change)), predicate)
+    (finding,) = found.findings if "plan_digest" not in change else found.findings[:1]
+    assert finding.message.startswith(said)
+
+
 def leaves(value: Any, path: str = "") -> Iterator[str]:
     """Dotted paths of everything in ``value`` that holds nothing else, and of what holds it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)

@@ -34,6 +34,31 @@ def test_the_profile_is_a_band_of_proved_ends_with_the_target(charts: dict[str, 
     assert target.points == ((8.0, 1e-5),)
 
 
+def test_the_document_says_what_was_asked_beside_what_was_found(found: Curves) -> None:
+    told = found.as_document()
+    assert told["target"] == {"epsilon": 8.0, "delta": 1e-5}
+    assert (told["verdict"], told["adjacency"], told["unit"]) == (
+        "certified",
+        "add_remove",
+        "example",
+    )
+    # One Gaussian of ten steps at 20.
+    assert told["mu"] == pytest.approx(math.sqrt(10) / 20, rel=1e-12)
+    assert told["rho"] == pytest.approx(10 / 20**2 / 2, rel=1e-12)
+
+
+def test_every_curve_is_at_the_usual_levels_and_at_the_target(
+    plan_of: Callable[..., Plan], found: Curves
+) -> None:
+    usual = [0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 16.0]
+    assert [epsilon for epsilon, _ in found.delta_of] == usual
+    for target, levels in (({"delta": 1e-5}, usual), ({"epsilon": 5, "delta": 1e-5}, [*usual, 5])):
+        other = curves(plan_of(target=target))
+        assert not isinstance(other, Assessment)
+        assert [epsilon for epsilon, _ in other.delta_of] == sorted(levels)
+        assert 1e-5 in [delta for delta, _ in other.epsilon_of]
+
+
 def test_the_trade_off_runs_between_no_alarm_and_no_miss(
     found: Curves, charts: dict[str, Chart]
 ) -> None:

@@ -16,6 +16,7 @@ from affidavit.certificate.keys import (
     KeyStore,
     PublicKey,
     SigningKey,
+    development_key,
     home,
     read_public_keys,
     read_root_key,
@@ -115,6 +116,14 @@ def test_a_key_from_elsewhere_is_kept_with_its_label_from_now_on(tmp_path: Path)
     assert made.not_after - made.not_before == WINDOW
     with pytest.raises(KeyFailure, match="there already"):
         add(KeyStore(tmp_path), pem)
+
+
+def test_the_key_for_trying_things_out_says_that_it_is_one() -> None:
+    key, other = development_key(), development_key()
+    record = key.public.as_record()
+    assert (record["label"], record["development"]) == ("development", True)
+    assert key.key_id != other.key_id
+    assert SigningKey.generate("development").public.as_record()["development"] is False
 
 
 def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

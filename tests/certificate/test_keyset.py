@@ -249,6 +249,28 @@ def test_another_form_is_refused_however_well_it_is_signed(
     assert refused.value.code == "keyset_malformed"
 
 
+@pytest.mark.parametrize("lacks", ["key_id", "algorithm", "public_key", "not_before", "not_after"])
+def test_a_key_without_what_it_is_and_when_it_signs_is_none(make: Make, lacks: str) -> None:
+    found = make()
+    document = json.loads(found.envelope.payload)
+    del document["keys"][0][lacks]
+    with pytest.raises(KeysetError, match=f"keys/0/{lacks}: Field required"):
+        read_keyset(resigned(found, canonical_json(document)))
+
+
+def test_roots_that_are_written_by_hand_need_their_keys_and_a_threshold(make: Make) -> None:
+    keys = [
+        {name: key.public.as_record()[name] for name in ("key_id", "public_key")}
+        for key in ROOTS[:3]
+    ]
+    roots = read_anchor(canonical_json({"threshold": 2, "keys": keys}))
+    assert isinstance(roots, Roots)
+    assert [(key.algorithm, key.label) for key in roots.keys] == [("ed25519", "")] * 3
+    assert [key.public().key_id for key in roots.keys] == [key.key_id for key in ROOTS[:3]]
+    found = make()
+    assert accept([found], roots, NOW) == found.keyset
+
+
 def test_a_root_key_signs_no_certificates(make: Make) -> None:
     with pytest.raises(KeysetError, match="root key"):
         make(keys=[ROOTS[0].public])

@@ -177,6 +177,25 @@ def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> 
     assert steps.assessment.joint == pytest.approx(2 * found.first.joint, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "moved"),
+    [
+        (7.999, "not_told_apart"),
+        (8.001, "not_told_apart"),
+        (8.01, "lowered"),
+        (7.99, "raised"),
+    ],
+)
+def test_noise_that_was_solved_for_is_told_apart_beyond_what_solving_leaves_open(
+    plan_of: PlanOf, epsilon: float, moved: str
+) -> None:
+    """A thousandth of this ε is a ten-thousandth of the noise."""
+    asked: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
+    second = plan_of(**asked, target={"epsilon": epsilon, "delta": 1e-5})
+    (target,) = compare_plans(plan_of(**asked), second).alone
+    assert target.noise_moved == moved
+
+
 def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     release = {"name": "all", "clip_norm": 1}
     first = plan_of(releases=[release])

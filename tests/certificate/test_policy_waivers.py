@@ -182,6 +182,7 @@ WRONG: list[dict[str, Any]] = [
     {"expires_at": "2027-2-1T0:0:0Z"},
     {"owner": ""},
     {"reason": ""},
+    {"reason": 2001 * "x"},
     {"policy": "sha256:1"},
     {"created_by": 7},
     {"note": "x"},
@@ -192,6 +193,10 @@ WRONG: list[dict[str, Any]] = [
 def test_a_waiver_that_does_not_say_one_thing_is_none(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         waiver(**changes)
+
+
+def test_a_reason_has_two_thousand_letters_at_most() -> None:
+    assert len(waiver(reason=2000 * "x").reason) == 2000
 
 
 def test_any_change_of_a_waiver_is_another_waiver() -> None:

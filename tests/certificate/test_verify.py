@@ -12,7 +12,7 @@ import pytest
 from affidavit.certificate.certify import certify
 from affidavit.certificate.envelope import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
 from affidavit.certificate.issue import Certificate, issue
-from affidavit.certificate.keys import PublicKey, SigningKey
+from affidavit.certificate.keys import PublicKey, SigningKey, development_key
 from affidavit.certificate.verify import STEPS, VerificationError, verify
 from affidavit.plan.canonical import canonical_json
 from affidavit.plan.model import Plan
@@ -138,8 +138,9 @@ def test_step_3_a_key_nobody_trusts(certificate: Certificate, key: SigningKey) -
 
 def test_step_3_a_development_key_is_trusted_by_nobody(certificate: Certificate) -> None:
     development = SigningKey.generate(development=True)
-    error = rejected(resigned(certificate, development), development)
-    assert (error.step, error.code) == (3, "untrusted_key")
+    for key in (development, development_key()):
+        error = rejected(resigned(certificate, key), key)
+        assert (error.step, error.code) == (3, "untrusted_key")
 
 
 def test_step_4_the_right_key_id_on_another_keys_signature(
