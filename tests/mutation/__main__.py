@@ -1,10 +1,11 @@
 """Mutation testing of the rooms that a guarantee rests on, by a random sample.
 
-python -m tests.mutation [--seed SEED] [--number N] [--minutes M] [--files PATTERN]
+python -m tests.mutation [--seed SEED] [--number N] [--minutes M] [--files PATTERN] [--again]
 
 Each mutant of the sample is run against the tests that execute what it changed, the quickest
 first, until one fails. The sample is drawn with a fixed seed and stratified by file; results are
 kept in ``build/mutation`` as they come, and a second call goes on where the first one ended.
+Which tests run what is kept there too, as ``reach.json``: remove it where tests have changed.
 ``docs/mutation.md`` is written from them at the end.
 """
 
@@ -100,8 +101,13 @@ def control(reach: Reach) -> None:
         raise SystemExit(f"without any mutant {found.killed_by} fails in a fork")
 
 
-def results(mutants: Sequence[Mutant], reach: Reach, kept: Path, until: float) -> Iterator[Any]:
-    """The record of each mutant, made now or read from ``kept``, while there is time."""
+def results(
+    mutants: Sequence[Mutant], reach: Reach, kept: Path, until: float, *, again: bool
+) -> Iterator[Any]:
+    """The record of each mutant, made now or read from ``kept``, while there is time.
+
+    ``again`` tries those that survived once more, and notes which test kills them since.
+    """
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.touch()
     known = {
@@ -110,11 +116,15 @@ def results(mutants: Sequence[Mutant], reach: Reach, kept: Path, until: float) -
     }
     for mutant in mutants:
         found = known.get((mutant.file, mutant.line, mutant.was, mutant.now))
-        if found is None:
+        survived = found is not None and found["killed_by"] is None and "since" not in found
+        if found is None or (again and survived):
             if time.monotonic() > until:
                 return
             outcome, tests = judge(mutant, reach)
-            found = mutant.as_record() | dataclasses.asdict(outcome) | {"tests": tests}
+            if found is None:
+                found = mutant.as_record() | dataclasses.asdict(outcome) | {"tests": tests}
+            elif outcome.killed_by is not None:
+                found["since"] = outcome.killed_by
             with kept.open("a") as lines:
                 lines.write(json.dumps(found) + "\n")
         yield found
@@ -126,6 +136,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--number", type=int, default=NUMBER)
     parser.add_argument("--minutes", type=float, default=600.0)
+    parser.add_argument("--again", action="store_true", help="try those that survived once more")
     parser.add_argument("--files", default="*", help="only files of such a path; writes no page")
     wanted = parser.parse_args()
     until = time.monotonic() + 60 * wanted.minutes
@@ -135,7 +146,9 @@ def main() -> None:
     load(reach.modules)
     control(reach)
     records = []
-    for record in results(mutants, reach, KEPT / f"results-{wanted.seed}.jsonl", until):
+    for record in results(
+        mutants, reach, KEPT / f"results-{wanted.seed}.jsonl", until, again=wanted.again
+    ):
         records.append(record)
         if record["killed_by"] is None:
             said = f"{record['file']}:{record['line']} {record['was']} -> {record['now']}"

@@ -47,7 +47,7 @@ def interval(killed: int, drawn: int) -> tuple[float, float]:
     return (middle - half) / (1 + spread), (middle + half) / (1 + spread)
 
 
-def _reasons() -> list[dict[str, str]]:
+def _reasons() -> list[dict[str, Any]]:
     return list(tomllib.loads(REASONS.read_text()).get("survivor", []))
 
 
@@ -80,33 +80,42 @@ def _by_room_totals(totals: Mapping[str, int]) -> dict[str, int]:
 def _table(
     head: str, groups: Mapping[str, Sequence[Record]], totals: Mapping[str, int] | None
 ) -> str:
-    columns = [head, *(["possible"] if totals else []), "tried", "killed", "survived", "score"]
+    equivalent = {_what(entry) for entry in _reasons() if entry.get("equivalent")}
+    columns = [head, *(["possible"] if totals else []), "tried", "killed", "killed since"]
+    columns += ["equivalent", "score at first", "score"]
     lines = [" | ".join(columns), "|".join("---" for _ in columns)]
     for name, group in groups.items():
         killed = sum(record["killed_by"] is not None for record in group)
+        since = sum("since" in record for record in group)
+        same = sum(_is_open(record) and _what(record) in equivalent for record in group)
         cells = [f"`{name}`" if "/" in name else name.replace("_", " ")]
         cells += [str(totals[name])] if totals else []
-        cells += [
-            str(len(group)),
-            str(killed),
-            str(len(group) - killed),
-            _score(killed, len(group)),
-        ]
+        cells += [str(number) for number in (len(group), killed, since, same)]
+        cells += [_score(killed, len(group)), _share(killed + since, len(group) - same)]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def _is_open(record: Record) -> bool:
+    return record["killed_by"] is None and "since" not in record
+
+
 def _score(killed: int, drawn: int) -> str:
     """The share, and where it says something the interval that it stands for."""
-    share = f"{killed / drawn:.0%}" if drawn < 30 else f"{killed / drawn:.1%}"
     if drawn < 30:
-        return share
+        return _share(killed, drawn)
     low, high = interval(killed, drawn)
-    return f"{share} ({low:.1%} to {high:.1%})"
+    return f"{_share(killed, drawn)} ({low:.1%} to {high:.1%})"
+
+
+def _share(killed: int, drawn: int) -> str:
+    return f"{killed / drawn:.{0 if drawn < 30 else 1}%}" if drawn else "-"
 
 
 def _survivor(record: Record, reasons: Mapping[tuple[str, str, str], str]) -> str:
     reason = reasons.get(_what(record), "Not examined yet.")
+    if "since" in record:
+        reason = f"Killed since by `{record['since'].rpartition('::')[2]}`."
     change = f"``{_code(record['was'])}`` became ``{_code(record['now'])}``"
     return f"- `{record['file']}:{record['line']}`: {change}. {reason}"
 
