@@ -337,11 +337,15 @@ def _epsilons(first: Assessment, second: Assessment) -> tuple[Bracket, Bracket]:
 
 
 def _upper(found: Assessment | None) -> float:
-    return 0.0 if found is None or found.epsilon is None else found.epsilon.upper
+    assert found is not None
+    assert found.epsilon is not None
+    return found.epsilon.upper
 
 
 def _joint(found: Assessment | None) -> float:
-    return 0.0 if found is None or found.joint is None else found.joint
+    assert found is not None
+    assert found.joint is not None
+    return found.joint
 
 
 def _delta(found: Assessment) -> float:

@@ -34,7 +34,7 @@ class Facts:
     epsilon: float | None
     delta: float | None
     engines: tuple[tuple[str, str], ...]
-    budget: Budget = "unknown"
+    budget: Budget
 
     @classmethod
     def of(cls, plan: Plan, found: Assessment, budget: Budget = "unknown") -> Facts:

@@ -45,6 +45,9 @@ def test_the_document_says_what_was_asked_beside_what_was_found(found: Curves) -
     # One Gaussian of ten steps at 20.
     assert told["mu"] == pytest.approx(math.sqrt(10) / 20, rel=1e-12)
     assert told["rho"] == pytest.approx(10 / 20**2 / 2, rel=1e-12)
+    alphas = [each["type_one"] for each in told["trade_off"]]
+    tenths = [place / 20 for place in range(2, 20)]
+    assert alphas == [1e-4, 1e-3, 0.01, 0.05, *tenths, 0.99, 0.999]
 
 
 def test_every_curve_is_at_the_usual_levels_and_at_the_target(
@@ -114,6 +117,24 @@ def test_every_axis_says_what_and_in_which_unit(charts: dict[str, Chart]) -> Non
     assert labels["profile"] == ("ε (nats)", "δ (probability)")
     assert labels["renyi"] == ("order", "divergence (nats)")
     assert len({chart.title for chart in charts.values()}) == len(KINDS)
+    scales = {kind: (chart.x.scale, chart.y.scale) for kind, chart in charts.items()}
+    assert scales == {
+        "profile": ("linear", "log"),
+        "trade-off": ("linear", "linear"),
+        "attack": ("log", "log"),
+        "renyi": ("log", "log"),
+        "belief": ("log", "linear"),
+    }
+
+
+def test_pictures_stand_two_in_a_row(found: Curves) -> None:
+    for kinds, size in (
+        (("belief",), 'width="480" height="320"'),
+        (("belief", "attack"), 'width="960" height="350"'),
+        (("belief", "attack", "profile"), 'width="960" height="670"'),
+        ((), 'width="960" height="990"'),
+    ):
+        assert size in picture(found, kinds)
 
 
 def test_a_picture_holds_what_was_asked_for(found: Curves) -> None:

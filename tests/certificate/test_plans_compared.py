@@ -177,6 +177,25 @@ def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> 
     assert steps.assessment.joint == pytest.approx(2 * found.first.joint, rel=1e-3)
 
 
+def test_the_strongest_change_is_the_one_that_moved_furthest(plan_of: PlanOf) -> None:
+    """Four times the steps double the noise; a change that is refused counts for none."""
+    asked: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
+    tighter: dict[str, Any] = {"steps": 40, "target": {"epsilon": 7, "delta": 1e-5}}
+    for one, other in ((asked, asked | tighter), (asked | tighter, asked)):
+        found = compare_plans(plan_of(**one), plan_of(**other))
+        assert {each.change.pointer for each in found.alone} == {"/steps", "/target/epsilon"}
+        assert found.strongest_on_noise is not None
+        assert found.strongest_on_noise.change.pointer == "/steps"
+    given: dict[str, Any] = {**_noise(20), "steps": 40}
+    other = {**_noise(22), "steps": 10, "sampling": {"scheme": "fixed_size", "lot_size": 50}}
+    found = compare_plans(plan_of(**given), plan_of(**other))
+    assert [each.change.pointer for each in found.alone if each.moved is None] == ["/sampling"]
+    assert found.strongest is not None
+    assert found.strongest.change.pointer == "/steps"
+    (noise,) = [each for each in found.alone if each.noise_moved == "raised"]
+    assert found.strongest_on_noise is noise
+
+
 @pytest.mark.parametrize(
     ("epsilon", "moved"),
     [

@@ -89,6 +89,14 @@ def test_far_outside_is_as_good_as_just_outside() -> None:
     assert (scale.position(1e12), scale.position(-1e12)) == (200, -100)
 
 
+@pytest.mark.parametrize("size", [1e-12, 1e-6, 1.0, 1e9])
+def test_ends_lie_close_around_values_of_any_size(size: float) -> None:
+    scale = Scale.over(LINEAR, [2 * size, 8 * size], start=0, end=100)
+    assert (scale.low, scale.high) == pytest.approx((2 * size, 8 * size), rel=1e-9)
+    scale = Scale.over(LINEAR, [0.0, 0.93 * size], start=0, end=100)
+    assert (scale.low, scale.high) == pytest.approx((0.0, size), rel=1e-9)
+
+
 def test_a_single_value_has_a_scale_around_it() -> None:
     for value in (0.0, 5.0, -3.0, 1e-12):
         scale = Scale.over(LINEAR, [value], start=0, end=1)

@@ -9,7 +9,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from affidavit.certificate.diagnose.account import Part
-from affidavit.certificate.diagnose.readings import Effort, central_limit
+from affidavit.certificate.diagnose.judgement import Judgement
+from affidavit.certificate.diagnose.readings import Effort, central_limit, readings
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -68,3 +69,35 @@ def test_a_value_that_cannot_be_the_claim_is_told_coarsely_and_an_effort_ends() 
     assert coarse.lower <= fine.lower <= fine.upper <= coarse.upper <= coarse.lower * 1.02
     assert coarse.width > fine.width
     assert effort.bracket(parts, 1e-5, 0.0, math.inf, 1e-3) is None
+
+
+@pytest.mark.parametrize("q", [None, 0.02])
+def test_textbook_compositions_are_those_of_the_textbook(q: float | None) -> None:
+    """Dwork and Roth (2014): Theorem A.1 for a step, amplified, then 3.16 or 3.20 for all."""
+    sigma, steps, delta, rate = 30.0, 40, 1e-5, q or 1.0
+
+    def step(share: float) -> float:
+        """ε of one step that may fail with probability ``share``, over its sampling's q."""
+        classical = math.sqrt(2 * math.log(1.25 * rate / share)) / sigma
+        return math.log(1 + rate * (math.exp(classical) - 1))
+
+    each = step(delta / 2 / steps)
+    wanted = {
+        "basic": steps * step(delta / steps),
+        "advanced": math.sqrt(2 * steps * math.log(2 / delta)) * each
+        + steps * each * (math.exp(each) - 1),
+    }
+    parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
+    anything = Judgement(value=10, unit=1e-6, loose=1e9)
+    found = {each.accountant: each for each in readings(parts, delta, anything, Effort(left=1))}
+    for name, epsilon in wanted.items():
+        assert found[name].epsilon == pytest.approx(epsilon, rel=1e-9)
+        assert found[name].cost >= max(each.cost for each in found.values())
+
+
+def test_where_a_step_of_the_textbook_says_nothing_it_is_not_asked() -> None:
+    anything = Judgement(value=10, unit=1e-6, loose=1e9)
+    for sigma, asked in ((0.05, False), (0.5, True)):
+        parts = ((Part(noise_multiplier=sigma), 3),)
+        told = {each.accountant for each in readings(parts, 1e-5, anything, Effort(left=1))}
+        assert ("basic" in told, "advanced" in told) == (asked, asked)

@@ -79,3 +79,82 @@ def test_the_layer_with_the_largest_clip_norm_is_the_likeliest_sensitivity(
     case = Case.of(plan_of(releases=releases), 1e-5)
     first, *_ = CATALOGUE["clip_not_joint"].ways(case)
     assert f"sensitivity 2 instead of √(ΣC²) = {math.sqrt(5.5):.6g}" in first.said
+
+
+def told(plan: Plan, code: str) -> list[tuple[float, float]]:
+    """Noise before what the optimiser makes of it, and distance, of each way, in units of σ."""
+    case = Case.of(plan, 1e-5)
+    ways = [way.of(case.account, case.facts).phases[0] for way in CATALOGUE[code].ways(case)]
+    return [(phase.scale, phase.distance) for phase in ways]
+
+
+@pytest.mark.parametrize(
+    ("options", "ways"),
+    [
+        ({}, [(math.sqrt(5), 1), (1 / math.sqrt(5), 1), (3, 1)]),
+        ({"noise_divisor": "filter_norm"}, [(1, 1)]),
+        ({"combine": "after_clipping"}, [(1, 1)]),
+        (
+            {"noise_divisor": "filter_norm", "combine": "after_clipping"},
+            [(1, 3), (1 / math.sqrt(5), 1), (1, 1)],
+        ),
+    ],
+)
+def test_a_filter_divides_noise_by_its_norm_and_moves_sums_by_its_distance(
+    plan_of: PlanOf, options: dict[str, Any], ways: list[tuple[float, float]]
+) -> None:
+    """At κ = γ = 1/2 the combination is c = 2 and 1 - c = -1: the norm is √5, the distance 3."""
+    plan = plan_of(optimizer={"name": "dp_disk", "kappa": 0.5, "gamma": 0.5, **options})
+    found = told(plan, "filter_norm")
+    assert [scale for scale, _ in found] == pytest.approx([scale for scale, _ in ways])
+    assert [distance for _, distance in found] == pytest.approx([reach for _, reach in ways])
+
+
+PLANS: tuple[dict[str, Any], ...] = (
+    {"sampling": {"scheme": "poisson", "lot_size": 50}},
+    {"sampling": {"scheme": "poisson", "lot_size": 50}, "adjacency": "replace_one"},
+    {
+        "sampling": {"scheme": "shuffled", "lot_size": 50},
+        "adjacency": "replace_one",
+        "steps": ...,
+        "epochs": 3,
+    },
+    {"sampling": {"scheme": "cyclic", "lot_size": 50}, "adjacency": "zero_out", "steps": 60},
+    {"sampling": {"scheme": "cyclic", "lot_size": 50}, "steps": 60, "noise": CORRELATED},
+    {"sampling": {"scheme": "poisson", "lot_size": 50}, "steps": 60, "noise": CORRELATED},
+    {"sampling": {"scheme": "shuffled", "lot_size": 50}, "noise": CORRELATED},
+    {
+        "sampling": {"scheme": "cyclic", "lot_size": 50},
+        "steps": 60,
+        "noise": {"kind": "toeplitz_inverse", "coefficients": [1.0, -0.5]},
+    },
+    {
+        "releases": [
+            {"name": "a", "clip_norm": 0.5, "noise_std": 4, "count": 2},
+            {"name": "b", "clip_norm": 2, "noise_std": 4},
+        ]
+    },
+    {"optimizer": {"name": "dp_disk", "kappa": 0.5, "gamma": 0.5}},
+    {
+        "optimizer": {
+            "name": "dp_disk",
+            "kappa": 0.5,
+            "gamma": 0.5,
+            "noise_divisor": "filter_norm",
+            "combine": "after_clipping",
+        }
+    },
+    {"optimizer": {"name": "dp_dice", "error_clip_norm": 0.5}},
+)
+
+
+def test_a_way_bears_the_code_of_its_mistake(plan_of: PlanOf) -> None:
+    seen = set()
+    for changes in PLANS:
+        case = Case.of(plan_of(**changes), 1e-5)
+        for code, mistake in CATALOGUE.items():
+            for way in mistake.ways(case):
+                assert (mistake.code, way.code) == (code, code)
+                assert way.cost > 0
+                seen.add(code)
+    assert seen == set(CATALOGUE)
