@@ -144,6 +144,26 @@ def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: Ma
     assert {row.sampler for row in amplified} == {"poisson", "cyclic_poisson", "balls_in_bins"}
     assert {row.sampler for row in ordered} == {"cyclic"}
     assert {row.adjacency for row in amplified} == {"add_remove"}
+    assert {row.adjacency for row in ordered} == {"zero_out"}
+    certified = [row.assessment for row in (*amplified, *ordered) if row.assessment is not None]
+    assert {each.plan["adjacency"] for each in certified} == {"add_remove", "zero_out"}
+
+
+def test_of_one_number_of_bands_that_fails_the_reason_is_shown(plan_of: MakePlan) -> None:
+    """Lots of which only two fit the data set, at a target that nothing reaches."""
+    changes = {
+        "adjacency": "add_remove",
+        "sampling": {"scheme": "poisson", "lot_size": 400},
+        "dataset": {"name": "toy", "size": 1000},
+        "noise": INDEPENDENT,
+        "steps": 20,
+        "target": {"epsilon": 1e-9, "delta": 1e-9},
+    }
+    (_, amplified), *_ = advise(plan_of(**FIXED_ORDER | changes)).groups
+    (banded,) = [row for row in amplified if row.label.startswith("banded-")]
+    assert banded.label.startswith("banded-2")
+    assert not banded.certified
+    assert banded.reasons
 
 
 def test_what_cannot_be_certified_stays_in_the_table_with_its_reason(plan_of: MakePlan) -> None:
