@@ -160,6 +160,11 @@ def test_a_change_within_the_width_of_the_brackets_is_not_told_apart(plan_of: Pl
         assert (noise_alone.moved, noise_alone.noise_moved) == (moved, other)
 
 
+def test_noise_that_was_given_is_told_apart_however_near(plan_of: PlanOf) -> None:
+    (alone,) = compare_plans(plan_of(**_noise(20.0)), plan_of(**_noise(20.0002))).alone
+    assert (alone.moved, alone.noise_moved) == ("lowered", "raised")
+
+
 def _noise(sigma: float) -> dict[str, Any]:
     return {"releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": sigma}]}
 
