@@ -300,7 +300,7 @@ def _alone(first: Assessment, trial: Trial, found: Assessment | None) -> Alone:
         assessment=found,
         reasons=found.reasons if found.epsilon is None else (),
         moved=None if obstacles(first, found) else _moved(first, found),
-        noise_moved=_noise_moved(first.joint, found.joint),
+        noise_moved=_noise_moved(first, found),
     )
 
 
@@ -320,12 +320,14 @@ def _is_solved(found: Assessment) -> bool:
     return any(each.given is None for each in found.releases)
 
 
-def _noise_moved(before: float | None, after: float | None) -> Movement | None:
+def _noise_moved(first: Assessment, second: Assessment) -> Movement | None:
+    before, after = first.joint, second.joint
     if before is None or after is None:
         return None
     if before == after:
         return "unmoved"
-    if abs(after - before) <= SOLVED_NOISE * max(before, after):
+    near = abs(after - before) <= SOLVED_NOISE * max(before, after)
+    if near and (_is_solved(first) or _is_solved(second)):
         return "not_told_apart"
     return "raised" if after > before else "lowered"
 

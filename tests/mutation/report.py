@@ -82,7 +82,7 @@ def _table(
 ) -> str:
     equivalent = {_what(entry) for entry in _reasons() if entry.get("equivalent")}
     columns = [head, *(["possible"] if totals else []), "tried", "killed", "killed since"]
-    columns += ["equivalent", "score at first", "score"]
+    columns += ["equivalent", "of all, at first", "score at first", "score"]
     lines = [" | ".join(columns), "|".join("---" for _ in columns)]
     for name, group in groups.items():
         killed = sum(record["killed_by"] is not None for record in group)
@@ -91,7 +91,8 @@ def _table(
         cells = [f"`{name}`" if "/" in name else name.replace("_", " ")]
         cells += [str(totals[name])] if totals else []
         cells += [str(number) for number in (len(group), killed, since, same)]
-        cells += [_score(killed, len(group)), _share(killed + since, len(group) - same)]
+        cells += [_score(killed, len(group)), _share(killed, len(group) - same)]
+        cells += [_share(killed + since, len(group) - same)]
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 
