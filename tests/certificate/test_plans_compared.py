@@ -220,6 +220,30 @@ def test_noise_that_was_solved_for_is_told_apart_beyond_what_solving_leaves_open
     assert target.noise_moved == moved
 
 
+def test_the_sentence_names_the_stronger_guarantee_with_both_numbers(plan_of: PlanOf) -> None:
+    little, much = plan_of(**_noise(10.0)), plan_of(**_noise(20.0))
+    for first, second, said in (
+        (much, little, "The first guarantee is stronger: ε ≤ "),
+        (little, much, "The second guarantee is stronger: ε ≤ "),
+        (much, much, "The guarantees are not told apart: ε ≤ "),
+    ):
+        sentence = compare_plans(first, second).sentence
+        assert sentence.startswith(said)
+        assert sentence.endswith("at δ = 1e-5 (add_remove, per example).")
+
+
+def test_a_change_that_is_refused_alone_has_the_reasons_of_that_plan(plan_of: PlanOf) -> None:
+    """Fresh lots are amplified under independent noise only; the noise changes as well here."""
+    correlated = {"kind": "bidiagonal", "lambda": 0.5}
+    ordered = {"scheme": "cyclic", "lot_size": 50}
+    first = plan_of(adjacency="zero_out", sampling=ordered, noise=correlated)
+    second = plan_of(adjacency="zero_out", **POISSON)
+    found = {each.change.pointer: each for each in compare_plans(first, second).alone}
+    refused = found["/sampling"] if "/sampling" in found else found["/sampling/scheme"]
+    assert refused.assessment is not None
+    assert [each.code for each in refused.reasons] == ["amplified_correlated"]
+
+
 def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     release = {"name": "all", "clip_norm": 1}
     first = plan_of(releases=[release])
