@@ -99,7 +99,7 @@ def test_over_http_the_same_holds(client: Any) -> None:
     refused = client.post("/v1/keysets", json={})
     assert (refused.status_code, code(refused)) == (403, "missing_scope")
     assert "admin" in refused.json()["detail"]
-    assert "make a token" in refused.json()["detail"]
+    assert "run: affidavit tokens new --name NAME --scope admin" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize("address", ["192.0.2.1", "testclient"])
