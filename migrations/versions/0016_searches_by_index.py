@@ -26,8 +26,7 @@ FACETS = ("mechanism", "requester")
 
 def upgrade() -> None:
     """Take the times from the certificates, and have the indexes follow them."""
-    time = sa.Column("created_at", sa.DateTime(timezone=True), nullable=False)
-    _anew([time], [f"facets.{name}" for name in (*PLACE, *FACETS)] + ["kept.created_at"])
+    _anew(sa.Column("created_at", sa.DateTime(timezone=True), nullable=False))
     for facet in FACETS:
         op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet, "created_at"])
     op.create_index("certificates_by_key", "certificates", ["key_id", "created_at"])
@@ -36,12 +35,13 @@ def upgrade() -> None:
 def downgrade() -> None:
     """And back; the certificates say when they were made."""
     op.drop_index("certificates_by_key", "certificates")
-    _anew([], [f"facets.{name}" for name in (*PLACE, *FACETS)])
+    _anew()
     for facet in FACETS:
         op.create_index(f"{TABLE}_by_{facet}", TABLE, [facet])
 
 
-def _anew(more: list[sa.Column[Any]], taken: list[str]) -> None:
+def _anew(*more: sa.Column[Any]) -> None:
+    """Put a new table in the place of the old one, with ``more`` columns of the certificates."""
     op.create_table(
         NEW,
         sa.Column("certificate_id", sa.String(71), primary_key=True),
@@ -56,6 +56,8 @@ def _anew(more: list[sa.Column[Any]], taken: list[str]) -> None:
             name="certificate_facets_certificate",
         ),
     )
+    taken = [f"facets.{name}" for name in (*PLACE, *FACETS)]
+    taken += [f"kept.{column.name}" for column in more]
     same = "kept.id = facets.certificate_id AND kept.untrusted = facets.untrusted"
     op.execute(
         f"INSERT INTO {NEW} SELECT {', '.join(taken)} FROM {TABLE} AS facets "
