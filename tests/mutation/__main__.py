@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.mutation.mutants import Mutant, Mutations
 from tests.mutation.reach import Reach, collect
-from tests.mutation.report import write
+from tests.mutation.report import is_open, write
 from tests.mutation.trial import Outcome, attempt, load
 
 ROOMS = ("accountants", "certificate")
@@ -116,8 +116,7 @@ def results(
     }
     for mutant in mutants:
         found = known.get((mutant.file, mutant.line, mutant.was, mutant.now))
-        survived = found is not None and found["killed_by"] is None and "since" not in found
-        if found is None or (again and survived):
+        if found is None or (again and is_open(found)):
             if time.monotonic() > until:
                 return
             outcome, tests = judge(mutant, reach)
@@ -150,7 +149,7 @@ def main() -> None:
         mutants, reach, KEPT / f"results-{wanted.seed}.jsonl", until, again=wanted.again
     ):
         records.append(record)
-        if record["killed_by"] is None:
+        if is_open(record):
             said = f"{record['file']}:{record['line']} {record['was']} -> {record['now']}"
             sys.stderr.write(f"{len(records)} survived: {said}\n")
     if wanted.files == "*":

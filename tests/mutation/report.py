@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ Record = Mapping[str, Any]
 
 def write(records: Sequence[Record], totals: Mapping[str, int], seed: int, page: Path) -> None:
     """Write the page of ``records``, mutants drawn with ``seed`` from files of ``totals``."""
-    reasons = {_what(entry): entry["reason"] for entry in _reasons()}
+    entries = _reasons()
+    reasons = {_what(entry): entry["reason"] for entry in entries}
+    equivalent = {_what(entry) for entry in entries if entry.get("equivalent")}
     survivors = sorted(
         (record for record in records if record["killed_by"] is None),
         key=lambda record: (record["file"], record["line"], record["now"]),
@@ -26,9 +28,9 @@ def write(records: Sequence[Record], totals: Mapping[str, int], seed: int, page:
             seed=seed,
             drawn=len(records),
             possible=f"{sum(totals.values()):,}",
-            rooms=_table("room", _by_room(records), _by_room_totals(totals)),
-            files=_table("file", _grouped(records, "file"), totals),
-            operators=_table("change", _grouped(records, "operator"), None),
+            rooms=_table("room", _by_room(records), _by_room_totals(totals), equivalent),
+            files=_table("file", _grouped(records, "file"), totals, equivalent),
+            operators=_table("change", _grouped(records, "operator"), None, equivalent),
             survivors="\n".join(_survivor(record, reasons) for record in survivors),
         )
     )
@@ -78,16 +80,18 @@ def _by_room_totals(totals: Mapping[str, int]) -> dict[str, int]:
 
 
 def _table(
-    head: str, groups: Mapping[str, Sequence[Record]], totals: Mapping[str, int] | None
+    head: str,
+    groups: Mapping[str, Sequence[Record]],
+    totals: Mapping[str, int] | None,
+    equivalent: Collection[tuple[str, str, str]],
 ) -> str:
-    equivalent = {_what(entry) for entry in _reasons() if entry.get("equivalent")}
     columns = [head, *(["possible"] if totals else []), "tried", "killed", "killed since"]
     columns += ["equivalent", "of all, at first", "score at first", "score"]
     lines = [" | ".join(columns), "|".join("---" for _ in columns)]
     for name, group in groups.items():
         killed = sum(record["killed_by"] is not None for record in group)
         since = sum("since" in record for record in group)
-        same = sum(_is_open(record) and _what(record) in equivalent for record in group)
+        same = sum(is_open(record) and _what(record) in equivalent for record in group)
         cells = [f"`{name}`" if "/" in name else name.replace("_", " ")]
         cells += [str(totals[name])] if totals else []
         cells += [str(number) for number in (len(group), killed, since, same)]
@@ -97,7 +101,8 @@ def _table(
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _is_open(record: Record) -> bool:
+def is_open(record: Record) -> bool:
+    """Whether no test has killed it, neither at first nor since."""
     return record["killed_by"] is None and "since" not in record
 
 
