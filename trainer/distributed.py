@@ -24,6 +24,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+# Its functions take the group that exists when it is imported as a default, and would keep it,
+# with its threads, beyond ``leave``: a process with such threads may abort as it ends. Parts of
+# torch import it late, so it comes first here, while there is no group.
+import torch.distributed.nn.functional
 from torch import Tensor
 
 from affidavit.trainer.failures import RunFailure

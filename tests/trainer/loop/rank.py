@@ -48,6 +48,12 @@ class Stray(Small):
         return super().losses(batch)
 
 
+def threads_of_peers() -> list[str]:
+    """Threads of this process that still belong to a group of processes."""
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    return [name.strip() for name in names if "gloo" in name]
+
+
 def main() -> None:
     """Train, and write the parameters of every rank."""
     folder, what = Path(sys.argv[1]), sys.argv[2:]
@@ -74,6 +80,7 @@ def main() -> None:
         raise SystemExit(1) from None
     finally:
         peers.leave()
+    (folder / f"threads.{peers.rank}").write_text(" ".join(threads_of_peers()))
     torch.save(model.module.state_dict(), folder / f"values.{peers.rank}")
 
 

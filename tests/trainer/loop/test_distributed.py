@@ -68,6 +68,8 @@ def test_two_ranks_of_torchrun_train_as_one_process_does(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     one, other = (torch.load(folder / f"values.{rank}") for rank in (0, 1))
+    # A process that keeps them aborts, now and then, while Python ends.
+    assert [(folder / f"threads.{rank}").read_text() for rank in (0, 1)] == ["", ""]
     alone = run(seed=1)
     for name, value in alone.model.module.state_dict().items():
         assert torch.equal(one[name], other[name])
