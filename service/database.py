@@ -17,6 +17,10 @@ table of certificates rather than fetch two thousand of them by their keys, whic
 Errors do not repeat the parameters of a statement, which hold plans, so that none gets
 into a log.
 
+A connection to PostgreSQL that the server closed is noticed before it is used: a server that goes
+says so, which is looked for without asking it anything. What only reads needs no transaction
+there (``reader``): each statement would see what is committed at its time in any case.
+
 Transactions are begun by us, not by the driver, which would begin one only at the first
 write: a transaction that reads and then writes could then fail instead of waiting. A
 writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDIATE``.
@@ -24,12 +28,15 @@ writing connection (``writer``) takes the write lock at once with ``BEGIN IMMEDI
 
 from __future__ import annotations
 
+import select
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DisconnectionError
 
 BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
@@ -56,18 +63,27 @@ def open_engine(url: str) -> Engine:
         event.listen(engine, "begin", turn.begin)
         event.listen(engine, "checkin", turn.end)
         return engine
-    # A connection that the server closed while idle is noticed before it is used. All are kept:
-    # to open one costs more than most of what is asked of it.
+    # All connections are kept: to open one costs more than most of what is asked of it.
     engine = create_engine(
         url,
         pool_size=CONNECTIONS,
         max_overflow=0,
-        pool_pre_ping=True,
         connect_args={"connect_timeout": CONNECT_SECONDS},
         hide_parameters=True,
     )
     event.listen(engine, "connect", _prepare_postgresql)
+    event.listen(engine, "checkout", _require_open(engine.dialect))
     return engine
+
+
+def reader(engine: Engine) -> Engine:
+    """``engine`` for what only reads; shares its connections.
+
+    On SQLite all that one connection reads is of one moment, as it is with ``engine``.
+    """
+    if engine.dialect.name == "sqlite":
+        return engine
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def writer(engine: Engine) -> Engine:
@@ -102,6 +118,26 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
     connection.autocommit = True
     connection.execute(f"SET random_page_cost = {RANDOM_PAGE_COST}")
     connection.autocommit = False
+
+
+def _require_open(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
+    """A check that has the pool open a connection anew when the server closed it meanwhile.
+
+    A server says nothing to who asks nothing, but that it closes; so only a connection that has
+    something to be read is asked for an answer.
+    """
+
+    def check(connection: Any, _record: Any, _proxy: Any) -> None:
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        if not poll.poll(0):
+            return
+        try:
+            dialect.do_ping(connection)
+        except dialect.loaded_dbapi.Error as error:
+            raise DisconnectionError(str(error)) from None
+
+    return check
 
 
 class _Turn:

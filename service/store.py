@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.envelope import read_envelope
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.tables import (
@@ -140,24 +140,24 @@ class CertificateStore:
     """Certificates behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
 
     def find(self, certificate_id: str) -> StoredCertificate | None:
         """The current issue of that id, a trusted one before an untrusted one."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return current(connection, certificate_id)
 
     def last(
         self, certificate_ids: Iterable[str], *, untrusted: bool
     ) -> dict[str, StoredCertificate]:
         """The issues that new ones of that trust would supersede, by id, where there are any."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return currents(connection, certificate_ids, untrusted=untrusted)
 
     def issues(self, certificate_id: str) -> list[StoredCertificate]:
         """All issues of that id, the untrusted ones after the trusted, latest first."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return issues(connection, certificate_id)
 
     def repeat(
@@ -246,14 +246,14 @@ class CertificateStore:
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
         """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             rows = connection.execute(_page(filters, after).limit(limit)).mappings()
             return [Summary(**{**row, "status": Status(row["status"])}) for row in rows]
 
     def keys(self) -> list[dict[str, Any]]:
         """The public records of all keys that signed something here."""
         query = select(signing_keys.c.record).order_by(signing_keys.c.first_used_at)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return [json.loads(record) for record in connection.execute(query).scalars()]
 
 

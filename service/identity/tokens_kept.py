@@ -25,7 +25,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, bindparam, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.tables import token_revocations, token_uses, tokens
 from affidavit.service.identity.tokens import TokenText, mint
@@ -68,7 +68,7 @@ class TokenStore:
     """Tokens behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
         self._any = False
         self._uses: dict[str, float] = {}
@@ -160,20 +160,20 @@ class TokenStore:
     def all(self) -> list[Token]:
         """Every token that was ever made, oldest first."""
         query = _QUERY.order_by(tokens.c.created_at, tokens.c.id)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return [_token(row) for row in connection.execute(query).mappings()]
 
     def exist(self) -> bool:
         """Whether a token was ever made; asked of the database until one was."""
         if not self._any:
-            with self._engine.connect() as connection:
+            with self._reader.connect() as connection:
                 query = select(tokens.c.id).limit(1)
                 self._any = connection.execute(query).first() is not None
         return self._any
 
     def with_id(self, token_id: str) -> Token | None:
         """The token of that id, whether or not it still counts."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             found = _find(connection, token_id)
         return None if found is None else found[0]
 
@@ -184,7 +184,7 @@ class TokenStore:
     def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
         """The token that each of ``texts`` is, whether or not it still counts."""
         wanted = set(texts)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return {text: _held(_find(connection, text.id), text) for text in wanted}
 
     def use_is_due(self, token_id: str) -> bool:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.keyset import KeysetError, SignedKeyset, read_keyset
 from affidavit.certificate.keyset_trust import accept
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.keysets.tables import keysets, revoked_keys
 from affidavit.service.log import entries
 
@@ -24,18 +24,18 @@ class KeysetStore:
     """Keysets behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
 
     def newest(self) -> bytes | None:
         """The newest version, byte for byte."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return _newest(connection)
 
     def find(self, version: int) -> bytes | None:
         """That version, byte for byte."""
         query = select(keysets.c.document).where(keysets.c.version == version)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return connection.execute(query).scalar_one_or_none()
 
     def publish(self, raw: bytes, *, actor: str, at: datetime) -> tuple[SignedKeyset, bool]:

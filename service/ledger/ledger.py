@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
 from affidavit.service.calls import Call
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.ledger import refusals, rows
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.state import State
@@ -63,35 +63,35 @@ class Ledger:
     """The ledgers behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
 
     # ---- reading ---------------------------------------------------------------------
 
     def ledgers(self, dataset: str | None = None) -> list[KeptLedger]:
         """The ledgers of ``dataset``, or all of them."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return rows.all_ledgers(connection, dataset)
 
     def find(self, scope: Scope) -> KeptLedger | None:
         """The ledger of ``scope``, if it has a budget."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return rows.find_ledger(connection, scope)
 
     def find_all(self, scopes: Sequence[Scope]) -> list[KeptLedger | None]:
         """The same for each of ``scopes``, in one look."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             found = {each: rows.find_ledger(connection, each) for each in set(scopes)}
         return [found[each] for each in scopes]
 
     def reservations(self, ledger_id: int) -> list[Reservation]:
         """The reservations of a ledger, latest first."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return rows.reservations_of(connection, ledger_id)
 
     def reservation(self, reservation_id: str) -> Reservation:
         """The reservation of that id; raises ``UnknownReservation``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return _found(connection, reservation_id)
 
     # ---- writing ---------------------------------------------------------------------

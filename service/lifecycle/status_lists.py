@@ -21,7 +21,7 @@ from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.certificate.status import MOST_BYTES, Listed, StatusList, seal_status
 from affidavit.plan.canonical import digest_of
 from affidavit.plan.loading import load_json
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.keysets.tables import keysets
 from affidavit.service.lifecycle.standing import REVOKED, SUPERSEDED
 from affidavit.service.lifecycle.tables import revocations, status_lists
@@ -38,7 +38,7 @@ class StatusLists:
     """The lists of one service, for several threads and processes."""
 
     def __init__(self, engine: Engine, signers: Signers, issuer: str | None) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
         self._signers = signers
         self._issuer = issuer
@@ -46,14 +46,14 @@ class StatusLists:
     def at(self, now: datetime) -> bytes:
         """The list that is good at ``now``; raises ``KeyFailure`` when nothing can be signed."""
         key = self._signers.current()
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             newest = _newest(connection)
             if newest is not None and _still_good(newest, _content(connection, key, now), key, now):
                 return bytes(newest.envelope)
         try:
             return self._sign(key, now)
         except IntegrityError:  # another process has just signed one
-            with self._engine.connect() as connection:
+            with self._reader.connect() as connection:
                 newest = _newest(connection)
                 assert newest is not None
                 return bytes(newest.envelope)

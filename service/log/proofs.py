@@ -24,6 +24,7 @@ from affidavit.certificate.log.tree import (
     verify_consistency,
     verify_inclusion,
 )
+from affidavit.service.database import reader
 from affidavit.service.log.entries import entry_of
 from affidavit.service.log.stored_tree import Kept, LogDamaged, hashes, last_checkpoint
 from affidavit.service.log.tables import log_entries, log_leaves
@@ -56,11 +57,11 @@ class LogReader:
     """The log behind one engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
 
     def latest(self) -> Kept:
         """The newest checkpoint; raises ``NothingLogged``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return _latest(connection)
 
     def inclusion(self, index: int | None, leaf: bytes | None, size: int | None) -> InclusionProof:
@@ -68,7 +69,7 @@ class LogReader:
 
         Raises ``NothingLogged``.
         """
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             kept = _latest(connection)
             wanted = _size(size, kept)
             if index is None:
@@ -82,7 +83,7 @@ class LogReader:
 
         Raises ``NothingLogged``; ``first`` is at least 1.
         """
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             kept = _latest(connection)
             wanted = _size(second, kept)
             if first > wanted:
@@ -92,7 +93,7 @@ class LogReader:
     def place_of(self, bundle: bytes) -> Inclusion | None:
         """The log part of a bundle; None while its certificate waits for its place."""
         leaf = entry_of(bundle).leaf_hash
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             index = _index_of(connection, leaf)
             kept = None if index is None else last_checkpoint(connection)
             if index is None or kept is None or index >= kept.checkpoint.size:
@@ -107,7 +108,7 @@ class LogReader:
 
     def entries(self, start: int, end: int) -> list[LoggedEntry]:
         """The entries from ``start`` to ``end``, both included, as far as they are signed."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             last = last_checkpoint(connection)
             size = 0 if last is None else last.checkpoint.size
             query = (

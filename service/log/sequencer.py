@@ -25,7 +25,7 @@ from affidavit.certificate.keys import KeyFailure, SigningPort
 from affidavit.certificate.log.checkpoint import Checkpoint
 from affidavit.certificate.log.note import BadNote
 from affidavit.plan.reasons import Reason
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.log.sequencing import has_work, sequence
 from affidavit.service.log.stored_tree import (
     Kept,
@@ -68,7 +68,7 @@ class Sequencer:
         origin: str | None = None,
         kept_elsewhere: Callable[[], Sequence[Checkpoint]] = tuple,
     ) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
         self._key = key
         self._origin = origin
@@ -111,7 +111,7 @@ class Sequencer:
     def step(self) -> bool:
         """One look and at most one batch; whether more entries wait."""
         seen = None if self._newest is None else self._newest.checkpoint
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             self._hold_to_what_was_kept(connection)
             if not has_work(connection, self._key(), seen):
                 return False

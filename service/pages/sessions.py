@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlalchemy import Engine, delete, insert, select, update
 
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.credentials import NotKnown
@@ -45,7 +45,7 @@ class Sessions:
     """Sessions behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine, tokens: TokenStore) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
         self._tokens = tokens
 
@@ -72,7 +72,7 @@ class Sessions:
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
         """Who is signed in with ``cookie``; None where nobody is any more."""
         query = select(sessions).where(sessions.c.digest == _digest(cookie))
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
         if row is None or row["expires_at"] <= at or row["seen_at"] <= at - IDLE:
             return None

@@ -25,7 +25,7 @@ from affidavit.certificate.policy.document import MalformedPolicy, Policy
 from affidavit.certificate.policy.reading import policy_from
 from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.policies.rulebook import Head, Rulebook
 from affidavit.service.policies.tables import (
     policies,
@@ -67,7 +67,7 @@ class PolicyStore:
     """Policies and waivers behind one engine; ``keys`` gives the keys that may have signed."""
 
     def __init__(self, engine: Engine, keys: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-        self.reader = engine
+        self.reader = reader(engine)
         self.writer = writer(engine)
         self._keys = keys
         self._last = Rulebook()

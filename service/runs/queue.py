@@ -22,7 +22,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.accountants.filter.cost import Cost
 from affidavit.service.calls import Call
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.database import writer
+from affidavit.service.database import reader, writer
 from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.refusals import Refusal, WrongState
@@ -60,25 +60,25 @@ class RunQueue:
     """The queue behind one engine; safe to use from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._reader = reader(engine)
         self._writer = writer(engine)
 
     # ---- people ----------------------------------------------------------------------
 
     def find(self, run_id: str) -> Run:
         """The run of that id; raises ``UnknownRun``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return rows.find(connection, run_id)
 
     def history(self, run_id: str) -> tuple[Run, list[rows.Happened]]:
         """A run and all that happened to it; raises ``UnknownRun``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             happened = rows.history(connection, run_id)
             return rows.find(connection, run_id), happened
 
     def progress(self, run_ids: Collection[str]) -> dict[str, Sight]:
         """How far those of these runs are that there are."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             found = rows.progress(connection, run_ids)
         return {run_id: Sight(*each) for run_id, each in found.items()}
 
@@ -87,7 +87,7 @@ class RunQueue:
     ) -> tuple[list[Run], str | None]:
         """Runs, latest first, and the cursor of the next page; raises ``InvalidCursor``."""
         after = None if cursor is None else read_cursor(cursor, str)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             found = rows.page(connection, filters, after, limit + 1)
         more = len(found) > limit
         items = found[:limit]
@@ -95,7 +95,7 @@ class RunQueue:
 
     def repeated(self, call: Call) -> Run | None:
         """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return asking.repeated(connection, call)
 
     def enqueue(self, wanted: WantedRun, reservation_id: str, call: Call) -> tuple[Run, bool]:
@@ -110,7 +110,7 @@ class RunQueue:
                     return known, False
                 return asking.enqueue(connection, wanted, reservation_id, call), True
         except IntegrityError:
-            with self._engine.connect() as connection:
+            with self._reader.connect() as connection:
                 known = asking.repeated(connection, call)
             if known is not None:
                 return known, False
@@ -157,7 +157,7 @@ class RunQueue:
             fits.append(run_leases.c.gpu.is_(False))
         order = (run_leases.c.priority.desc(), run_leases.c.requested_at, run_leases.c.run_id)
         query = select(run_leases).where(*fits).order_by(*order).limit(1)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             if connection.execute(query).first() is None:
                 return None
         with self._writer.begin() as connection:
@@ -264,7 +264,7 @@ class RunQueue:
 
     def records(self, run_id: str) -> dict[int, list[bytes]]:
         """The parts of the run's records, by fencing token."""
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             return records.kept(connection, run_id)
 
     def complete(
@@ -322,7 +322,7 @@ class RunQueue:
         """
         ran_out = (run_leases.c.state.in_(["claimed", "running"]), run_leases.c.expires_at < at)
         query = select(run_leases).where(*ran_out).limit(1)
-        with self._engine.connect() as connection:
+        with self._reader.connect() as connection:
             if connection.execute(query).first() is None:
                 return 0
         for taken in range(MOST_REAPED):

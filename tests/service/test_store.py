@@ -24,7 +24,7 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.certificate.envelope import seal
 from affidavit.certificate.keys import SigningKey
 from affidavit.plan.canonical import canonical_json
-from affidavit.service.database import open_engine
+from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
 from affidavit.service.migrate import require_head as require
@@ -387,3 +387,41 @@ def test_sqlite_is_set_up_to_keep_what_it_answered(sqlite_url: str) -> None:
         "foreign_keys": 1,
         "recursive_triggers": 1,
     }
+
+
+# ---- connections ---------------------------------------------------------------------
+
+
+def test_a_connection_that_the_server_closed_is_opened_anew_before_it_is_used(
+    postgresql_url: str,
+) -> None:
+    engine, other = open_engine(postgresql_url), open_engine(postgresql_url)
+    who = text("SELECT pg_backend_pid()")
+    with engine.connect() as connection:
+        first = connection.execute(who).scalar_one()
+    with engine.connect() as connection:
+        assert connection.execute(who).scalar_one() == first
+    with other.connect() as connection:
+        connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": first})
+    for each in (writer(engine), reader(engine)):
+        with each.connect() as connection:
+            assert connection.execute(who).scalar_one() != first
+    engine.dispose()
+    other.dispose()
+
+
+def test_what_only_reads_waits_for_nobody_and_keeps_nobody_waiting(postgresql_url: str) -> None:
+    engine = open_engine(postgresql_url)
+    states = text("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+    reading = reader(engine).connect()
+    reading.execute(text("SELECT count(*) FROM certificates"))
+    with reader(engine).connect() as connection:
+        assert connection.execute(states).scalar_one() == 0
+    reading.close()
+    # The connection that comes back writes in transactions again.
+    with writer(engine).connect() as connection:
+        connection.execute(text("CREATE TABLE half_done (id int)"))
+        connection.rollback()
+    with reader(engine).connect() as connection:
+        assert connection.execute(text("SELECT to_regclass('half_done')")).scalar_one() is None
+    engine.dispose()

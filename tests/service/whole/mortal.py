@@ -28,6 +28,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import certify  # noqa: F401  # so that no child imports it
+from affidavit.service import serve  # noqa: F401  # the same
 from affidavit.service.__main__ import main
 from affidavit.service.pool import AccountingPool
 
