@@ -24,7 +24,6 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.posterior import belief, guess, odds_exponent
 from affidavit.accountants.profile import sample
 from affidavit.accountants.protocol import AccountantError, Adjustable, Sampling
-from affidavit.accountants.rdp import RdpAccountant
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.tradeoff import TradeOff
 from affidavit.certificate.assessment import Assessment, interval
@@ -206,6 +205,9 @@ def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
     """Rényi divergences at whole orders: α μ²/2 of a Gaussian, bounds of others; or none."""
     if mu is not None:
         return tuple((order, order * _rho(mu)) for order in WHOLE_ORDERS)
+    # Its library takes a second to import, which who draws no curve need not wait for.
+    from affidavit.accountants.rdp import RdpAccountant
+
     try:
         found = dict(RdpAccountant().curve(event).divergences())
     except AccountantError:

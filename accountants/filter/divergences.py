@@ -39,13 +39,11 @@ from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
-from dp_accounting.rdp import rdp_privacy_accountant as library
 from scipy.special import gammaln, logsumexp
 
 from affidavit.accountants.allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.composition import parts
-from affidavit.accountants.dp_events import quiet
 from affidavit.accountants.filter.moments import log_moments
 from affidavit.accountants.fourier.directions import check_range, directions
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
@@ -109,6 +107,11 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
             longest = math.sqrt(max(row[place] for place, row in enumerate(gram.rows)))
             return _gaussian(sigma / longest)
         case RepeatAndSelect(event=run, mean=mean, shape=shape):
+            # The library takes a second to import, which nobody else here need wait for.
+            from dp_accounting.rdp import rdp_privacy_accountant as library
+
+            from affidavit.accountants.dp_events import quiet
+
             inner = np.array(divergences(run))
             with quiet():
                 found = library._compute_rdp_repeat_and_select(_ALPHA, inner, mean, shape)
