@@ -21,6 +21,7 @@ from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
 from tests.service import postgresql_server
 from tests.service.operation.databases import statements
+from tests.service.operation.logged import until_logged
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backup-and-restore.md"
 
@@ -93,11 +94,11 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
     newer = place.directory / "newer.txt"
     with client_of(replace(settings, database_url=place.url)) as client:
         kept = post(client, plan(steps=1)).json()["certificate"]["id"]
-        _sign_log(client)
+        until_logged(client.app.state.services)
         made = place.paste(commands(place.kind, "Back up"))  # while the service works
         assert made.returncode == 0, made.stderr
         post(client, plan(steps=2))
-        _sign_log(client)
+        until_logged(client.app.state.services)
         assert main(["audit", "export-checkpoint", str(newer)]) == 0
     after = restored(place)
     done = after.paste(commands(place.kind, "Restore"))
@@ -114,11 +115,6 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
         keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
         bundle = client.get(f"/v1/certificates/{kept}/bundle").content
         assert 10 not in verify(bundle, keys).unchecked
-
-
-def _sign_log(client: Any) -> None:
-    while client.app.state.services.sequencer.step():
-        pass
 
 
 def test_a_backup_replaces_nothing_and_is_private(

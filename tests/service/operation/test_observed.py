@@ -21,6 +21,7 @@ from affidavit.service.operation.observed import PROBES
 from affidavit.service.operation.tracing import Tracing, TracingUnavailable, open_tracing
 from affidavit.service.settings import Settings
 from affidavit.service.use_cases import check_readiness
+from tests.service.operation.logged import until_logged
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -205,9 +206,7 @@ def test_metrics_count_by_route_verdict_and_code(client: Any, plan: Plan, post: 
 
 def test_metrics_tell_of_the_log(client: Any, plan: Plan, post: Post) -> None:
     post(client, plan())
-    sequencer = client.app.state.services.sequencer
-    while sequencer.step():
-        pass
+    until_logged(client.app.state.services)
     text = client.get("/metrics").text
     assert value_of(text, "affidavit_log_size") >= 1
     assert value_of(text, "affidavit_log_pending") == 0

@@ -14,6 +14,7 @@ from affidavit.service.migrate import downgrade, upgrade
 from affidavit.service.operation.roles import grant_application
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.operation.databases import statements, with_user
+from tests.service.operation.logged import until_logged
 
 ROLE = 'the "app" role'
 """A name that shows whether names are quoted."""
@@ -60,9 +61,7 @@ def test_the_service_does_its_work_as_the_role(
     refused = post(working, plan(sampling={"scheme": "shuffled", "lot_size": 100}))
     assert refused.json()["verdict"] == "refused"
     identity = refused.json()["certificate"]["id"]
-    services = working.app.state.services
-    while services.sequencer.step():
-        pass
+    until_logged(working.app.state.services)
     assert "log" in working.get(f"/v1/certificates/{identity}/bundle").json()
     for path in (
         "/readyz",
