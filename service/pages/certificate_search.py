@@ -4,7 +4,7 @@ A search is by beginnings: of a certificate's id or its plan's digest where it i
 else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
 counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
 costs the same however many certificates there are; pages are cut by place. The newest stand first,
-and of those that have ended the last to end.
+and of those that have ended the last to end; where a team or a mechanism is asked for, the newest.
 
 ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
 certificates of one band may not mean the same.
@@ -61,6 +61,7 @@ _CURSOR = (str, bool)
 Verdict = Literal["certified", "under_noised", "refused", "undecided"]
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
+Time = Literal["created_at", "not_after"]
 Standing = Literal["active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"]
 
 BANDS: dict[Band, str] = {
@@ -158,8 +159,12 @@ class Facet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateList:
-    """A page of the list; ``total`` has a plus where there are more than were counted."""
+    """A page of the list; ``total`` has a plus where there are more than were counted.
 
+    ``order`` is the time by which the lines stand, the latest first.
+    """
+
+    order: Time
     lines: tuple[CertificateLine, ...]
     total: str
     facets: tuple[Facet, ...]
@@ -183,6 +188,7 @@ def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> C
     if tally.cut and rest != wanted:
         exact = _tally(connection, tally_query(wanted, now, revoked))
     return CertificateList(
+        order=_time(wanted),
         lines=tuple(_line(row) for row in shown),
         total=exact.with_each(wanted.narrowing),
         facets=tuple(_facets(wanted, tally)),
@@ -194,7 +200,7 @@ def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> C
 
 
 def page_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[Any]:
-    """The rows of a page and one more, newest first; of those that ended, the last to end.
+    """The rows of a page and one more, in their order.
 
     ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
     reads by the key or by the time.
@@ -265,7 +271,7 @@ def _place(wanted: Wanted) -> tuple[ColumnElement[Any], ...]:
     return kept[_time(wanted)], kept.id, kept.untrusted
 
 
-def _time(wanted: Wanted) -> str:
+def _time(wanted: Wanted) -> Time:
     """The column of the times that a list is in the order of."""
     # What has ended lies far back among what was made.
     ended = wanted.ends == "over" or wanted.standing == "expired"
