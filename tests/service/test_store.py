@@ -425,3 +425,17 @@ def test_what_only_reads_waits_for_nobody_and_keeps_nobody_waiting(postgresql_ur
     with reader(engine).connect() as connection:
         assert connection.execute(text("SELECT to_regclass('half_done')")).scalar_one() is None
     engine.dispose()
+
+
+def test_what_is_asked_often_is_planned_for_its_values(postgresql_url: str) -> None:
+    engine = open_engine(postgresql_url)
+    plans = text("SELECT sum(generic_plans), sum(custom_plans) FROM pg_prepared_statements")
+    with reader(engine).connect() as connection:
+        for number in range(20):
+            connection.execute(
+                text("SELECT id FROM certificates WHERE id = :id"), {"id": str(number)}
+            )
+        generic, custom = connection.execute(plans).one()
+    assert generic == 0
+    assert custom > 10
+    engine.dispose()
