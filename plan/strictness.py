@@ -18,6 +18,7 @@ from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 from affidavit.plan.types import LARGEST_INTEGER
 
 MAX_DEPTH = 32
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Path = tuple[str, ...]
 """Where a field stands: keys and indices, both as text, because a key may be digits too."""
@@ -96,6 +97,8 @@ def decoded(raw: bytes, limit: int, kind: str) -> str:
 
 def number(literal: str, *, integral: bool) -> int | float | BadNumber:
     """The value of a decimal literal, or why it has none that two readers agree on."""
+    if integral and len(literal) < 16 and (value := int(literal)):
+        return value  # nearly all of them; a hostile text has a hundred thousand
     short = literal if len(literal) <= 40 else literal[:37] + "..."
     if integral:
         digits = literal.lstrip("+-").lstrip("0")
@@ -149,7 +152,7 @@ def _checked_object(pairs: Pairs, path: Path) -> dict[str, Any]:
 
 
 def _checked_characters(text: str, path: Path) -> str:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _SURROGATE.search(text):
         raise Refused(path, "bad_text", "the text has a lone surrogate.", "Use valid Unicode.")
     return text
 
