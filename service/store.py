@@ -264,8 +264,7 @@ def hold(connection: Connection, certificate_id: str) -> None:
     """Let no other transaction issue, approve or revoke this certificate until ours ends."""
     if connection.dialect.name == "postgresql":
         # SQLite has one writer at a time. Of two ids with one hash, one waits in vain.
-        name = func.hashtextextended(certificate_id, 0)
-        connection.execute(select(func.pg_advisory_xact_lock(name)))
+        connection.execute(_HOLD, {"wanted": certificate_id})
 
 
 def current(
@@ -351,6 +350,7 @@ def _now(certificate_id: str) -> dict[str, Any]:
 
 
 # Built once: putting a statement together takes as long as running it.
+_HOLD = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("wanted"), 0)))
 _ISSUES = (
     select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
     .where(certificates.c.id == bindparam("wanted"))

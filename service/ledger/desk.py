@@ -63,16 +63,18 @@ class Desk:
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def reserve(
-        self, dataset: str, certificate_id: str, call: Call
+        self, dataset: str | None, certificate_id: str, call: Call
     ) -> tuple[Reservation, bool]:
-        """Reserve for a certificate of that id in the ledger of its unit and adjacency."""
-        untrusted_too = await run_in_threadpool(self._untrusted_too)
-        certificate = await run_in_threadpool(self._store.find, certificate_id)
-        require_usable(certificate, dataset, untrusted_too=untrusted_too)
-        assert certificate is not None
+        """Reserve for a certificate of that id in the ledger of its unit and adjacency.
+
+        ``dataset`` is what it must be about, None for whatever it is about.
+        """
+        certificate, untrusted_too = await run_in_threadpool(self._usable, dataset, certificate_id)
         found = await self._cost(certificate)
         claim = Claim(
-            scope=Scope(dataset=dataset, unit=found["unit"], adjacency=found["adjacency"]),
+            scope=Scope(
+                dataset=certificate.dataset or "", unit=found["unit"], adjacency=found["adjacency"]
+            ),
             certificate=certificate,
             steps=found["steps"],
             cost=Cost.read(found["cost"]),
@@ -105,11 +107,7 @@ class Desk:
         kept = await run_in_threadpool(self._ledger.ledgers, dataset)
         forecast = None
         if certificate_id is not None and kept:
-            certificate = await run_in_threadpool(self._store.find, certificate_id)
-            require_usable(
-                certificate, dataset, untrusted_too=await run_in_threadpool(self._untrusted_too)
-            )
-            assert certificate is not None
+            certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
             forecast = await self._cost(certificate)
         return [await self._document(each, forecast, certificate_id) for each in kept]
 
@@ -124,10 +122,7 @@ class Desk:
         Raises ``CertificateNotUsable``.
         """
         dataset = kept.scope.dataset
-        certificate = await run_in_threadpool(self._store.find, certificate_id)
-        untrusted_too = await run_in_threadpool(self._untrusted_too)
-        require_usable(certificate, dataset, untrusted_too=untrusted_too)
-        assert certificate is not None
+        certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
         found = await self._cost(certificate)
         if (found["unit"], found["adjacency"]) != (kept.scope.unit, kept.scope.adjacency):
             raise refusals.CertificateNotUsable(
@@ -231,6 +226,19 @@ class Desk:
             f"the certificate of reservation {reservation.id} is not kept here.",
             "Settle in full, without steps_run.",
         )
+
+    def _usable(self, dataset: str | None, certificate_id: str) -> tuple[StoredCertificate, bool]:
+        """A certificate that may be reserved for, and whether one of a development key may.
+
+        Raises ``CertificateNotUsable``.
+        """
+        untrusted_too = self._untrusted_too()
+        certificate = self._store.find(certificate_id)
+        if dataset is None:
+            dataset = (certificate.dataset if certificate else None) or ""
+        require_usable(certificate, dataset, untrusted_too=untrusted_too)
+        assert certificate is not None
+        return certificate, untrusted_too
 
     def _untrusted_too(self) -> bool:
         return self._loopback and self._signers.current().public.development

@@ -144,14 +144,14 @@ class Ledger:
 
         Raises ``UnknownReservation`` or ``WrongState``.
         """
-        return self._step(reservation_id, call, _commit)
+        return self._step(reservation_id, call, commit_held)
 
     def release(self, reservation_id: str, reason: str, call: Call) -> tuple[Reservation, bool]:
         """Give back what was reserved for a run that never began.
 
         Raises ``UnknownReservation`` or ``WrongState``.
         """
-        return self._step(reservation_id, call, lambda *given: _release(*given, reason=reason))
+        return self._step(reservation_id, call, lambda *given: release_held(*given, reason=reason))
 
     def settle(
         self,
@@ -171,7 +171,7 @@ class Ledger:
         return self._step(
             reservation_id,
             call,
-            lambda *given: _settle(*given, steps_run=steps_run, record=record, cost=cost),
+            lambda *given: settle_held(*given, steps_run=steps_run, record=record, cost=cost),
         )
 
     def _step(
@@ -182,7 +182,12 @@ class Ledger:
     ) -> tuple[Reservation, bool]:
         """One step of a reservation; ``take`` says whether it was taken now."""
 
-        return self._write(lambda connection: _step_in(connection, reservation_id, call, take))
+        def work(connection: Connection) -> tuple[Reservation, bool]:
+            ledger, reservation = held(connection, reservation_id)
+            taken = take(connection, ledger, reservation, call)
+            return _found(connection, reservation_id), taken
+
+        return self._write(work)
 
     def _write(self, work: Callable[[Connection], T]) -> T:
         """``work`` in one transaction, once more if another was quicker with the same key."""
@@ -194,54 +199,21 @@ class Ledger:
                 return work(connection)
 
 
-def commit_in(connection: Connection, reservation_id: str, call: Call) -> tuple[Reservation, bool]:
-    """``Ledger.commit`` within a transaction of another use case."""
-    return _step_in(connection, reservation_id, call, _commit)
+# ---- in the transaction of another use case ------------------------------------------
 
 
-def release_in(
-    connection: Connection, reservation_id: str, reason: str, call: Call
-) -> tuple[Reservation, bool]:
-    """``Ledger.release`` within a transaction of another use case."""
-    return _step_in(
-        connection, reservation_id, call, lambda *given: _release(*given, reason=reason)
-    )
+def held(connection: Connection, reservation_id: str) -> tuple[KeptLedger, Reservation]:
+    """A reservation and its ledger, which no other transaction changes until ours ends.
 
-
-def settle_in(
-    connection: Connection,
-    reservation_id: str,
-    steps_run: int,
-    record: str | None,
-    cost: Cost | None,
-    call: Call,
-) -> tuple[Reservation, bool]:
-    """``Ledger.settle`` within a transaction of another use case."""
-    return _step_in(
-        connection,
-        reservation_id,
-        call,
-        lambda *given: _settle(*given, steps_run=steps_run, record=record, cost=cost),
-    )
-
-
-def _step_in(
-    connection: Connection,
-    reservation_id: str,
-    call: Call,
-    take: Callable[[Connection, KeptLedger, Reservation, Call], bool],
-) -> tuple[Reservation, bool]:
+    Raises ``UnknownReservation``.
+    """
     scope = rows.scope_of(connection, reservation_id)
     if scope is None:
         raise _unknown(reservation_id)
     rows.hold(connection, scope)
-    known = _repeated_reservation(connection, call)
-    if known is not None:
-        return known, False
     ledger = rows.find_ledger(connection, scope)
     assert ledger is not None
-    taken = take(connection, ledger, _found(connection, reservation_id), call)
-    return _found(connection, reservation_id), taken
+    return ledger, _found(connection, reservation_id)
 
 
 def require_usable(
@@ -384,9 +356,12 @@ def _reserve(connection: Connection, claim: Claim, call: Call) -> Reservation:
     return _found(connection, made)
 
 
-def _commit(
+def commit_held(
     connection: Connection, ledger: KeptLedger, reservation: Reservation, call: Call
 ) -> bool:
+    """``Ledger.commit`` of what ``held`` returned; whether it was committed now."""
+    if _is_repeated(connection, call):
+        return False
     if reservation.state == "released":
         raise _wrong_state(reservation, "Reserve again before the run begins.")
     if reservation.state != "reserved":
@@ -404,7 +379,7 @@ def _commit(
     return True
 
 
-def _release(
+def release_held(
     connection: Connection,
     ledger: KeptLedger,
     reservation: Reservation,
@@ -412,6 +387,9 @@ def _release(
     *,
     reason: str,
 ) -> bool:
+    """``Ledger.release`` of what ``held`` returned; whether it was released now."""
+    if _is_repeated(connection, call):
+        return False
     if reservation.state == "released":
         return False
     if reservation.state != "reserved":
@@ -429,7 +407,7 @@ def _release(
     return True
 
 
-def _settle(
+def settle_held(
     connection: Connection,
     ledger: KeptLedger,
     reservation: Reservation,
@@ -439,6 +417,9 @@ def _settle(
     record: str | None,
     cost: Cost | None,
 ) -> bool:
+    """``Ledger.settle`` of what ``held`` returned; whether it was settled now."""
+    if _is_repeated(connection, call):
+        return False
     certified = reservation.certified_steps
     if steps_run > certified:
         raise refusals.StepsAboveCertificate(

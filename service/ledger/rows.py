@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, insert, select, tuple_
+from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, insert, select, tuple_
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
@@ -95,40 +95,50 @@ ENTRY_KINDS: dict[str, EntryKind] = {
 """The log's word for each kind of event."""
 
 
+# Built once, like all that each step of a run asks: putting a statement together takes as long as
+# running it.
+_LAST = ledger_events.alias()
+_LEDGERS = (
+    select(ledgers, ledger_events.c.seq, ledger_events.c.state)
+    .join(ledger_events, ledger_events.c.ledger_id == ledgers.c.id)
+    .where(
+        ledger_events.c.seq
+        == select(func.max(_LAST.c.seq)).where(_LAST.c.ledger_id == ledgers.c.id).scalar_subquery()
+    )
+)
+"""Ledgers, each with the state after its last event."""
+
+_NAME = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+_LEDGER = _LEDGERS.where(*(column == bindparam(column.name) for column in _NAME))
+_HOLD = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name"), 0)))
+
+
 def hold(connection: Connection, scope: Scope) -> None:
     """Let no other transaction work on this ledger until ours ends."""
     if connection.dialect.name == "postgresql":
-        name = func.hashtextextended(f"ledger {scope}", 0)
-        connection.execute(select(func.pg_advisory_xact_lock(name)))
+        connection.execute(_HOLD, {"name": f"ledger {scope}"})
 
 
 def find_ledger(connection: Connection, scope: Scope) -> KeptLedger | None:
     """The ledger of ``scope`` as its last event left it."""
-    query = select(ledgers).where(
-        ledgers.c.dataset == scope.dataset,
-        ledgers.c.unit == scope.unit,
-        ledgers.c.adjacency == scope.adjacency,
-    )
-    row = connection.execute(query).mappings().first()
-    return None if row is None else _kept(connection, row)
+    row = connection.execute(_LEDGER, scope.as_dict()).mappings().first()
+    return None if row is None else _kept(row)
 
 
 def all_ledgers(connection: Connection, dataset: str | None = None) -> list[KeptLedger]:
     """The ledgers of ``dataset``, or of all, by name."""
-    query = select(ledgers).order_by(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
+    query = _LEDGERS.order_by(*_NAME)
     if dataset is not None:
         query = query.where(ledgers.c.dataset == dataset)
-    rows = connection.execute(query).mappings().all()
-    return [_kept(connection, row) for row in rows]
+    return [_kept(row) for row in connection.execute(query).mappings()]
 
 
 def ledgers_after(connection: Connection, after: Scope | None, limit: int) -> list[KeptLedger]:
     """At most ``limit`` ledgers by name, those beyond ``after``."""
-    name = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
-    query = select(ledgers).order_by(*name).limit(limit)
+    query = _LEDGERS.order_by(*_NAME).limit(limit)
     if after is not None:
-        query = query.where(tuple_(*name) > (after.dataset, after.unit, after.adjacency))
-    return [_kept(connection, row) for row in connection.execute(query).mappings().all()]
+        query = query.where(tuple_(*_NAME) > (after.dataset, after.unit, after.adjacency))
+    return [_kept(row) for row in connection.execute(query).mappings()]
 
 
 def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: datetime) -> int:
@@ -145,6 +155,9 @@ def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: dateti
     return int(made.scalar_one())
 
 
+_EVENT = insert(ledger_events)
+
+
 def add_event(
     connection: Connection,
     ledger_id: int,
@@ -157,18 +170,19 @@ def add_event(
 ) -> None:
     """Write the event that led to ``state``, and its entry in the log."""
     connection.execute(
-        insert(ledger_events).values(
-            ledger_id=ledger_id,
-            seq=state.seq,
-            kind=kind,
-            at=call.at,
-            actor=call.actor,
-            idempotency_key=call.idempotency_key,
-            request_digest=call.request_digest,
-            body=json.dumps(dict(body), sort_keys=True),
-            state=state.written(),
+        _EVENT,
+        {
+            "ledger_id": ledger_id,
+            "seq": state.seq,
+            "kind": kind,
+            "at": call.at,
+            "actor": call.actor,
+            "idempotency_key": call.idempotency_key,
+            "request_digest": call.request_digest,
+            "body": json.dumps(dict(body), sort_keys=True),
+            "state": state.written(),
             **columns,
-        )
+        },
     )
     subject = columns.get("reservation_id") or str(scope)
     entry = entry_body(scope, state.seq, body)
@@ -191,26 +205,38 @@ def repeated(connection: Connection, call: Call) -> RowMapping | None:
     return connection.execute(query).mappings().first()
 
 
+_RESERVATIONS = (
+    select(
+        reservations,
+        *_NAME,
+        *(ledger_events.c[name] for name in ("kind", "seq", "at", "actor", "steps_run", "body")),
+    )
+    .join(ledgers, ledgers.c.id == reservations.c.ledger_id)
+    .join(ledger_events, ledger_events.c.reservation_id == reservations.c.id)
+    .order_by(ledger_events.c.seq)
+)
+"""Reservations, each as often as something happened to it."""
+
+_WANTED = reservations.c.id == bindparam("wanted")
+_RESERVATION = _RESERVATIONS.where(_WANTED)
+_SCOPE = select(*_NAME).join(reservations, reservations.c.ledger_id == ledgers.c.id).where(_WANTED)
+
+
 def scope_of(connection: Connection, reservation_id: str) -> Scope | None:
     """The ledger that a reservation stands in."""
-    query = (
-        select(ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
-        .join(reservations, reservations.c.ledger_id == ledgers.c.id)
-        .where(reservations.c.id == reservation_id)
-    )
-    row = connection.execute(query).mappings().first()
+    row = connection.execute(_SCOPE, {"wanted": reservation_id}).mappings().first()
     return None if row is None else Scope(**row)
 
 
 def find_reservation(connection: Connection, reservation_id: str) -> Reservation | None:
     """The reservation of that id as it stands now."""
-    found = _reservations(connection, reservations.c.id == reservation_id)
+    found = _read(connection.execute(_RESERVATION, {"wanted": reservation_id}))
     return found[0] if found else None
 
 
 def reservations_of(connection: Connection, ledger_id: int) -> list[Reservation]:
     """All reservations of a ledger, latest first."""
-    return _reservations(connection, reservations.c.ledger_id == ledger_id)
+    return _read(connection.execute(_RESERVATIONS.where(reservations.c.ledger_id == ledger_id)))
 
 
 def reservations_before(
@@ -227,10 +253,8 @@ def reservations_before(
     if before is not None:
         query = query.where(events.seq < before)
     made = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
-    known = {
-        each.id: each
-        for each in _reservations(connection, reservations.c.id.in_([row[1] for row in made]))
-    }
+    theirs = reservations.c.id.in_([row.reservation_id for row in made])
+    known = {each.id: each for each in _read(connection.execute(_RESERVATIONS.where(theirs)))}
     return [(row.seq, known[row.reservation_id]) for row in made]
 
 
@@ -242,21 +266,10 @@ def states_of(connection: Connection, ledger_id: int, limit: int) -> list[tuple[
     return [(row.at, State.read(row.seq, row.state)) for row in reversed(rows)]
 
 
-def _reservations(connection: Connection, condition: Any) -> list[Reservation]:
-    query = (
-        select(
-            reservations,
-            *(ledgers.c[name] for name in ("dataset", "unit", "adjacency")),
-            *(ledger_events.c[name] for name in ("kind", "seq", "at", "actor", "steps_run")),
-            ledger_events.c.body,
-        )
-        .join(ledgers, ledgers.c.id == reservations.c.ledger_id)
-        .join(ledger_events, ledger_events.c.reservation_id == reservations.c.id)
-        .where(condition)
-        .order_by(ledger_events.c.seq)
-    )
+def _read(found: CursorResult[Any]) -> list[Reservation]:
+    """From rows of ``_RESERVATIONS``; the one made last comes first."""
     events: dict[str, list[RowMapping]] = {}
-    for row in connection.execute(query).mappings():
+    for row in found.mappings():
         events.setdefault(row["id"], []).append(row)
     return [_reservation(rows) for rows in reversed(list(events.values()))]
 
@@ -290,19 +303,13 @@ def _reservation(rows: list[RowMapping]) -> Reservation:
     )
 
 
-def _kept(connection: Connection, row: RowMapping) -> KeptLedger:
-    query = (
-        select(ledger_events.c.seq, ledger_events.c.state)
-        .where(ledger_events.c.ledger_id == row["id"])
-        .order_by(ledger_events.c.seq.desc())
-        .limit(1)
-    )
-    last = connection.execute(query).mappings().one()
+def _kept(row: RowMapping) -> KeptLedger:
+    """From a row of ``_LEDGERS``."""
     return KeptLedger(
         id=row["id"],
         scope=Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
         filter=_filter(row["filter"]),
-        state=State.read(last["seq"], last["state"]),
+        state=State.read(row["seq"], row["state"]),
     )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, Row, insert, select
+from sqlalchemy import Connection, Engine, Row, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.envelope import read_envelope
@@ -26,7 +26,7 @@ from affidavit.service.keysets.tables import keysets
 from affidavit.service.lifecycle.standing import REVOKED, SUPERSEDED
 from affidavit.service.lifecycle.tables import revocations, status_lists
 from affidavit.service.signer import Signers
-from affidavit.service.tables import certificates, signing_keys
+from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 
 GOOD_FOR = timedelta(hours=1)
 OLD = timedelta(minutes=5)
@@ -99,8 +99,7 @@ class StatusLists:
 
 
 def _newest(connection: Connection) -> Row[Any] | None:
-    query = select(status_lists).order_by(status_lists.c.sequence.desc()).limit(1)
-    return connection.execute(query).first()
+    return connection.execute(_NEWEST).first()
 
 
 def _still_good(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: datetime) -> bool:
@@ -131,44 +130,54 @@ _ISSUE = (
 )
 
 
-def _revoked(connection: Connection, now: datetime) -> list[Listed]:
-    """Each revoked issue, with the first revocation that is about it."""
-    about = (
+# Built once: putting a statement together takes as long as running it.
+_NEWEST = select(status_lists).order_by(status_lists.c.sequence.desc()).limit(1)
+_SINCE = bindparam("since", type_=UtcDateTime)
+_REVOKED = (
+    select(*_ISSUE, revocations.c.code, revocations.c.at)
+    .join_from(
+        certificates,
+        revocations,
         (revocations.c.certificate_id == certificates.c.id)
         & (revocations.c.untrusted == certificates.c.untrusted)
-        & (revocations.c.issue >= certificates.c.issue)
+        & (revocations.c.issue >= certificates.c.issue),
     )
-    query = (
-        select(*_ISSUE, revocations.c.code, revocations.c.at)
-        .join_from(certificates, revocations, about)
-        .where(certificates.c.not_after > now - KEPT)
-        .order_by(*_ISSUE, revocations.c.issue.desc())
+    .where(certificates.c.not_after > _SINCE)
+    .order_by(*_ISSUE, revocations.c.issue.desc())
+)
+
+_later = certificates.alias("following")
+_SUPERSEDED = (
+    select(*_ISSUE, _later.c.created_at.label("at"))
+    .join_from(
+        certificates,
+        _later,
+        (_later.c.id == certificates.c.id)
+        & (_later.c.untrusted == certificates.c.untrusted)
+        & (_later.c.issue == certificates.c.issue + 1),
     )
-    first = {tuple(row[:3]): row for row in connection.execute(query)}
+    .where(
+        SUPERSEDED,
+        ~REVOKED,
+        certificates.c.not_after > _SINCE,
+        certificates.c.verdict == "certified",
+        certificates.c.approvals_given >= certificates.c.approvals_required,
+    )
+    .order_by(*_ISSUE)
+)
+
+
+def _revoked(connection: Connection, now: datetime) -> list[Listed]:
+    """Each revoked issue, with the first revocation that is about it."""
+    found = connection.execute(_REVOKED, {"since": now - KEPT})
+    first = {tuple(row[:3]): row for row in found}
     return [_listed(row, "revoked", row.code) for row in first.values()]
 
 
 def _superseded(connection: Connection, now: datetime) -> list[Listed]:
     """Each issue that a later one took the place of, though it could still pass by itself."""
-    later = certificates.alias("following")
-    follows = (
-        (later.c.id == certificates.c.id)
-        & (later.c.untrusted == certificates.c.untrusted)
-        & (later.c.issue == certificates.c.issue + 1)
-    )
-    query = (
-        select(*_ISSUE, later.c.created_at.label("at"))
-        .join_from(certificates, later, follows)
-        .where(
-            SUPERSEDED,
-            ~REVOKED,
-            certificates.c.not_after > now - KEPT,
-            certificates.c.verdict == "certified",
-            certificates.c.approvals_given >= certificates.c.approvals_required,
-        )
-        .order_by(*_ISSUE)
-    )
-    return [_listed(row, "superseded", "issued_again") for row in connection.execute(query)]
+    found = connection.execute(_SUPERSEDED, {"since": now - KEPT})
+    return [_listed(row, "superseded", "issued_again") for row in found]
 
 
 def _listed(row: Any, status: Any, reason: str) -> Listed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, bindparam, select
 
 from affidavit.certificate.log.inclusion import Consistency, Inclusion
 from affidavit.certificate.log.tree import (
@@ -137,9 +137,16 @@ def _size(asked: int | None, kept: Kept) -> int:
     return size if asked is None else asked
 
 
+_INDEX = (
+    select(log_leaves.c.leaf_index)
+    .where(log_leaves.c.leaf_hash == bindparam("wanted"))
+    .order_by(log_leaves.c.leaf_index)
+    .limit(1)
+)
+
+
 def _index_of(connection: Connection, leaf: bytes) -> int | None:
-    query = select(log_leaves.c.leaf_index).where(log_leaves.c.leaf_hash == leaf)
-    found = connection.execute(query.order_by(log_leaves.c.leaf_index).limit(1)).scalar()
+    found = connection.execute(_INDEX, {"wanted": leaf}).scalar()
     return None if found is None else int(found)
 
 

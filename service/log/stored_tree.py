@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
-from sqlalchemy import Connection, func, select, tuple_
+from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_
 
 from affidavit.certificate.keys import KeyFailure, PublicKey
 from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint
@@ -47,21 +48,31 @@ class Kept:
         self.key = key
 
 
+# Built once: putting a statement together takes as long as running it.
+_LAST = (
+    select(log_checkpoints, signing_keys.c.record)
+    .join(signing_keys)
+    .order_by(log_checkpoints.c.id.desc())
+    .limit(1)
+)
+_LARGEST = select(func.max(log_checkpoints.c.tree_size))
+_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_LEAVES = select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash).where(
+    log_leaves.c.leaf_index.in_(_WANTED)
+)
+_NODES = select(log_nodes).where(tuple_(log_nodes.c.level, log_nodes.c.position).in_(_WANTED))
+
+
 def last_checkpoint(connection: Connection) -> Kept | None:
     """The newest checkpoint, its signature checked; None while nothing was signed.
 
     Raises ``LogDamaged`` when it does not hold what it should.
     """
-    row = connection.execute(
-        select(log_checkpoints, signing_keys.c.record)
-        .join(signing_keys)
-        .order_by(log_checkpoints.c.id.desc())
-        .limit(1)
-    ).first()
+    row = connection.execute(_LAST).first()
     if row is None:
         return None
     kept = opened(row.note, row.record)
-    largest = connection.execute(select(func.max(log_checkpoints.c.tree_size))).scalar_one()
+    largest = connection.execute(_LARGEST).scalar_one()
     if not kept.checkpoint.size == row.tree_size == largest:
         raise LogDamaged("the newest checkpoint is not the largest one")
     return kept
@@ -84,12 +95,10 @@ def hashes(connection: Connection, wanted: Iterable[Place]) -> dict[Place, bytes
     nodes = [tuple(each) for each in asked if each.level > 0]
     found: dict[Place, bytes] = {}
     if leaves:
-        query = select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash)
-        for index, value in connection.execute(query.where(log_leaves.c.leaf_index.in_(leaves))):
+        for index, value in connection.execute(_LEAVES, {"wanted": leaves}):
             found[Place(0, index)] = bytes(value)
     if nodes:
-        place = tuple_(log_nodes.c.level, log_nodes.c.position)
-        for level, position, value in connection.execute(select(log_nodes).where(place.in_(nodes))):
+        for level, position, value in connection.execute(_NODES, {"wanted": nodes}):
             found[Place(level, position)] = bytes(value)
     for each in sorted(asked - found.keys()):
         raise LogDamaged(f"the hash at level {each.level}, position {each.position} is missing")

@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Row
 from affidavit.accountants.filter.cost import Cost
 from affidavit.service.calls import Call
 from affidavit.service.ledger import ledger as ledger_steps
-from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.runs import handover, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.rows import Run
@@ -36,9 +35,11 @@ def verdict(judged: Judged, run: Run, at: datetime, *, cancelled: bool) -> tuple
 
 def _release(connection: Connection, run: Run, reason: str, call: Call) -> None:
     """Give back what was reserved, unless somebody else did or used it."""
-    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
-    if reservation is not None and reservation.state == "reserved":
-        ledger_steps.release_in(connection, run.reservation_id, f"run {run.id}: {reason}", call)
+    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
+    if reservation.state == "reserved":
+        ledger_steps.release_held(
+            connection, ledger, reservation, call, reason=f"run {run.id}: {reason}"
+        )
 
 
 def settle(
@@ -50,12 +51,13 @@ def settle(
     call: Call,
 ) -> int:
     """Charge a run; in full without ``steps``, and never again if somebody did by hand."""
-    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
-    assert reservation is not None
+    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
     if reservation.state == "settled":
         return int(reservation.steps_run or 0)
     charged = reservation.certified_steps if steps is None else steps
-    ledger_steps.settle_in(connection, run.reservation_id, charged, record, cost, call)
+    ledger_steps.settle_held(
+        connection, ledger, reservation, call, steps_run=charged, record=record, cost=cost
+    )
     return charged
 
 

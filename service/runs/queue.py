@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, or_, select
+from sqlalchemy import Connection, Engine, Row, bindparam, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.filter.cost import Cost
@@ -24,7 +24,6 @@ from affidavit.service.calls import Call
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.ledger import ledger as ledger_steps
-from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.refusals import Refusal, WrongState
 from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged
@@ -35,10 +34,38 @@ from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
+from affidavit.service.tables import UtcDateTime
 from affidavit.worker.queue import Renewal, Wanting
 
 MOST_REAPED = 16
 """Leases that one claim takes back at most."""
+
+# Built once: putting a statement together takes as long as running it.
+_lease = run_leases.c
+_AT = bindparam("at", type_=UtcDateTime)
+_NEXT = (
+    select(run_leases)
+    .where(
+        _lease.queue == bindparam("queue"),
+        _lease.state == "queued",
+        _lease.memory_mib <= bindparam("memory"),
+        _lease.gpu <= bindparam("gpu"),  # false comes before true
+        or_(_lease.ready_at.is_(None), _lease.ready_at <= _AT),
+        or_(
+            _lease.elsewhere_at.is_(None),
+            _lease.elsewhere_at <= _AT,
+            _lease.place == bindparam("place"),
+        ),
+    )
+    .order_by(_lease.priority.desc(), _lease.requested_at, _lease.run_id)
+    .limit(1)
+)
+_RAN_OUT = (
+    select(run_leases)
+    .where(_lease.state.in_(["claimed", "running"]), _lease.expires_at < _AT)
+    .limit(1)
+)
+_TAKE_NEXT, _TAKE_RAN_OUT = (query.with_for_update(skip_locked=True) for query in (_NEXT, _RAN_OUT))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,26 +169,18 @@ class RunQueue:
     def claim(self, wanting: Wanting, actor: str, at: datetime) -> Run | None:
         """The next run that fits, held under a new fencing token; None if none does."""
         self.reap(at)
-        fits = [
-            run_leases.c.queue == wanting.queue,
-            run_leases.c.state == "queued",
-            run_leases.c.memory_mib <= wanting.memory_mib,
-            or_(run_leases.c.ready_at.is_(None), run_leases.c.ready_at <= at),
-            or_(
-                run_leases.c.elsewhere_at.is_(None),
-                run_leases.c.elsewhere_at <= at,
-                run_leases.c.place == wanting.place,
-            ),
-        ]
-        if not wanting.gpu:
-            fits.append(run_leases.c.gpu.is_(False))
-        order = (run_leases.c.priority.desc(), run_leases.c.requested_at, run_leases.c.run_id)
-        query = select(run_leases).where(*fits).order_by(*order).limit(1)
+        asked = {
+            "queue": wanting.queue,
+            "memory": wanting.memory_mib,
+            "gpu": wanting.gpu,
+            "place": wanting.place,
+            "at": at,
+        }
         with self._reader.connect() as connection:
-            if connection.execute(query).first() is None:
+            if connection.execute(_NEXT, asked).first() is None:
                 return None
         with self._writer.begin() as connection:
-            lease = connection.execute(query.with_for_update(skip_locked=True)).first()
+            lease = connection.execute(_TAKE_NEXT, asked).first()
             if lease is None:
                 return None
             rows.change_lease(
@@ -277,11 +296,11 @@ class RunQueue:
         answered as it was. Raises ``LeaseLost``.
         """
         with self._writer.begin() as connection:
-            rows.lock(connection, held.run)
+            lease = rows.lock(connection, held.run)
             known = rows.find(connection, held.run)
             if known.outcome is not None and known.outcome.get("provenance") == envelope:
                 return known
-            lease = _held(connection, held, "running")
+            _require_held(lease, held, "running")
             steps = None if cost is None else judged.steps
             charged = ending.settle(connection, known, steps, judged.record, cost, held.call)
             kind, code = ending.verdict(judged, known, held.at, cancelled=lease.cancel)
@@ -320,14 +339,12 @@ class RunQueue:
         Whoever claims next takes back further ones: were each to try all, a pause of the
         service would end in as many transactions as the square of the workers.
         """
-        ran_out = (run_leases.c.state.in_(["claimed", "running"]), run_leases.c.expires_at < at)
-        query = select(run_leases).where(*ran_out).limit(1)
         with self._reader.connect() as connection:
-            if connection.execute(query).first() is None:
+            if connection.execute(_RAN_OUT, {"at": at}).first() is None:
                 return 0
         for taken in range(MOST_REAPED):
             with self._writer.begin() as connection:
-                lease = connection.execute(query.with_for_update(skip_locked=True)).first()
+                lease = connection.execute(_TAKE_RAN_OUT, {"at": at}).first()
                 if lease is None:
                     return taken
                 ending.take_back(connection, lease, at)
@@ -337,13 +354,17 @@ class RunQueue:
 def _held(connection: Connection, held: Held, *states: str) -> Row[Any]:
     """The lease, if it is still under that token; raises ``LeaseLost``."""
     lease = rows.lock(connection, held.run)
+    _require_held(lease, held, *states)
+    return lease
+
+
+def _require_held(lease: Row[Any], held: Held, *states: str) -> None:
     if (lease.fence, lease.holder) != (held.fence, held.actor) or lease.state not in states:
         raise LeaseLost(
             f"run {held.run} is not held under fencing token {held.fence} any more, or not in "
             "this state.",
             "Stop it: nothing that it does from now on counts.",
         )
-    return lease
 
 
 def _obstacle(
@@ -355,8 +376,7 @@ def _obstacle(
     if plan_digest != run.plan_digest:
         return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
     hold_certificate(connection, run.certificate_id)
-    reservation = ledger_rows.find_reservation(connection, run.reservation_id)
-    assert reservation is not None
+    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
     certificate = current(connection, run.certificate_id)
     if run.begun and reservation.state != "committed":
         return {"code": "reservation_not_usable", "message": f"it is {reservation.state}."}
@@ -372,7 +392,7 @@ def _obstacle(
             }
         if run.begun:
             return None
-        _, taken = ledger_steps.commit_in(connection, run.reservation_id, held.call)
+        taken = ledger_steps.commit_held(connection, ledger, reservation, held.call)
     except Refusal as refusal:
         return {"code": refusal.code, "message": refusal.message}
     if not taken:

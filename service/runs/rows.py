@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, tuple_, update
 
 from affidavit.service.ledger.tables import reservations
 from affidavit.service.log import entries
@@ -111,6 +111,26 @@ class Happened:
     body: dict[str, Any]
 
 
+# Built once, like all that each step of a run asks: putting a statement together takes as long as
+# running it.
+_HELD = ("worker", "fence", "steps", "granted", "previous", "head")
+_WITH_LEASE: Select[Any] = (
+    select(*runs.c, *(run_leases.c[name] for name in _HELD), reservations.c.certified_steps)
+    .join_from(runs, run_leases)
+    .join_from(runs, reservations)
+)
+_TOLD = ("kind", "at", "fence", "body")
+_RUN = (
+    _WITH_LEASE.add_columns(*(run_events.c[name].label(f"event_{name}") for name in _TOLD))
+    .join_from(runs, run_events)
+    .where(runs.c.id == bindparam("wanted"))
+    .order_by(run_events.c.seq)
+)
+"""A run, as often as something happened to it."""
+_LOCK = select(run_leases).where(run_leases.c.run_id == bindparam("wanted")).with_for_update()
+_CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("wanted"))
+
+
 def history(connection: Connection, run_id: str) -> list[Happened]:
     """The events of a run, in their order."""
     query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
@@ -137,17 +157,17 @@ def progress(connection: Connection, run_ids: Collection[str]) -> dict[str, tupl
 
 def find(connection: Connection, run_id: str) -> Run:
     """The run of that id; raises ``UnknownRun``."""
-    row = connection.execute(_with_lease().where(runs.c.id == run_id)).first()
-    if row is None:
+    found = connection.execute(_RUN, {"wanted": run_id}).all()
+    if not found:
         raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
-    return _read(connection, [row])[0]
+    return _run(found[0], found)
 
 
 def page(
     connection: Connection, filters: Filters, after: tuple[datetime, str] | None, limit: int
 ) -> list[Run]:
     """At most ``limit`` runs that pass ``filters``, latest first, beyond the one ``after``."""
-    query = _with_lease().order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
+    query = _WITH_LEASE.order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
     for name in ("queue", "certificate_id", "requested_by"):
         if (wanted := getattr(filters, name)) is not None:
             query = query.where(runs.c[name] == wanted)
@@ -170,15 +190,14 @@ def repeated(connection: Connection, actor: str, key: str | None) -> Run | None:
     """The run that this actor's idempotency key led to, if there is one."""
     if key is None:
         return None
-    query = _with_lease().where(runs.c.requested_by == actor, runs.c.idempotency_key == key)
+    query = _WITH_LEASE.where(runs.c.requested_by == actor, runs.c.idempotency_key == key)
     found = _read(connection, connection.execute(query).all())
     return found[0] if found else None
 
 
 def lock(connection: Connection, run_id: str) -> Row[Any]:
     """The lease of a run, held by this transaction; raises ``UnknownRun``."""
-    query = select(run_leases).where(run_leases.c.run_id == run_id).with_for_update()
-    row = connection.execute(query).first()
+    row = connection.execute(_LOCK, {"wanted": run_id}).first()
     if row is None:
         raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
     return row
@@ -186,7 +205,15 @@ def lock(connection: Connection, run_id: str) -> Row[Any]:
 
 def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
     """Change the lease of a run that this transaction holds."""
-    connection.execute(update(run_leases).where(run_leases.c.run_id == run_id).values(**values))
+    connection.execute(_CHANGE, {"wanted": run_id, **values})
+
+
+_NEXT = (
+    select(func.coalesce(func.max(run_events.c.seq), 0) + 1)
+    .where(run_events.c.run_id == bindparam("wanted"))
+    .scalar_subquery()
+)
+_EVENT = insert(run_events).values(seq=_NEXT).returning(run_events.c.seq)
 
 
 def add_event(
@@ -201,21 +228,18 @@ def add_event(
     follows: str | None = "queued",
 ) -> None:
     """Write what happened, with its log entry, in the transaction of ``connection``."""
-    last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_id)
-    seq = int(connection.execute(last).scalar_one() or 0) + 1
-    connection.execute(
-        insert(run_events).values(
-            run_id=run_id,
-            seq=seq,
-            kind=kind,
-            once=ONCE.get(kind),
-            follows=follows,
-            fence=fence,
-            at=at,
-            actor=actor,
-            body=json.dumps(body, sort_keys=True),
-        )
-    )
+    event = {
+        "wanted": run_id,
+        "run_id": run_id,
+        "kind": kind,
+        "once": ONCE.get(kind),
+        "follows": follows,
+        "fence": fence,
+        "at": at,
+        "actor": actor,
+        "body": json.dumps(body, sort_keys=True),
+    }
+    seq = int(connection.execute(_EVENT, event).scalar_one())
     entries.append(connection, "run", run_id, entry_body(kind, seq, body), actor=actor, at=at)
 
 
@@ -224,25 +248,19 @@ def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"event": kind, "seq": seq, **body}
 
 
-def _with_lease() -> Any:
-    lease, certified = run_leases.c, reservations.c.certified_steps
-    held = (lease.worker, lease.fence, lease.steps, lease.granted, lease.previous, lease.head)
-    known = select(*runs.c, *held, certified)
-    return known.join_from(runs, run_leases).join_from(runs, reservations)
-
-
 def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
     ids = [row.id for row in rows]
     happened: dict[str, list[Row[Any]]] = defaultdict(list)
-    query = select(run_events).where(run_events.c.run_id.in_(ids)).order_by(run_events.c.seq)
-    for event in connection.execute(query):
+    told = [run_events.c[name].label(f"event_{name}") for name in _TOLD]
+    query = select(run_events.c.run_id, *told).where(run_events.c.run_id.in_(ids))
+    for event in connection.execute(query.order_by(run_events.c.seq)):
         happened[event.run_id].append(event)
     return [_run(row, happened[row.id]) for row in rows]
 
 
-def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
-    kinds = [event.kind for event in events]
-    ends = [event for event in events if event.kind in ENDED]
+def _run(row: Row[Any], events: Sequence[Row[Any]]) -> Run:
+    kinds = [event.event_kind for event in events]
+    ends = [event for event in events if event.event_kind in ENDED]
     moved = [kind for kind in kinds if kind in STATES]
     return Run(
         id=row.id,
@@ -256,10 +274,10 @@ def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
         wanted=json.loads(row.wanted),
         requested_by=row.requested_by,
         requested_at=row.requested_at,
-        state=ends[0].kind if ends else STATES[moved[-1]],
+        state=ends[0].event_kind if ends else STATES[moved[-1]],
         begun="running" in kinds,
         cancel_asked="cancel_asked" in kinds,
-        changed_at=events[-1].at,
+        changed_at=events[-1].event_at,
         worker=row.worker,
         fence=row.fence,
         steps=row.steps,
@@ -267,12 +285,12 @@ def _run(row: Row[Any], events: list[Row[Any]]) -> Run:
         granted=row.granted,
         previous=row.previous,
         head=row.head,
-        began_at=next((event.at for event in events if event.kind == "running"), None),
+        began_at=next((event.event_at for event in events if event.event_kind == "running"), None),
         attempts=tuple(
-            Attempt.of(event.fence, json.loads(event.body))
+            Attempt.of(event.event_fence, json.loads(event.event_body))
             for event in events
-            if event.kind == "requeued"
+            if event.event_kind == "requeued"
         ),
-        outcome=json.loads(ends[0].body) if ends else None,
+        outcome=json.loads(ends[0].event_body) if ends else None,
         request_digest=row.request_digest,
     )

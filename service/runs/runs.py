@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from affidavit.certificate import provenance
 from affidavit.certificate.keys import KeyStore
 from affidavit.service.calls import Call
 from affidavit.service.ledger.desk import Desk
-from affidavit.service.ledger.ledger import Ledger, require_usable
+from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.pool import AccountingPool
 from affidavit.service.refusals import Refusal
 from affidavit.service.runs.judging import Judged, judge
@@ -23,6 +23,20 @@ from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.store import CertificateStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Told:
+    """What a worker said of a run that it ended: its record, and what it signed for.
+
+    ``others`` are the records of those who had the run before, by fencing token.
+    """
+
+    run: Run
+    signed_for: str | None
+    parts: list[bytes]
+    others: dict[int, list[bytes]]
+    bundle: bytes
 
 
 class Runs:
@@ -49,9 +63,10 @@ class Runs:
 
         ``anybodys`` lets a reservation be used that somebody else made.
         """
-        known = await run_in_threadpool(self.queue.repeated, call)
-        if known is not None:
-            return known, False
+        if call.idempotency_key is not None:
+            known = await run_in_threadpool(self.queue.repeated, call)
+            if known is not None:
+                return known, False
         if wanted.reservation is not None:
             reservation = await run_in_threadpool(self._ledger.reservation, wanted.reservation)
             if reservation.reserved_by != call.actor and not anybodys:
@@ -59,10 +74,7 @@ class Runs:
                     "somebody else made this reservation.", "Leave `reservation` out."
                 )
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
-        certificate = await run_in_threadpool(self._store.find, wanted.certificate)
-        dataset = (certificate.dataset if certificate else None) or ""
-        require_usable(certificate, dataset, untrusted_too=True)
-        reservation, _ = await self._desk.reserve(dataset, wanted.certificate, _its_own(call))
+        reservation, _ = await self._desk.reserve(None, wanted.certificate, _its_own(call))
         try:
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
         except Refusal:
@@ -79,39 +91,43 @@ class Runs:
         The record is what was sent; without one the run is charged in full. Raises
         ``BadProvenance``.
         """
-        run = await run_in_threadpool(self.queue.find, held.run)
-        trusted = await run_in_threadpool(self._worker_keys.public_keys)
+        told = await run_in_threadpool(self._told, held, envelope)
+        judged = await self._judged(told)
+        cost = None
+        if judged.steps < told.run.certified_steps:
+            reservation = await run_in_threadpool(self._ledger.reservation, told.run.reservation_id)
+            cost = await self._desk.cost_of_steps(reservation, judged.steps)
+        return await run_in_threadpool(self.queue.complete, held, judged, envelope, cost)
+
+    def _told(self, held: Held, envelope: dict[str, Any]) -> _Told:
+        run = self.queue.find(held.run)
         try:
-            reported = provenance.read_provenance(envelope, trusted)
+            reported = provenance.read_provenance(envelope, self._worker_keys.public_keys())
         except provenance.BadProvenance as error:
             raise BadProvenance(str(error), "Sign with the worker's key.") from None
         about = (reported.run, reported.certificate, reported.plan_digest)
         if about != (run.id, run.certificate_id, run.plan_digest):
             raise BadProvenance("it is about another run.", "Send this run's.")
-        judged = await self._judged(run, held.fence, reported.record)
-        reservation = await run_in_threadpool(self._ledger.reservation, run.reservation_id)
-        cost = await self._desk.cost_of_steps(reservation, judged.steps)
-        return await run_in_threadpool(self.queue.complete, held, judged, envelope, cost)
-
-    async def _judged(self, run: Run, fence: int, signed_for: str | None) -> Judged:
-        others = await run_in_threadpool(self.queue.records, run.id)
-        parts = others.pop(fence, [])
-        if not parts:
-            return Judged.nothing(run.certified_steps)
-        issues = await run_in_threadpool(self._store.issues, run.certificate_id)
+        others = self.queue.records(run.id)
+        parts = others.pop(held.fence, [])
         bundle = next(
             each.bundle
-            for each in issues
+            for each in self._store.issues(run.certificate_id)
             if (each.issue, each.untrusted) == (run.issue, run.untrusted)
         )
+        return _Told(run=run, signed_for=reported.record, parts=parts, others=others, bundle=bundle)
+
+    async def _judged(self, told: _Told) -> Judged:
+        if not told.parts:
+            return Judged.nothing(told.run.certified_steps)
         return await self._pool.run(
             judge,
-            bundle,
-            parts,
-            signed_for=signed_for,
-            told=run.head,
-            before=[each for each in run.attempts if each.granted],
-            others=others,
+            told.bundle,
+            told.parts,
+            signed_for=told.signed_for,
+            told=told.run.head,
+            before=[each for each in told.run.attempts if each.granted],
+            others=told.others,
         )
 
 
