@@ -111,9 +111,10 @@ class Sequencer:
     def step(self) -> bool:
         """One look and at most one batch; whether more entries wait."""
         seen = None if self._newest is None else self._newest.checkpoint
+        key = self._key()  # which may look into the database too: one connection at a time
         with self._reader.connect() as connection:
             self._hold_to_what_was_kept(connection)
-            if not has_work(connection, self._key(), seen):
+            if not has_work(connection, key, seen):
                 return False
         with self._writer.begin() as connection:
             batch = sequence(connection, self._key, self._named, seen=seen)
