@@ -97,8 +97,8 @@ def decoded(raw: bytes, limit: int, kind: str) -> str:
 
 def number(literal: str, *, integral: bool) -> int | float | BadNumber:
     """The value of a decimal literal, or why it has none that two readers agree on."""
-    if integral and len(literal) < 16 and (value := int(literal)):
-        return value  # nearly all of them; a hostile text has a hundred thousand
+    if integral and len(literal) < 16 and (small := int(literal)):
+        return small  # nearly all of them; a hostile text has a hundred thousand
     short = literal if len(literal) <= 40 else literal[:37] + "..."
     if integral:
         digits = literal.lstrip("+-").lstrip("0")

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -34,6 +34,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
+from tests.forked import Process, fork
 from tests.ports import free_port
 from tests.service import postgresql_server
 
@@ -164,11 +165,16 @@ def client(settings: Settings) -> Iterator[TestClient]:
 
 @dataclass
 class Server:
-    """``python -m affidavit.service serve`` with its home, started and killed at will."""
+    """``python -m affidavit.service serve`` with its home, started and killed at will.
+
+    One that is ``forked`` starts at once, and does its accounting itself (``forked_service``).
+    """
 
     home: Path
+    forked: bool = False
     log: list[str] = field(default_factory=list)
-    process: subprocess.Popen[str] | None = None
+    process: Process | None = None
+    said: IO[str] | None = None
     port: int = 0
 
     @property
@@ -188,37 +194,38 @@ class Server:
 
     def start(self) -> None:
         """Start serving on a free port, or the one that it had; return when it listens."""
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "affidavit.service", "serve", "--port", str(self.port)],
-            env=self._environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
+        self.process, self.said = self._begun("serve", "--port", str(self.port))
+        for line in self.said:
             self.log.append(line)
             if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
                 self.port = int(found[1])
-                threading.Thread(target=self._keep_reading, daemon=True).start()
+                threading.Thread(target=self._keep_reading, args=(self.said,), daemon=True).start()
                 return
         raise AssertionError("".join(self.log))
+
+    def _begun(self, *arguments: str) -> tuple[Process, IO[str]]:
+        """The process, and where it writes its log."""
+        reading, writing = os.pipe()
+        with os.fdopen(writing, "wb") as log:
+            environment = self._environment()
+            if self.forked:
+                module = "tests.service.forked_service"
+                process: Process = fork(module, arguments, environment, log.fileno())
+            else:
+                command = [sys.executable, "-m", "affidavit.service", *arguments]
+                process = subprocess.Popen(command, env=environment, stderr=log)
+        return process, os.fdopen(reading)
 
     def stop(self, sent: signal.Signals = signal.SIGTERM) -> None:
         """Send a signal and wait for the end."""
         if self.process is not None:
             self.process.send_signal(sent)
             self.process.wait(30)
-            assert self.process.stderr is not None
-            _wait_until(lambda: self.process is None or self._closed(), 10)
+            _wait_until(lambda: self.said is None or self.said.closed, 10)
             self.process = None
 
-    def _closed(self) -> bool:
-        return self.process is None or self.process.stderr is None or self.process.stderr.closed
-
-    def _keep_reading(self) -> None:
-        assert self.process is not None
-        assert self.process.stderr is not None
-        with self.process.stderr as stream:
+    def _keep_reading(self, said: IO[str]) -> None:
+        with said as stream:
             self.log.extend(stream)
 
     def _environment(self) -> dict[str, str]:
@@ -226,23 +233,33 @@ class Server:
         return {**kept, "AFFIDAVIT_HOME": str(self.home), "AFFIDAVIT_WORKERS": "1"}
 
 
-@pytest.fixture
-def server(sqlite_url: str, tmp_path: Path) -> Iterator[Server]:
-    """A server with a migrated database and a key; not started yet."""
-    assert sqlite_url.endswith(str(tmp_path / "affidavit.db"))
-    KeyStore(tmp_path / "keys").new("test")
-    found = Server(tmp_path)
+def _server(sqlite_url: str, home: Path, *, forked: bool) -> Iterator[Server]:
+    assert sqlite_url.endswith(str(home / "affidavit.db"))
+    KeyStore(home / "keys").new("test")
+    found = Server(home, forked)
     yield found
     found.stop(signal.SIGKILL)
 
 
+@pytest.fixture
+def server(sqlite_url: str, tmp_path: Path) -> Iterator[Server]:
+    """A server with a migrated database and a key; not started yet."""
+    yield from _server(sqlite_url, tmp_path, forked=False)
+
+
+@pytest.fixture
+def forked_server(sqlite_url: str, tmp_path: Path) -> Iterator[Server]:
+    """The same, which starts at once."""
+    yield from _server(sqlite_url, tmp_path, forked=True)
+
+
 @pytest.fixture(scope="session", name="serving")
-def _serving() -> Callable[[Path], AbstractContextManager[Server]]:
+def _serving() -> Callable[..., AbstractContextManager[Server]]:
     """Serve from a prepared home for the length of a block."""
 
     @contextmanager
-    def serving(home: Path) -> Iterator[Server]:
-        found = Server(home)
+    def serving(home: Path, *, forked: bool = False) -> Iterator[Server]:
+        found = Server(home, forked)
         found.start()
         try:
             yield found

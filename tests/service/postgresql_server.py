@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
@@ -74,15 +75,15 @@ class Cluster:
     directory: Path
     port: int
     durable: bool
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[Any] | None = None
 
     def start(self) -> None:
         """Start the server on the data that is there; returns when it answers."""
-        options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", self.directory]
+        options = ["-h", "127.0.0.1", "-p", str(self.port), "-k", str(self.directory)]
         if not self.durable:
             options.append("-F")
         self.process = subprocess.Popen(
-            [self.programs / "postgres", "-D", self.directory / "data", *options],
+            [str(self.programs / "postgres"), "-D", str(self.directory / "data"), *options],
             cwd=self.directory,
             stderr=subprocess.DEVNULL,
             **_as_user(),
@@ -142,7 +143,7 @@ def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Pat
 
 def _reachable(programs: Path, directory: Path) -> Path:
     try:
-        probe = [programs / "postgres", "--version"]
+        probe = [str(programs / "postgres"), "--version"]
         subprocess.run(probe, cwd=directory, check=True, capture_output=True, **_as_user())
     except (OSError, subprocess.CalledProcessError):
         # A virtual environment below root's own home, say.
@@ -155,9 +156,9 @@ def _reachable(programs: Path, directory: Path) -> Path:
 
 
 def _run(programs: Path, program: str, directory: Path, *options: str) -> None:
-    command = [programs / program, "-D", directory / "data", *options]
+    command = [str(programs / program), "-D", str(directory / "data"), *options]
     subprocess.run(command, cwd=directory, check=True, capture_output=True, **_as_user())
 
 
-def _as_user() -> dict[str, str]:
+def _as_user() -> dict[str, Any]:
     return {"user": user()} if os.getuid() == 0 else {}

@@ -53,7 +53,7 @@ def running(
     """One server process for the tests that need a real socket."""
     home = tmp_path_factory.mktemp("http")
     (home / "affidavit.db").write_bytes(migrated_sqlite.read_bytes())
-    with serving(home) as server:
+    with serving(home, forked=True) as server:
         yield server
 
 
@@ -239,7 +239,8 @@ def test_a_cursor_of_another_hand_is_refused(value: Any) -> None:
 def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, post: Post) -> None:
     made = [post(client, plan(steps=steps)).json() for steps in range(1, 6)]
     post(client, plan(name="other"))
-    seen, path = [], "/v1/certificates?limit=2&name=quick"
+    seen: list[Any] = []
+    path: str | None = "/v1/certificates?limit=2&name=quick"
     while path is not None:
         page = client.get(path)
         assert page.status_code == 200

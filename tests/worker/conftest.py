@@ -20,6 +20,7 @@ from affidavit.certificate.keys import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
+from tests.forked import Process, fork
 from tests.service.conftest import (  # noqa: F401
     Server,
     database_url,
@@ -39,7 +40,8 @@ PLAN = {
     "optimizer": {"name": "dp_sgd", "learning_rate": 0.1},
     "target": {"epsilon": 60, "delta": 1e-5},
 }
-END = ("settled", "failed", "cancelled")
+PROGRAM = "affidavit.worker"
+"""What a worker is in production: a program that imports what it needs, as its trainers do."""
 
 
 @dataclass
@@ -50,12 +52,13 @@ class Shop:
     database: str
     server: Server
     tokens: dict[str, str]
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    client: httpx.Client
+    workers: list[Process] = field(default_factory=list)
 
     def ask(self, method: str, path: str, who: str = "submit", body: Any = None) -> Any:
         headers = {"authorization": f"Bearer {self.tokens[who]}"}
         url = self.server.url + path
-        answer = httpx.request(method, url, headers=headers, json=body, timeout=60)
+        answer = self.client.request(method, url, headers=headers, json=body)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -84,7 +87,7 @@ class Shop:
         end = time.monotonic() + seconds
         while (found := self.run(run_id))["state"] not in states:
             assert time.monotonic() < end, (found, self.logs())
-            time.sleep(0.05)
+            time.sleep(0.1)
         return found
 
     def begun(self, run_id: str, lines: int = 3) -> Path:
@@ -98,17 +101,21 @@ class Shop:
             time.sleep(0.02)
 
     def worker(
-        self, *options: str, name: str = "w1", module: str = "affidavit.worker"
-    ) -> subprocess.Popen[bytes]:
+        self, *options: str, name: str = "w1", module: str = "tests.worker.forked_worker"
+    ) -> Process:
         """A worker process with its own key, which the service trusts."""
         home = self.home_of(name)
-        command = [
-            *(sys.executable, "-m", module, "--server", self.server.url),
-            *("--outputs", str(self.home / "runs"), "--keys", str(self.trusted)),
-            *("--name", name, "--wait", "0.1", *options),
+        arguments = [
+            *("--server", self.server.url, "--outputs", str(self.home / "runs")),
+            *("--keys", str(self.trusted), "--name", name, "--wait", "0.1", *options),
         ]
         token = {"AFFIDAVIT_HOME": str(home), "AFFIDAVIT_TOKEN": self.tokens["work"]}
-        return self.begin(command, home, **token)
+        if module == PROGRAM:
+            return self.begin([sys.executable, "-m", module, *arguments], home, **token)
+        with (home / "log").open("ab") as log:
+            process = fork(module, arguments, {**os.environ, **token}, log.fileno())
+        self.workers.append(process)
+        return process
 
     @property
     def trusted(self) -> Path:
@@ -146,15 +153,19 @@ def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
     }
     engine.dispose()
-    server = Server(tmp_path)
+    server = Server(tmp_path, forked=True)
     # The server leaves DATABASE_URL out of its environment, because most tests are about SQLite.
     plain = server._environment
     monkeypatch.setattr(server, "_environment", lambda: {**plain(), "DATABASE_URL": database_url})
     server.start()
-    found = Shop(tmp_path, database_url, server, tokens)
-    budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
-    found.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
-    yield found
+    # A client for each question would read all authorities' certificates for each. It forgets a
+    # connection before the service does, so that none is used just as the service closes it.
+    limits = httpx.Limits(keepalive_expiry=2)
+    with httpx.Client(timeout=60, limits=limits) as client:
+        found = Shop(tmp_path, database_url, server, tokens, client)
+        budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
+        found.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
+        yield found
     for process in found.workers:
         process.kill()
         process.wait(10)

@@ -1,4 +1,4 @@
-"""``python -m tests.worker.stubbed_worker``: a real worker whose training is a short sleep.
+"""A forked process (``tests/forked.py``): a real worker whose training is a short sleep.
 
 Everything else is the worker's own: it claims, verifies, begins, renews, holds the record
 against the certificate, signs and reports. Instead of starting a trainer the executor waits
@@ -63,6 +63,11 @@ def _trace(run: str, began: float) -> None:
         trace.write(json.dumps(line) + "\n")
 
 
-if __name__ == "__main__":
-    executor.run = trained
-    app(prog_name="affidavit worker")
+def prepare() -> None:
+    """Nothing more is to be imported."""
+
+
+def main(arguments: Sequence[str]) -> Any:
+    """``python -m affidavit.worker``, with the stub."""
+    executor.run = trained  # type: ignore[assignment]  # it needs less
+    return app([*arguments], prog_name="affidavit worker")

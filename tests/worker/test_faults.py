@@ -11,7 +11,6 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from affidavit.certificate.conformance import Conformance, conformance
 from affidavit.certificate.envelope import read_envelope
 from affidavit.trainer import checkpoint, journal, keeper
 from affidavit.worker import handover
+from tests.forked import Process
 from tests.worker.test_runs import LONG, alive, trainers_of
 
 KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
@@ -114,8 +114,11 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
     (orphan,) = trainers_of(zombie)
     for number in range(1, KILLS + 1):
         worker = shop.worker("--lease", LEASE, name=f"w{number}")
-        fence = trains(shop, run, fence, drawn.randint(1, 40))
-        (trainer,) = trainers_of(worker)
+        trainers: list[int] = []
+        while not trainers:  # a worker that is given no time to renew its lease in loses it
+            fence = trains(shop, run, fence, drawn.randint(1, 40))
+            trainers = trainers_of(worker)
+        (trainer,) = trainers
         worker.send_signal(signal.SIGKILL)
         worker.wait(10)
         if number == 1:
@@ -127,7 +130,6 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
         dies(trainer)
     shop.worker("--lease", LEASE, name="last")
     found = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    # A worker that is given no time to renew its lease in loses it too.
     assert (found["state"], found["claims"] >= KILLS + 2) == ("settled", True), told(shop, found)
     checked = settled_once(shop, run, STEPS)
     assert checked.steps_released < STEPS
@@ -163,18 +165,18 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         settled_once(shop, run, STEPS)
 
 
-def trainer_of(run: str, *workers: subprocess.Popen[bytes]) -> int:
-    """The process that trains a run."""
+def trainer_of(run: str, *workers: Process) -> int:
+    """The process that trains a run, which writes its log into the run's folder."""
     (found,) = (
         pid
         for worker in workers
         for pid in trainers_of(worker)
-        if run in Path(f"/proc/{pid}/cmdline").read_text()
+        if run in str(Path(f"/proc/{pid}/fd/1").readlink())
     )
     return found
 
 
-def disk_full(shop: Any, run: str, *workers: subprocess.Popen[bytes]) -> None:
+def disk_full(shop: Any, run: str, *workers: Process) -> None:
     """Let the run's trainer write no file as large as its checkpoint any more."""
     size = (folder_of(shop, run, 1) / checkpoint.NAME).stat().st_size // 2
     resource.prlimit(trainer_of(run, *workers), resource.RLIMIT_FSIZE, (size, size))

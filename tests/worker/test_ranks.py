@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.worker.conftest import PROGRAM
+
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"
 SRUN = """#!/bin/sh
 while [ "${1#--}" != "$1" ]; do shift; done
@@ -68,7 +70,7 @@ def by_slurm(shop: Any, *options: str) -> Any:
 def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> None:
     """The worker is killed in the middle; one in an allocation of Slurm goes on with two."""
     run = shop.request(shop.certify(STEPS))
-    worker = shop.worker("--processes", "2", "--lease", str(LEASE))
+    worker = shop.worker("--processes", "2", "--lease", str(LEASE), module=PROGRAM)
     shop.begun(run)
     ranks = ranks_of(run)
     assert len(ranks) == 2

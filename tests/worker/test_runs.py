@@ -17,13 +17,15 @@ from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.keys import KeyStore
 from affidavit.certificate.provenance import read_provenance
 from affidavit.gate.cli import app
+from tests.forked import Process
+from tests.worker.conftest import PROGRAM
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
 LONG = 20_000
 
 
-def trainers_of(worker: subprocess.Popen[bytes]) -> list[int]:
+def trainers_of(worker: Process) -> list[int]:
     """The process ids of a worker's trainers."""
     children = Path(f"/proc/{worker.pid}/task")
     return [
@@ -45,7 +47,7 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     run = shop.request(certificate)
     assert shop.run(run)["state"] == "queued"
     assert shop.charged(run) == ("reserved", None)
-    shop.worker("--once")
+    shop.worker("--once", module=PROGRAM)
     found = shop.wait(run, "settled", "failed")
     assert (found["state"], found["code"]) == ("settled", "conformant"), (found, shop.logs())
     assert shop.charged(run) == ("settled", STEPS)

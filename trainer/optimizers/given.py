@@ -25,7 +25,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 from torch.nn import Parameter
 
 from affidavit.mechanisms.joint import noise_multiplier
@@ -80,6 +79,9 @@ class NoiseOfTheMean:
 
 def _filtered(values: Array, decay: float) -> Array:
     """Σ_s decay^(t-s) x_s along the first axis."""
+    # Imported here, because it takes half a second and few optimisers ask.
+    from scipy.signal import lfilter
+
     return np.asarray(lfilter([1.0], [1.0, -decay], values, axis=0))
 
 

@@ -166,8 +166,11 @@ def test_nobody_known_is_an_error_of_its_own(settings: Settings) -> None:
         serve("0.0.0.0", 0, settings)
 
 
-def test_a_running_service_asks_for_tokens_from_the_first_one_on(server: Any, run: Run) -> None:
+def test_a_running_service_asks_for_tokens_from_the_first_one_on(
+    forked_server: Any, run: Run
+) -> None:
     """Made by this process, and asked for by the service at its next request."""
+    server = forked_server
     server.start()
     assert "OPEN: no token was ever made" in "".join(server.log)
     path = f"{server.url}/v1/certificates"

@@ -103,7 +103,7 @@ def test_the_log_of_a_real_server_never_holds_a_token(
     assert migrated_sqlite.exists()
     good = token_for(settings, "submit")["authorization"].partition(" ")[2]
     other = mint().text
-    with serving(tmp_path) as server:
+    with serving(tmp_path, forked=True) as server:
         for request in (
             f"GET {LIST} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {good}\r\n",
             f"GET {LIST} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {other}\r\n",

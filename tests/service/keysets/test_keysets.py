@@ -214,16 +214,20 @@ def test_revocations_are_asked_for_at_most_once_a_second(store: KeysetStore) -> 
 
 
 def test_the_command_line_publishes_to_a_running_service(
-    server: Any, token_for: Any, settings: Settings, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    forked_server: Any,
+    token_for: Any,
+    settings: Settings,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "keyset.json"
     file.write_bytes(version().as_bytes())
     admin = token_for(settings, "admin")["authorization"].removeprefix("Bearer ")
-    server.start()
-    publish = ["keyset", "publish", str(file), "--server", server.url]
+    forked_server.start()
+    publish = ["keyset", "publish", str(file), "--server", forked_server.url]
     monkeypatch.delenv("AFFIDAVIT_TOKEN", raising=False)
     assert CliRunner().invoke(app, publish).exit_code == 1
     monkeypatch.setenv("AFFIDAVIT_TOKEN", admin)
     done = CliRunner().invoke(app, publish)
     assert done.exit_code == 0, done.output
-    assert httpx.get(f"{server.url}/v1/keyset").content == file.read_bytes()
+    assert httpx.get(f"{forked_server.url}/v1/keyset").content == file.read_bytes()

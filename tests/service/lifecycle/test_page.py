@@ -21,14 +21,22 @@ POLICY = "schema_version: 1\nname: strict\nversion: 1\ndatasets: default\napprov
 
 
 def test_the_commands_of_the_page_run_in_their_order(
-    server: Any, token_for: Any, plan: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    forked_server: Any,
+    token_for: Any,
+    plan: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    server = forked_server
     settings = Settings(database_url=f"sqlite:///{tmp_path}/affidavit.db", key_directory=tmp_path)
     ada, bea, dan = (
         token_for(settings, scope, name=scope) for scope in ("submit", "approve", "admin")
     )
     server.start()
-    given = {"content": POLICY, "headers": {**dan, "content-type": "application/yaml"}}
+    given: dict[str, Any] = {
+        "content": POLICY,
+        "headers": {**dan, "content-type": "application/yaml"},
+    }
     assert httpx.post(f"{server.url}/v1/policies", **given).is_success
     result = httpx.post(f"{server.url}/v1/certificates", json=plan(), headers=ada).json()
     certificate = result["certificate"]

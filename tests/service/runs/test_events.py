@@ -169,11 +169,11 @@ def serving(server: Server, document: Any, **environment: str) -> Iterator[tuple
 
 
 def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
-    server: Server, document: Any
+    forked_server: Server, document: Any
 ) -> None:
     """Streams count as requests in progress; a service that stops ends them whole, at once."""
-    with serving(server, document, AFFIDAVIT_CONCURRENCY="3") as (client, run):
-        url = f"{server.url}/v1/runs/{run}/events"
+    with serving(forked_server, document, AFFIDAVIT_CONCURRENCY="3") as (client, run):
+        url = f"{forked_server.url}/v1/runs/{run}/events"
         readers = [Reader(url, dict(client.headers)) for _ in range(2)]
         for reader in readers:
             reader.wait("1-0")
@@ -193,7 +193,7 @@ def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
         for reader in readers:
             reader.wait("1-0", "2-0", "3-0", "3-4")
         began = time.monotonic()
-        server.stop(signal.SIGTERM)
+        forked_server.stop(signal.SIGTERM)
         assert time.monotonic() - began < 15  # answers in progress are waited for, for 20 s
         for reader in readers:
             reader.join(5)

@@ -12,8 +12,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +29,7 @@ from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings
+from tests.forked import Forked, fork
 from tests.seeds import seeded
 
 CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
@@ -72,38 +71,41 @@ class Mortal:
     url: str
     headers: dict[str, dict[str, str]]
     engine: Engine
-    mother: Any
+    environment: dict[str, str]
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=30))
-    pid: int = 0
+    process: Forked | None = None
     seen: list[Checkpoint] = field(default_factory=list)
 
     def start(self, point: str) -> None:
         """Start it; it will die at ``point`` once armed."""
-        for name in ("said", "armed"):
-            (self.home / name).unlink(missing_ok=True)
-        self.mother.stdin.write(f"{point}\n")
-        self.mother.stdin.flush()
-        self.pid = int(self.mother.stdout.readline())
+        (self.home / "armed").unlink(missing_ok=True)
+        with (self.home / "said").open("wb") as said_to:
+            module = "tests.service.whole.mortal"
+            self.process = fork(module, [point], self.environment, said_to.fileno())
         found = None
         end = time.monotonic() + 30
         while found is None:
-            assert time.monotonic() < end, (self.home / "said").read_text()
-            with suppress(FileNotFoundError):
-                said = (self.home / "said").read_text()
-                found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)
+            said = (self.home / "said").read_text()
+            assert time.monotonic() < end, said
+            found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)
             time.sleep(0.01)
         self.client.base_url = httpx.URL(found[1])
 
     def arm(self) -> None:
-        os.kill(self.pid, signal.SIGUSR1)
+        self.send(signal.SIGUSR1)
         end = time.monotonic() + 10
         while not (self.home / "armed").exists():
             assert time.monotonic() < end
             time.sleep(0.005)
 
+    def send(self, sent: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(sent)
+
     def died(self) -> int:
         """How it ended, once it has."""
-        return int(self.mother.stdout.readline())
+        assert self.process is not None
+        return self.process.wait(60)
 
     def ask(self, who: str, path: str, body: Any, **headers: str) -> Any:
         sent = {**self.headers[who], **headers}
@@ -139,20 +141,13 @@ def mortal(database_url: str, tmp_path: Path, token_for: Any) -> Iterator[Mortal
     people = {"sam": ["submit"], "pat": ["approve"], "wim": ["work"], "ada": ["admin"]}
     headers = {name: token_for(settings, *of, name=name) for name, of in people.items()}
     made = {"AFFIDAVIT_HOME": str(tmp_path), "DATABASE_URL": database_url}
-    mother = subprocess.Popen(
-        [sys.executable, "-m", "tests.service.whole.mortal"],
-        env={**os.environ, **made, "AFFIDAVIT_RATE_LIMIT": "1000000"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    environment = {**os.environ, **made, "AFFIDAVIT_RATE_LIMIT": "1000000"}
     engine = open_engine(database_url)
-    found = Mortal(tmp_path, database_url, headers, engine, mother)
+    found = Mortal(tmp_path, database_url, headers, engine, environment)
     yield found
-    with suppress(ProcessLookupError):
-        if found.pid:
-            os.kill(found.pid, signal.SIGKILL)
-    mother.communicate(timeout=30)
+    if found.process is not None:
+        found.process.kill()
+        found.process.wait(30)
     found.client.close()
     engine.dispose()
 
@@ -243,7 +238,7 @@ def works(mortal: Mortal, kinds: list[str], plan: Any) -> list[Work]:
         made.append(Work(mortal, kind, plan(steps=number, dataset=dataset)))
         made[-1].prepare()
     mortal.remember()
-    os.kill(mortal.pid, signal.SIGKILL)
+    mortal.send(signal.SIGKILL)
     assert mortal.died() == -signal.SIGKILL
     mortal.look()
     return made
@@ -309,13 +304,13 @@ def test_killed_at_random_statements_the_same_holds(mortal: Mortal, plan: Any) -
         for work in left[:3]:
             work.try_it()
         with suppress(ProcessLookupError):
-            os.kill(mortal.pid, signal.SIGKILL)
+            mortal.send(signal.SIGKILL)
         assert mortal.died() == -signal.SIGKILL
         mortal.look()
         mortal.start(NEVER)
         for work in left[:3]:
             work.finish()
         mortal.remember()
-        os.kill(mortal.pid, signal.SIGKILL)
+        mortal.send(signal.SIGKILL)
         assert mortal.died() == -signal.SIGKILL
         left = left[3:]

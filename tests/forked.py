@@ -1,0 +1,172 @@
+"""Programs as processes that are forked from one that has imported them.
+
+Most of what a start of the service or of a trainer costs is imports. ``python -m tests.forked
+MODULE FD`` has MODULE ``prepare`` once, and then calls its ``main`` with the arguments of everybody
+who asks over the socket FD, each in a process of its own that may be killed. What is imported
+late or exchanged is so in ``prepare``: the tests themselves are collected with MODULE imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+ROOT = Path(__file__).resolve().parents[1]
+MOST = 1 << 16
+"""Bytes of a request."""
+WIDTH = 16
+"""Bytes of a process id, and of an exit code, so that neither is read with the other."""
+
+
+class Forked:
+    """What the tests need of ``subprocess.Popen``, for a process that is no child of theirs."""
+
+    def __init__(self, told: int) -> None:
+        self.returncode: int | None = None
+        self._told = told
+        self.pid = int(os.read(told, WIDTH))
+
+    def send_signal(self, sent: int) -> None:
+        """Send it, unless the process is known to have ended."""
+        if self.poll() is None:
+            os.kill(self.pid, sent)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self._ended(0.0)
+
+    def wait(self, timeout: float) -> int:
+        """The exit code; raises ``subprocess.TimeoutExpired``."""
+        found = self._ended(timeout)
+        if found is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return found
+
+    def _ended(self, seconds: float) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], seconds)[0]:
+            self.returncode = int(os.read(self._told, WIDTH))
+            os.close(self._told)
+        return self.returncode
+
+
+Process = subprocess.Popen[Any] | Forked
+
+
+def fork(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int
+) -> Forked:
+    """``module.main(arguments)`` in this environment, with ``output`` for all that it says."""
+    request = json.dumps([[*arguments], {**environment}]).encode()
+    assert len(request) < MOST
+    told, telling = os.pipe()
+    socket.send_fds(_mother(module), [request], [output, telling])
+    os.close(telling)
+    return Forked(told)
+
+
+@cache
+def _mother(module: str) -> socket.socket:
+    """The mother of a module's processes, which ends with who made it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked", module, str(theirs.fileno())],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    atexit.register(_dismissed, process, ours)
+    return ours
+
+
+def _dismissed(process: subprocess.Popen[bytes], asking: socket.socket) -> None:
+    asking.close()
+    process.wait(10)
+
+
+# ---- in the mother -----------------------------------------------------------------
+
+
+def mother(main: Callable[[Sequence[str]], int], asking: socket.socket) -> None:
+    """A process for each request, until there is nobody left who could ask."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # its children tell somebody else of theirs
+    gc.collect()
+    gc.freeze()  # or every process would copy what it looks through for garbage
+    while True:
+        request, descriptors, *_ = socket.recv_fds(asking, MOST, 2)
+        if not request:
+            return
+        if os.fork() == 0:
+            asking.close()
+            _watch(main, *json.loads(request), *descriptors)
+        for each in descriptors:
+            os.close(each)
+
+
+def _watch(
+    main: Callable[[Sequence[str]], int],
+    arguments: list[str],
+    environment: dict[str, str],
+    output: int,
+    telling: int,
+) -> NoReturn:
+    """Fork the process, and tell its id and how it ended."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    pid = os.fork()
+    if pid == 0:
+        os.close(telling)
+        for each in (1, 2):
+            os.dup2(output, each)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(environment)
+        end(lambda: main(arguments))
+    for each in (0, 1, 2, output):
+        os.close(each)  # who reads what the process says waits until nobody has it
+    os.write(telling, b"%*d" % (WIDTH, pid))
+    _, status = os.waitpid(pid, 0)
+    os.write(telling, b"%*d" % (WIDTH, os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def end(main: Callable[[], Any]) -> NoReturn:
+    """End this process as an interpreter does in which ``main`` was all there was to do."""
+    code = 1
+    try:
+        code = main() or 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[2])) as inherited:
+        found = import_module(sys.argv[1])
+        found.prepare()
+        mother(found.main, inherited)

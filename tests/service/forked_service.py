@@ -1,0 +1,29 @@
+"""The service as a forked process (``tests/forked.py``), which does its accounting itself.
+
+Everything else of it is as in production. Tests about the program's start, its end, its secrets
+or its other processes run ``python -m affidavit.service``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.service.__main__ import main
+from affidavit.service.pool import AccountingPool
+
+__all__ = ["main", "prepare"]
+
+
+async def _here(_pool: Any, work: Any, *given: Any, **named: Any) -> Any:
+    return await run_in_threadpool(work, *given, **named)
+
+
+def prepare() -> None:
+    """Import what a service would, and have it account in its own process."""
+    for name in ("affidavit.service.engines", "affidavit.service.serve"):
+        import_module(name)
+    AccountingPool.run = _here  # type: ignore[method-assign,assignment]
+    AccountingPool.warm_up = lambda _: None  # type: ignore[method-assign,assignment]

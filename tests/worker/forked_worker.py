@@ -1,0 +1,100 @@
+"""A worker as a forked process (``tests/forked.py``), and its trainers forked from it.
+
+A trainer takes longer to import than what it is given to do here takes. It is a child of its
+worker in a session of its own as it is in production, it runs ``affidavit.worker.child``, which
+has it die with its worker, and then the trainer's own ``main``; what it does not do is to become
+another program in between. Trainers of several processes do that as well. The worker's threads
+never run PyTorch, so that no lock of it is held by one that a trainer does not have.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
+
+from affidavit.worker import child, executor
+from affidavit.worker.__main__ import app
+from tests.forked import end
+
+CHILD = [sys.executable, "-m", "affidavit.worker.child"]
+TRAINER = [sys.executable, "-m", "affidavit.trainer"]
+
+
+class Trainer:
+    """What ``executor.run`` needs of ``subprocess.Popen``."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdin: int,
+        stdout: IO[bytes],
+        stderr: int,
+        env: Mapping[str, str] | None,
+        start_new_session: bool,
+    ) -> None:
+        assert [*command[:3]] == CHILD
+        assert (stdin, stderr, start_new_session) == (subprocess.DEVNULL, subprocess.STDOUT, True)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(command, stdout, env)
+        self._code: int | None = None
+        self._handle = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; raises ``subprocess.TimeoutExpired``."""
+        if self._code is None:
+            if not select.select([self._handle], [], [], timeout)[0]:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(TRAINER, timeout)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            os.close(self._handle)
+        return self._code
+
+
+def _become(command: Sequence[str], log: IO[bytes], env: Mapping[str, str] | None) -> NoReturn:
+    """What ``Popen`` does after its fork, and what the command is."""
+    os.setsid()
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    for each in (1, 2):
+        os.dup2(log.fileno(), each)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    logging.getLogger().handlers.clear()
+    given = dict(os.environ if env is None else env)
+    os.environ.clear()
+    os.environ.update(given)
+    sys.argv = [child.__name__, *command[len(CHILD) :]]
+    end(child.main)
+
+
+def _executed(_program: str, command: list[str]) -> NoReturn:
+    """In place of ``os.execvp`` at the end of ``child.main``."""
+    if command[: len(TRAINER)] == TRAINER:
+        from affidavit.trainer.__main__ import app as trainer
+
+        end(lambda: trainer(command[len(TRAINER) :], prog_name="affidavit train"))
+    os.execv(command[0], command)
+
+
+def prepare() -> None:
+    """Import what a trainer would, and have the executor fork instead."""
+    # PyTorch's optimizers import its compiler.
+    for name in ("affidavit.trainer.__main__", "sklearn.datasets", "torch._dynamo"):
+        import_module(name)
+    vars(executor)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
+    vars(os)["execvp"] = _executed
+
+
+def main(arguments: Sequence[str]) -> Any:
+    """``python -m affidavit.worker``."""
+    return app([*arguments], prog_name="affidavit worker")
