@@ -359,7 +359,10 @@ def _reserve(connection: Connection, claim: Claim, call: Call) -> Reservation:
 def commit_held(
     connection: Connection, ledger: KeptLedger, reservation: Reservation, call: Call
 ) -> bool:
-    """``Ledger.commit`` of what ``held`` returned; whether it was committed now."""
+    """``Ledger.commit`` of what ``held`` returned; whether it was committed now.
+
+    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
     if _is_repeated(connection, call):
         return False
     if reservation.state == "released":
@@ -387,7 +390,10 @@ def release_held(
     *,
     reason: str,
 ) -> bool:
-    """``Ledger.release`` of what ``held`` returned; whether it was released now."""
+    """``Ledger.release`` of what ``held`` returned; whether it was released now.
+
+    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
     if _is_repeated(connection, call):
         return False
     if reservation.state == "released":
@@ -417,7 +423,10 @@ def settle_held(
     record: str | None,
     cost: Cost | None,
 ) -> bool:
-    """``Ledger.settle`` of what ``held`` returned; whether it was settled now."""
+    """``Ledger.settle`` of what ``held`` returned; whether it was settled now.
+
+    Raises ``WrongState``, ``StepsAboveCertificate`` or ``RecordRequired``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
     if _is_repeated(connection, call):
         return False
     certified = reservation.certified_steps
