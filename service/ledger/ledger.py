@@ -425,7 +425,8 @@ def settle_held(
 ) -> bool:
     """``Ledger.settle`` of what ``held`` returned; whether it was settled now.
 
-    Raises ``WrongState``, ``StepsAboveCertificate`` or ``RecordRequired``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    Raises ``WrongState``, ``StepsAboveCertificate`` or ``RecordRequired``, and
+    ``IdempotencyKeyReused`` where ``call`` has a key.
     """
     if _is_repeated(connection, call):
         return False
