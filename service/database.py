@@ -43,8 +43,12 @@ from sqlalchemy.exc import DisconnectionError
 BUSY_MILLISECONDS = 10_000
 _HELD = "affidavit_turn"
 CONNECT_SECONDS = 5
-CONNECTIONS = 15
-"""That a process has to PostgreSQL at most; each is opened when it is first needed."""
+CONNECTIONS = 5
+"""That a process has to PostgreSQL at most; each is opened when it is first needed.
+
+More would do no more at once, because one interpreter computes for all of them: threads that wait
+for a connection leave it to those that have one, and it is handed to and fro less often.
+"""
 RANDOM_PAGE_COST = 1.1
 """Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
 PRAGMAS = (
