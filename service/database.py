@@ -47,7 +47,7 @@ CONNECTIONS = 5
 """That a process has to PostgreSQL at most; each is opened when it is first needed.
 
 More would do no more at once, because one interpreter computes for all of them: threads that wait
-for a connection leave it to those that have one, and it is handed to and fro less often.
+for a connection leave it to those that have one, and it is handed back and forth less often.
 """
 RANDOM_PAGE_COST = 1.1
 """Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
