@@ -36,7 +36,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Dialect, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import DisconnectionError
 
@@ -95,6 +95,19 @@ def reader(engine: Engine) -> Engine:
 def writer(engine: Engine) -> Engine:
     """``engine`` for transactions that write; shares its connections."""
     return engine.execution_options(affidavit_writes=True)
+
+
+_HOLD = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+_SHARE = text("SELECT pg_advisory_xact_lock_shared(hashtextextended(:name, 0))")
+
+
+def hold(connection: Connection, name: str, *, shared: bool = False) -> None:
+    """Let no other transaction hold ``name`` until ours ends, or where ``shared`` only share it.
+
+    SQLite has one writer at a time. Of two names with one hash, one waits in vain.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(_SHARE if shared else _HOLD, {"name": name})
 
 
 def is_missing_file(url: URL) -> bool:

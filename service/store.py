@@ -30,7 +30,6 @@ from sqlalchemy import (
     RowMapping,
     Select,
     bindparam,
-    func,
     insert,
     select,
     tuple_,
@@ -38,6 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.envelope import read_envelope
+from affidavit.service import database
 from affidavit.service.database import reader, writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
@@ -262,9 +262,7 @@ class CertificateStore:
 
 def hold(connection: Connection, certificate_id: str) -> None:
     """Let no other transaction issue, approve or revoke this certificate until ours ends."""
-    if connection.dialect.name == "postgresql":
-        # SQLite has one writer at a time. Of two ids with one hash, one waits in vain.
-        connection.execute(_HOLD, {"wanted": certificate_id})
+    database.hold(connection, certificate_id)
 
 
 def current(
@@ -350,7 +348,6 @@ def _now(certificate_id: str) -> dict[str, Any]:
 
 
 # Built once: putting a statement together takes as long as running it.
-_HOLD = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("wanted"), 0)))
 _ISSUES = (
     select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
     .where(certificates.c.id == bindparam("wanted"))

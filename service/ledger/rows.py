@@ -22,6 +22,7 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.accountants.filter.rule import Filter
+from affidavit.service import database
 from affidavit.service.calls import Call
 from affidavit.service.ledger.state import Rule, State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
@@ -110,13 +111,11 @@ _LEDGERS = (
 
 _NAME = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
 _LEDGER = _LEDGERS.where(*(column == bindparam(column.name) for column in _NAME))
-_HOLD = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name"), 0)))
 
 
 def hold(connection: Connection, scope: Scope) -> None:
     """Let no other transaction work on this ledger until ours ends."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(_HOLD, {"name": f"ledger {scope}"})
+    database.hold(connection, f"ledger {scope}")
 
 
 def find_ledger(connection: Connection, scope: Scope) -> KeptLedger | None:

@@ -14,14 +14,14 @@ import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, Engine, func, insert, select
+from sqlalchemy import Connection, Engine, insert, select
 
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
 from affidavit.certificate.log.note import NoteKey, UnknownSigner, open_note
 from affidavit.certificate.log.tree import ProofError, verify_consistency
 from affidavit.certificate.log.witness import Addition, cosign
-from affidavit.service.database import writer
+from affidavit.service.database import hold, writer
 from affidavit.service.log.tables import log_witnessed
 
 log = logging.getLogger("affidavit.service.log")
@@ -85,9 +85,7 @@ class Witness:
 
 
 def _last(connection: Connection, origin: str) -> Checkpoint | None:
-    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-        lock = func.pg_advisory_xact_lock(func.hashtextextended(f"witness {origin}", 0))
-        connection.execute(select(lock))
+    hold(connection, f"witness {origin}")
     query = select(log_witnessed.c.note).where(log_witnessed.c.origin == origin)
     order = log_witnessed.c.tree_size.desc(), log_witnessed.c.id.desc()
     note = connection.execute(query.order_by(*order).limit(1)).scalar()

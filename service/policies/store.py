@@ -25,7 +25,7 @@ from affidavit.certificate.policy.document import MalformedPolicy, Policy
 from affidavit.certificate.policy.reading import policy_from
 from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.service.database import reader, writer
+from affidavit.service.database import hold, reader, writer
 from affidavit.service.policies.rulebook import Head, Rulebook
 from affidavit.service.policies.tables import (
     policies,
@@ -136,16 +136,12 @@ class PolicyStore:
 
 def change(connection: Connection) -> None:
     """Let nobody else change the rules, or keep what was judged by them, until we are done."""
-    if connection.dialect.name == "postgresql":  # SQLite has one writer at a time
-        lock = func.pg_advisory_xact_lock(func.hashtextextended(LOCK, 0))
-        connection.execute(select(lock))
+    hold(connection, LOCK)
 
 
 def rely(connection: Connection) -> None:
     """Let nobody change the rules until we are done."""
-    if connection.dialect.name == "postgresql":
-        lock = func.pg_advisory_xact_lock_shared(func.hashtextextended(LOCK, 0))
-        connection.execute(select(lock))
+    hold(connection, LOCK, shared=True)
 
 
 def keep_policy(

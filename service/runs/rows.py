@@ -119,9 +119,9 @@ _WITH_LEASE: Select[Any] = (
     .join_from(runs, run_leases)
     .join_from(runs, reservations)
 )
-_TOLD = ("kind", "at", "fence", "body")
+_TOLD = [run_events.c[name].label(f"event_{name}") for name in ("kind", "at", "fence", "body")]
 _RUN = (
-    _WITH_LEASE.add_columns(*(run_events.c[name].label(f"event_{name}") for name in _TOLD))
+    _WITH_LEASE.add_columns(*_TOLD)
     .join_from(runs, run_events)
     .where(runs.c.id == bindparam("wanted"))
     .order_by(run_events.c.seq)
@@ -251,8 +251,7 @@ def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
 def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
     ids = [row.id for row in rows]
     happened: dict[str, list[Row[Any]]] = defaultdict(list)
-    told = [run_events.c[name].label(f"event_{name}") for name in _TOLD]
-    query = select(run_events.c.run_id, *told).where(run_events.c.run_id.in_(ids))
+    query = select(run_events.c.run_id, *_TOLD).where(run_events.c.run_id.in_(ids))
     for event in connection.execute(query.order_by(run_events.c.seq)):
         happened[event.run_id].append(event)
     return [_run(row, happened[row.id]) for row in rows]
