@@ -95,7 +95,7 @@ bench-monte-carlo: install
 bench-service: install
 	$(BIN)/python -m bench.service
 
-# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: one to three hours.
+# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: an hour and a half on two cores.
 bench-scale: install
 	$(BIN)/python -m bench.scale
 
