@@ -51,10 +51,10 @@ def guarded_plan() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def certified(key: SigningKey, guarded_plan: Callable[..., Any]) -> Certified:
-    """Predicate and bundle of such a plan."""
+    """Predicate and bundle of such a plan, all issued at one moment, before any run began."""
+    at = datetime.now(UTC).replace(microsecond=0)
 
     def make(**changes: Any) -> tuple[dict[str, Any], bytes]:
-        at = datetime.now(UTC).replace(microsecond=0)
         plan = guarded_plan(**changes)
         found = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
         return found.statement["predicate"], found.bundle
