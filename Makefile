@@ -36,9 +36,10 @@ DATABASE ?= postgresql
 demo-run: install-trainer
 	@$(BIN)/python -m examples.train.demo_run $(DATABASE)
 
-# Two processes on two cores: threads of their own would only wait for each other.
+# Two processes on two cores: threads of their own would only wait for each other. Modules are kept
+# compiled even where the environment says not to: the tests start hundreds of processes.
 test: install-trainer
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 check: install-trainer
 	$(BIN)/ruff check .
