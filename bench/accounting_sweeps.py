@@ -70,12 +70,18 @@ def row(q: float, sigma: float, steps: int, delta: float = 1e-6) -> float | None
 
 
 def batch() -> None:
-    """A thousand plans of three sweeps, by one accountant, against single ones."""
+    """A thousand plans of each of three sweeps, by one accountant, against single ones."""
     sweeps = {
         "100 numbers of steps, 10 δ": [
             (plan(0.01, 1.0, 500 + 50 * index), 10.0**-power)
             for index in range(100)
             for power in range(4, 14)
+        ],
+        "10 rates, 10 noise multipliers, 10 numbers of steps": [
+            (plan(0.002 * rate, 0.8 + 0.2 * index, 500 * epochs), 1e-6)
+            for rate in range(1, 11)
+            for index in range(10)
+            for epochs in range(1, 11)
         ],
         "10 rates, 100 noise multipliers": [
             (plan(0.002 * rate, 0.8 + 0.02 * index, 2000), 1e-6)

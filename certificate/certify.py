@@ -25,6 +25,7 @@ from affidavit.accountants.composition import kinds
 from affidavit.accountants.protocol import (
     Accountant,
     AccountantError,
+    Adjustable,
     NoSolution,
     PrivacyCurve,
     Sampling,
@@ -46,6 +47,8 @@ AGREEMENT = 1e-3
 MOST_KINDS = 250
 """Kinds of release in one run. Each costs about 50 ms to search over; more would take longer
 than a person at a command line or a request to the service waits."""
+DECIDING = 1e-5
+"""Relative width of the bracket that decides where the target lies inside the first one."""
 FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
 """What an engine with a fault raises: it must decide nothing, nor take the others with it."""
 
@@ -158,7 +161,8 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
     curve = solver.curve(closed.event())
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
-        answer = solver.epsilon(closed.event(), delta), Bracket(lower=delta, upper=delta)
+        found = _told_from(epsilon, solver.epsilon(closed.event(), delta), curve, delta)
+        answer = found, Bracket(lower=delta, upper=delta)
     else:
         answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
     return _Answer(
@@ -170,6 +174,19 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
         mu=getattr(curve, "mu", None),
         confidence=_confidence(curve),
     )
+
+
+def _told_from(target: float, found: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:
+    """``found``, or a narrower bracket of ε where the target's ε lies inside it.
+
+    How an engine rounds within the width that it promises then decides about no plan.
+    """
+    if not found.lower <= target < found.upper or not isinstance(curve, Adjustable):
+        return found
+    try:
+        return found.intersect(curve.with_width(DECIDING).epsilon(delta))
+    except AccountantError:
+        return found
 
 
 def _confidence(curve: PrivacyCurve) -> Confidence | None:

@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.answers import Answers
 from affidavit.accountants.fourier.approximation import approximate_epsilon
 from affidavit.accountants.fourier.directions import directions
+from affidavit.accountants.fourier.kept import MOST_BYTES, MOST_LAWS, Kept
 from affidavit.accountants.fourier.nesting import nested
 from affidavit.accountants.fourier.passes import transforms
 from affidavit.accountants.fourier.refine import SMALLEST_WIDTH, DeltaSearch, EpsilonSearch
@@ -57,7 +58,8 @@ class FourierAccountant:
     """
 
     relative_width: float = 1e-4
-    answers: Answers = field(default_factory=Answers, repr=False, compare=False)
+    answers: Kept = field(default_factory=partial(Kept, MOST_LAWS), repr=False, compare=False)
+    shared: Kept = field(default_factory=partial(Kept, MOST_BYTES), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 1e-7 <= self.relative_width <= 0.1:
@@ -76,7 +78,7 @@ class FourierAccountant:
     def curve(self, event: Event) -> FourierCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         return FourierCurve(
-            directions=tuple(Laws.of(direction) for direction in directions(event)),
+            directions=tuple(Laws.of(each, self.shared) for each in directions(event)),
             relative_width=self.relative_width,
             answers=self.answers,
         )
@@ -92,7 +94,7 @@ class FourierCurve:
 
     directions: tuple[Laws, ...]
     relative_width: float
-    answers: Answers = field(default_factory=Answers, repr=False, compare=False)
+    answers: Kept = field(default_factory=partial(Kept, MOST_LAWS), repr=False, compare=False)
 
     def with_width(self, relative_width: float) -> FourierCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
@@ -157,7 +159,8 @@ class FourierCurve:
     def _kept(self, what: str, at: float, compute: Callable[[], Bracket]) -> Bracket:
         asked = tuple(laws.direction for laws in self.directions)
         size = sum(len(laws.atoms) for laws in self.directions)
-        return self.answers.get((what, asked, at, self.relative_width), compute, size)
+        question = (what, asked, at, self.relative_width)
+        return self.answers.get(question, compute, lambda _: size)
 
     @property
     def _gapped(self) -> bool:
@@ -202,7 +205,7 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
     """Whether a coarse bound proves this direction's δ at ``epsilon`` to be below ``delta``."""
     if epsilon >= _ceiling(laws) * (1 + 1e-12):
         return True
-    saddle, guess = saddle_at_epsilon(laws, epsilon)
+    saddle, guess = saddle_at_epsilon(laws, epsilon, delta)
     gap = math.log(delta) - saddle.log_delta
     if gap < 1e-3:
         return False

@@ -10,7 +10,6 @@ it which could not pay for themselves join it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,43 +21,27 @@ _MOST_JOINED = 16
 """Cells that join the first at most; by then next to nothing is left above them."""
 
 
-def grids(
-    releases: Sequence[LossLaw],
-    atoms: tuple[tuple[Atoms, int], ...],
-    tops: tuple[float, ...],
+def grids_of(
+    atoms: Atoms,
+    law: LossLaw,
+    top: float,
     order: float,
     tolerance: float,
     step: float,
-    *,
-    gapped: bool,
-) -> tuple[tuple[Grid, ...], tuple[LowerRange, ...]]:
-    """Grids of one ``step`` for every release, and what their lower measures use of them.
-
-    ``releases`` are the attained laws, ``atoms`` the dominating ones with their counts and
-    ``tops`` the losses above which these are cut, in nats like ``step``; ``order`` is the tilt
-    (1/nat) and ``tolerance`` the width wanted of log δ. Laws that leave a gap of their own
-    (``gapped``) would not get a narrower bracket from joined cells, only a looser upper end.
-    """
-    most, steps = 0 if gapped else _MOST_JOINED, sum(count for _, count in atoms)
-    uppers, lowers = [], []
-    for release, (law, _), top in zip(releases, atoms, tops, strict=True):
-        floor = tilted_floor(law, order, 0.01 * min(1.0, tolerance) / steps / 2)
-        hair = 1e-3 * tolerance / (1.0 + order) / steps + 1e-16
-        upper, lower = _grids(release, floor, law.median(order), top, step, hair, most)
-        uppers.append(upper)
-        lowers.append(lower)
-    return tuple(uppers), tuple(lowers)
-
-
-def _grids(
-    law: LossLaw, floor: float, center: float, top: float, step: float, hair: float, most: int
+    joining: bool,
 ) -> tuple[Grid, LowerRange]:
     """Grids for the upper and the lower measure of one release, on common nodes.
+
+    ``law`` is the attained one and ``atoms`` those of the dominating one, cut above ``top``;
+    ``top`` and ``step`` are in nats, ``order`` is the tilt (1/nat) and ``tolerance`` the width
+    wanted of log δ, a release. Cells may be joined to the first only where ``joining``.
 
     One node is anchored where most depends on it, a hair below the barycentre of its
     cell: in a first cell that takes in a steep lower end of the law, else in a last cell
     that takes in a steep upper end, else in the cell that holds the bulk.
     """
+    floor, center = tilted_floor(atoms, order, 0.005 * tolerance), atoms.median(order)
+    hair, most = 1e-3 * tolerance / (1.0 + order) + 1e-16, _MOST_JOINED if joining else 0
     first = _end_cell(law, floor, center + step, step, lower=True)
     last = None if first is not None else _end_cell(law, center - step, top, step, lower=False)
     anchor = first if first is not None else last

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,12 +72,14 @@ class LatticeMeasure:
     ``masses`` have shape (size,). ``infinite`` is the mass at infinite loss (upper bounds
     only) and ``loss_error`` an amount (nats) by which every node must be raised (upper) or
     lowered (lower) for the bound to hold, for measures whose nodes are themselves rounded.
+    ``name`` says all that it follows from, where its transforms may be kept by that.
     """
 
     grid: Grid
     masses: Array
     infinite: float
     loss_error: float = 0.0
+    name: Hashable = None
 
     def up_to(self, cut: float) -> LatticeMeasure:
         """The part with losses up to ``cut`` (nats), without the infinite ones."""

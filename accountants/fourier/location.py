@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 from affidavit.accountants.fourier.passes import ENDLESS, crossing, steered, transforms
-from affidavit.accountants.fourier.saddle import Saddle, at_delta, at_epsilon
-from affidavit.accountants.fourier.steering import Laws
+from affidavit.accountants.fourier.saddle import Saddle, at_epsilon
+from affidavit.accountants.fourier.steering import Laws, saddle_at_delta
 
 
 def union_bound(laws: Laws, delta: float) -> float:
@@ -34,8 +34,7 @@ def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
     The saddle's own ε can be far off when the loss is a few rare jumps, and the tilt with
     it: then the saddle is found again at the ε of the coarse grid.
     """
-    atoms = laws.common(delta)
-    saddle = at_delta(atoms, delta)
+    saddle = saddle_at_delta(laws, delta)
     epsilon = saddle.epsilon
     for _ in range(4):
         above, _ = transforms(
@@ -49,7 +48,7 @@ def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
         epsilon = found
         if moved < 0.5:
             break
-        saddle = at_epsilon(atoms, epsilon)
+        saddle = at_epsilon(laws.common(delta), epsilon)
     return saddle, epsilon
 
 

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
+from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.lattice import (
+    Grid,
     HalfCells,
     LatticeMeasure,
+    LowerRange,
     lower_measure,
     upper_measure,
 )
+from affidavit.accountants.fourier.losses import LossLaw
 from affidavit.accountants.fourier.saddle import Saddle
 from affidavit.accountants.fourier.steering import Laws, Steering, steer, steer_in_strata
 from affidavit.accountants.fourier.transform import ComposedTransform
@@ -59,27 +64,45 @@ def transforms(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[S
     callers that read the upper one only. Raises ``OutOfReach`` as ``check_cost`` does.
     """
     check_cost(steering)
-    releases = laws.direction.laws
-    cells = [
-        HalfCells.of(law, grid) for (law, _), grid in zip(releases, steering.grids, strict=True)
-    ]
-    counts = [count for _, count in releases]
-    above = _sum(list(zip(map(upper_measure, cells), counts, strict=True)), steering)
-    if not lower:
-        return above, above
-    lowers = []
-    for index, (attained, span) in enumerate(
-        zip(laws.direction.attained, steering.lower_ranges, strict=True)
+    uppers, lowers = [], []
+    for (law, count), attained, grid, span in zip(
+        laws.direction.laws,
+        laws.direction.attained,
+        steering.grids,
+        steering.lower_ranges,
+        strict=True,
     ):
-        same = attained == releases[index][0]
-        held = cells[index] if same else HalfCells.of(attained, steering.grids[index])
-        lowers.append((lower_measure(held, span), counts[index]))
-    return above, _sum(lowers, steering)
+        cells: Callable[[], HalfCells] = cache(partial(HalfCells.of, law, grid))
+        uppers.append((_upper(law, grid, cells, laws.shared), count))
+        if lower:
+            if attained != law:
+                cells = partial(HalfCells.of, attained, grid)
+            lowers.append((_lower(attained, grid, span, cells, laws.shared), count))
+    above = _sum(uppers, steering, laws.shared)
+    return above, _sum(lowers, steering, laws.shared) if lower else above
 
 
-def _sum(parts: list[tuple[LatticeMeasure, int]], steering: Steering) -> Sum:
+def _upper(
+    law: LossLaw, grid: Grid, cells: Callable[[], HalfCells], shared: Kept
+) -> LatticeMeasure:
+    name = "upper", law, grid
+    return shared.get(name, lambda: replace(upper_measure(cells()), name=name), _bytes)
+
+
+def _lower(
+    law: LossLaw, grid: Grid, span: LowerRange, cells: Callable[[], HalfCells], shared: Kept
+) -> LatticeMeasure:
+    name = "lower", law, grid, span
+    return shared.get(name, lambda: replace(lower_measure(cells(), span), name=name), _bytes)
+
+
+def _bytes(measure: LatticeMeasure) -> int:
+    return measure.masses.nbytes
+
+
+def _sum(parts: list[tuple[LatticeMeasure, int]], steering: Steering, shared: Kept) -> Sum:
     if steering.cut is None:
-        return Sum((ComposedTransform(parts, steering.windows[0]),))
+        return Sum((ComposedTransform(parts, steering.windows[0], shared=shared),))
     common = [(measure.up_to(steering.cut), count) for measure, count in parts]
     return Sum(
         (
@@ -107,12 +130,12 @@ def steered(
     def at(step: float | None) -> Steering:
         if slope is None:
             return steer(laws, saddle, epsilon, delta, tolerance, step)
-        return steer_in_strata(laws, saddle, epsilon, delta, tolerance, slope, step)
+        return steer_in_strata(laws, epsilon, delta, tolerance, slope, step)
 
     steering = at(step)
     if step is None and steering.points > MOST_POINTS:
         # A wider bracket is worth more than none.
-        return at(1.05 * steering.step * steering.points / MOST_POINTS)
+        return at(1.15 * steering.step * steering.points / MOST_POINTS)
     return steering
 
 

@@ -16,12 +16,14 @@ Privacy", ICML 2023.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from affidavit.accountants.fourier.ladders import down
 from affidavit.accountants.fourier.losses import Atoms
 from affidavit.accountants.fourier.normal_masses import Array
 
@@ -30,8 +32,11 @@ Composition = Sequence[tuple[Atoms, int]]
 
 _SMALLEST_LOG_ORDER = math.log(1e-6)
 _LARGEST_LOG_ORDER = math.log(1e7)
-_LADDER = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 9.0, 12.0)
-"""Further tilts tried by ``tilted_reach``, in units of one over the tilted deviation."""
+_NEWTON = 30
+"""Steps of Newton's method at most, before bisection alone."""
+_NEAREST, _TRIED = 0.1, 15
+"""The least of the further tilts tried by ``tilted_reach``, in units of one over the tilted
+deviation, and how many there are, each √2 times as much as the one before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +51,11 @@ class Saddle:
     log_delta: float
     mean: float
     variance: float
+
+    @property
+    def curvature(self) -> float:
+        """Of the integrand's logarithm along the real axis, in nats²: d epsilon / d order."""
+        return self.variance + self.order**-2 + (self.order + 1) ** -2
 
 
 def at_order(laws: Composition, order: float) -> Saddle:
@@ -66,57 +76,57 @@ def at_order(laws: Composition, order: float) -> Saddle:
     # steering finite there.
     variance = max(variance, (1e-6 / (1 + order)) ** 2)
     epsilon = mean - 1 / order - 1 / (order + 1)
-    curvature = variance + order**-2 + (order + 1) ** -2
+    found = Saddle(order=order, epsilon=epsilon, log_delta=0.0, mean=mean, variance=variance)
     log_delta = (
         log_moment
         - order * epsilon
         - math.log(order)
         - math.log1p(order)
-        - 0.5 * math.log(2 * math.pi * curvature)
+        - 0.5 * math.log(2 * math.pi * found.curvature)
     )
-    return Saddle(
-        order=order,
-        epsilon=epsilon,
-        log_delta=log_delta,
-        mean=mean,
-        variance=variance,
-    )
+    return replace(found, log_delta=log_delta)
 
 
 def at_delta(laws: Composition, delta: float) -> Saddle:
     """The saddle near ``delta``; ε is not cut at zero."""
-    return _search(laws, lambda point: point.log_delta - math.log(delta), 1e-3)
+
+    def excess(point: Saddle) -> tuple[float, float]:
+        return point.log_delta - math.log(delta), point.order**2 * point.curvature
+
+    return _search(laws, excess, 1e-3)
 
 
 def at_epsilon(laws: Composition, epsilon: float) -> Saddle:
     """The saddle near ``epsilon`` (nats)."""
-    return _search(laws, lambda point: epsilon - point.epsilon, 5e-3)
+
+    def excess(point: Saddle) -> tuple[float, float]:
+        return epsilon - point.epsilon, point.order * point.curvature
+
+    return _search(laws, excess, 5e-3)
 
 
-def _search(laws: Composition, excess: Callable[[Saddle], float], accuracy: float) -> Saddle:
-    """The order where ``excess``, decreasing in the order, changes sign.
+def _search(
+    laws: Composition, excess: Callable[[Saddle], tuple[float, float]], accuracy: float
+) -> Saddle:
+    """The order where ``excess``, decreasing in the order, changes sign, to ``accuracy`` of it.
 
-    Gallops away from λ = 1 in log λ, then bisects.
+    ``excess`` comes with about how fast it falls with log λ. Newton's method in log λ from
+    λ = 1, by at most a factor of e² at once; bisection where it leaves the bracket or is slow.
     """
-    low = high = 0.0
-    stride = 1.0
-    if excess(at_order(laws, 1.0)) > 0:
-        high = stride
-        while high < _LARGEST_LOG_ORDER and excess(at_order(laws, math.exp(high))) > 0:
-            low, stride = high, 2 * stride
-            high = min(low + stride, _LARGEST_LOG_ORDER)
-    else:
-        low = -stride
-        while low > _SMALLEST_LOG_ORDER and excess(at_order(laws, math.exp(low))) <= 0:
-            high, stride = low, 2 * stride
-            low = max(high - stride, _SMALLEST_LOG_ORDER)
-    while high - low > accuracy:
-        middle = (low + high) / 2
-        if excess(at_order(laws, math.exp(middle))) > 0:
-            low = middle
+    low, high, at = _SMALLEST_LOG_ORDER, _LARGEST_LOG_ORDER, 0.0
+    for turn in itertools.count():
+        point = at_order(laws, math.exp(at))
+        value, fall = excess(point)
+        if value > 0:
+            low = at
         else:
-            high = middle
-    return at_order(laws, math.exp((low + high) / 2))
+            high = at
+        move = max(-2.0, min(2.0, value / fall))
+        if abs(move) <= accuracy / 2 or high - low <= accuracy:
+            break
+        follow = turn < _NEWTON and low < at + move < high
+        at = at + move if follow else (low + high) / 2
+    return point
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +147,7 @@ def tilted_reach(laws: Composition, point: Saddle, log_tail: float) -> Reach:
 
     Chernoff's bound with the best of a ladder of further tilts on either side.
     """
-    shifts = np.array(_LADDER) / math.sqrt(point.variance)
+    shifts = down(_NEAREST / math.sqrt(point.variance), 2) * 2.0 ** (0.5 * np.arange(_TRIED))
     orders = point.order + np.concatenate((-shifts, [0.0], shifts))
     moments = sum((count * atoms.log_moments(orders) for atoms, count in laws), np.zeros(1))
     further = moments - moments[shifts.size]

@@ -28,14 +28,17 @@ References: [1] Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
 from affidavit.accountants.cyclic import folded, transform_error
+from affidavit.accountants.fourier.kept import SMALL, Kept
+from affidavit.accountants.fourier.ladders import down
 from affidavit.accountants.fourier.lattice import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 
@@ -43,6 +46,8 @@ Complex = NDArray[np.complex128]
 
 _NEGLIGIBLE = 1e-24
 """Frequencies whose composed transform is below this share of it are left out."""
+_LENGTHS = 4
+"""Rungs an octave of the ladder of lengths."""
 _SMALLEST_SUM = 1e-200
 """Below this a sum may have lost terms to underflow, and is taken in logarithms instead."""
 
@@ -53,6 +58,7 @@ class TiltedLaw:
 
     ``common`` and ``rare``, which sum to one, have the shape (n,) of ``losses`` (nats). The
     measure was exp(``log_total``) times as much; ``relative`` is the error that tilting makes.
+    ``name`` says all that it follows from but the count, where its transforms may be kept.
     """
 
     losses: Array
@@ -61,6 +67,7 @@ class TiltedLaw:
     count: int
     log_total: float
     relative: float
+    name: Hashable = None
 
     @classmethod
     def of(
@@ -101,6 +108,55 @@ class TiltedLaw:
         )
 
 
+def tilted(
+    measure: LatticeMeasure, count: int, order: float, cut: float | None, shared: Kept
+) -> TiltedLaw | None:
+    """As ``TiltedLaw.of``, and ``shared`` where the measure has a name and is not split.
+
+    Where the cuts of strata are, and their tilts, differs from plan to plan.
+    """
+    if measure.name is None or cut is not None:
+        return TiltedLaw.of(measure, count, order, cut)
+    once = shared.get(
+        ("tilted", measure.name, order),
+        partial(TiltedLaw.of, measure, 1, order, None),
+        lambda law: 0 if law is None else law.losses.nbytes + law.common.nbytes,
+    )
+    if once is None:
+        return None
+    return replace(once, count=count, relative=count * once.relative, name=(measure.name, order))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LawTransform:
+    """The transform of one law, wrapped, at the frequencies ``kept`` that its power leaves.
+
+    ``logs`` are the complex logarithms of the values there, shape (m,) as ``kept``; ``error``
+    bounds the 2-norm error of all values.
+    """
+
+    kept: NDArray[np.intp]
+    logs: Complex
+    error: float
+
+    @classmethod
+    def of(cls, law: Array, size: int, count: int) -> LawTransform:
+        """The transform of ``size`` points of ``law``, shape (m,), for ``count`` or more of it."""
+        wrapped = folded(law, size)
+        values = fft.rfft(wrapped)
+        kept = np.flatnonzero(count * _log_abs(values) > math.log(_NEGLIGIBLE))
+        return cls(kept=kept, logs=np.log(values[kept]), error=transform_error(wrapped, law.size))
+
+
+def _transformed(law: TiltedLaw, size: int, shared: Kept) -> LawTransform:
+    count = int(down(law.count, 1))
+    compute = partial(LawTransform.of, law.common, size, count)
+    if law.name is None:
+        return compute()
+    key = "transform", law.name, size, count
+    return shared.get(key, compute, lambda one: one.kept.nbytes + one.logs.nbytes)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spectrum:
     """The composed transform at the frequencies ``kept`` of ``size`` points.
@@ -116,25 +172,24 @@ class Spectrum:
     left_out: float
 
 
-def composed(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
-    """The transform, of ``size`` points, of the composition; with rare parts, of what has one."""
+def composed(laws: Sequence[TiltedLaw], size: int, shared: Kept) -> Spectrum:
+    """The transform, of ``size`` points, of the composition; with rare parts, of what has one.
+
+    ``shared`` keeps the transforms of laws that have a name.
+    """
     if any(law.rare is not None for law in laws):
         return _with_a_rare_loss(laws, size)
-    kept = np.arange(size // 2 + 1)
-    log_product: Complex = np.zeros(kept.size, dtype=np.complex128)
-    error = worst = 0.0
-    for law in laws:
-        wrapped = folded(law.common, size)
-        one = transform_error(wrapped, law.common.size)
-        error += law.count * one
-        worst += law.count * one * math.sqrt(size)
-        spectrum = fft.rfft(wrapped)[kept]
-        # No factor exceeds 1 by more than the error above, so that what is negligible
+    ones = [_transformed(law, size, shared) for law in laws]
+    kept, log_product = ones[0].kept, laws[0].count * ones[0].logs
+    for law, one in zip(laws[1:], ones[1:], strict=True):
+        # No factor exceeds 1 by more than the error below, so that what is negligible
         # after some measures stays so after all.
-        log_size = log_product.real + law.count * _log_abs(spectrum)
-        large = np.flatnonzero(log_size > math.log(_NEGLIGIBLE))
-        kept = kept[large]
-        log_product = log_product[large] + law.count * np.log(spectrum[large])
+        kept, before, here = np.intersect1d(kept, one.kept, assume_unique=True, return_indices=True)
+        log_product = log_product[before] + law.count * one.logs[here]
+    large = log_product.real > math.log(_NEGLIGIBLE)
+    kept, log_product = kept[large], log_product[large]
+    error = sum(law.count * one.error for law, one in zip(laws, ones, strict=True))
+    worst = error * math.sqrt(size)
     # (|F| + e)^T <= 1 + ... <= e^{Te}: how far the errors of T factors can reinforce.
     growth = math.exp(min(700.0, worst))
     values = np.exp(log_product)
@@ -206,15 +261,18 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     )
 
 
-def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
+def log_moment(laws: Sequence[TiltedLaw], order: float, shared: Kept) -> float:
     """log of the composed law's moment at a further tilt (1/nat), raised by its rounding.
 
-    With rare parts, of the composition with at least one rare loss.
+    With rare parts, of the composition with at least one rare loss. ``shared`` keeps the
+    moments of laws that have a name.
     """
     total = ratio = 0.0
     log_ratio = -math.inf
     for law in laws:
-        common = _log_sum(law.common, law.losses, order)
+        compute = partial(_log_sum, law.common, law.losses, order)
+        key = "moment", law.name, order
+        common = compute() if law.name is None else shared.get(key, compute, lambda _: SMALL)
         total += law.count * common
         if law.rare is not None:
             quotient = _log_sum(law.rare, law.losses, order) - common
@@ -229,8 +287,9 @@ def log_moment(laws: Sequence[TiltedLaw], order: float) -> float:
 
 
 def fast_length(points: int) -> int:
-    """The transform's length, at least ``points``, for a window of so many."""
-    return int(fft.next_fast_len(max(32, points), real=True))
+    """The transform's length, at least ``points``, for a window of so many; of a ladder."""
+    rung = 1 / down(1 / max(32, points), _LENGTHS)
+    return int(fft.next_fast_len(math.ceil(rung * (1 - 1e-12)), real=True))
 
 
 def _log_abs(z: Complex) -> Array:

@@ -9,24 +9,33 @@ d h above and d² below: at small sampling probabilities nearly all of it does.
 One cut of the rare large losses serves the saddle and the grids alike: left in, they
 would draw the tilt to themselves at small sampling probabilities.
 
+Tilts, cuts, steps and shares of the tolerance stand on ladders (``ladders.py``), so that plans
+of the same releases that differ in δ or in how often they run share most measures (``kept.py``).
+
 Reference: ``docs/theorems/fourier-lattice.md``.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from affidavit.accountants.fourier.directions import Direction
-from affidavit.accountants.fourier.grids import grids
+from affidavit.accountants.fourier.grids import grids_of
+from affidavit.accountants.fourier.kept import MOST_BYTES, SMALL, Kept
+from affidavit.accountants.fourier.ladders import down, nearest
 from affidavit.accountants.fourier.lattice import Grid, LowerRange
-from affidavit.accountants.fourier.losses import Atoms
+from affidavit.accountants.fourier.losses import Atoms, LossLaw
 from affidavit.accountants.fourier.saddle import (
+    Composition,
     Saddle,
     at_delta,
     at_epsilon,
+    at_order,
     tilted_reach,
 )
 from affidavit.accountants.fourier.spectrum import fast_length
@@ -35,6 +44,13 @@ from affidavit.accountants.fourier.transform import Window, log_peak, window_poi
 
 _RARE = 1e-7
 """Losses exceeded with less than this share of δ in the whole run are cut off."""
+_TILTS, _STEPS, _RARES, _SHARES = 8, 4, 0.1, 0.25
+"""Rungs an octave of the ladders of tilts, of steps, of shares of δ and of tolerance."""
+_ROUGH, _ROUGH_STEPS, _ROUGH_TILTS = 0.05, 2, 1
+"""From this tolerance of log δ on, as when ε is located, and for what only steers a grid, the
+ladders have fewer rungs."""
+_SPENT, _SPENT_IN_STRATA = 0.75, 0.56
+"""Shares of the tolerance that a step may cost before it is moved down to its ladder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +68,8 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Steering:
-    """Tilt, step, window and grids with which one direction is bracketed; ``cut`` in nats."""
+    """Windows, cut and grids with which one direction is bracketed; ``cut`` in nats."""
 
-    saddle: Saddle
     windows: tuple[Window, ...]
     cut: float | None
     grids: tuple[Grid, ...]
@@ -82,17 +97,23 @@ class Steering:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laws:
-    """A direction with the atoms of its laws, computed once and used for all steering."""
+    """A direction with the atoms of its laws, and what is ``shared`` with others of these laws."""
 
     direction: Direction
     atoms: tuple[tuple[Atoms, int], ...]
+    shared: Kept = field(default_factory=partial(Kept, MOST_BYTES), repr=False, compare=False)
 
     @classmethod
-    def of(cls, direction: Direction) -> Laws:
-        """The atoms of every law of ``direction``."""
+    def of(cls, direction: Direction, shared: Kept | None = None) -> Laws:
+        """The atoms of every law of ``direction``, which ``shared`` may hold."""
+        kept = Kept(MOST_BYTES) if shared is None else shared
         return cls(
             direction=direction,
-            atoms=tuple((law.atoms(), count) for law, count in direction.laws),
+            atoms=tuple(
+                (kept.get(("atoms", law), law.atoms, _bytes), count)
+                for law, count in direction.laws
+            ),
+            shared=kept,
         )
 
     @property
@@ -112,24 +133,59 @@ class Laws:
 
     def cut(self, mass: float) -> tuple[tuple[tuple[Atoms, int], ...], tuple[float, ...]]:
         """Atoms below the losses exceeded with probability ``mass`` in all, and these (nats)."""
-        tops = tuple(law.top(mass / self.steps) for law, _ in self.direction.laws)
-        kept = tuple(
-            (atoms.cut(top), count) for (atoms, count), top in zip(self.atoms, tops, strict=True)
+        rare = down(mass / self.steps, _RARES)
+        found = [
+            self.shared.get(
+                ("cut", law, rare),
+                partial(_cut, law, atoms, rare),
+                lambda found: _bytes(found[0]),
+            )
+            for (law, _), (atoms, _) in zip(self.direction.laws, self.atoms, strict=True)
+        ]
+        kept = zip(found, self.atoms, strict=True)
+        return (
+            tuple((atoms, count) for (atoms, _), (_, count) in kept),
+            tuple(top for _, top in found),
         )
-        return kept, tops
+
+    def grids(
+        self,
+        atoms: Composition,
+        tops: Sequence[float],
+        order: float,
+        tolerance: float,
+        step: float,
+    ) -> tuple[tuple[Grid, ...], tuple[LowerRange, ...]]:
+        """Grids of one ``step`` for every release, and what their lower measures use of them.
+
+        ``atoms`` are the laws cut above ``tops`` (nats, as ``step``), ``order`` is the tilt
+        (1/nat) and ``tolerance`` the width wanted of log δ. Laws that leave a gap of their own
+        would not get a narrower bracket from joined cells, only a looser upper end.
+        """
+        share = down(tolerance / self.steps, _SHARES)
+        order = down(order, _ROUGH_TILTS) if order else 0.0
+        found = []
+        for (law, _), attained, (kept, _), top in zip(
+            self.direction.laws, self.direction.attained, atoms, tops, strict=True
+        ):
+            asked = attained, top, order, share, step, not self.gapped
+            made = partial(grids_of, kept, *asked)
+            found.append(self.shared.get(("grids", law, *asked), made, lambda _: SMALL))
+        return tuple(upper for upper, _ in found), tuple(lower for _, lower in found)
 
 
 def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
     """The saddle near ``delta``, with the losses too rare to matter cut off."""
-    return at_delta(laws.cut(_RARE * delta)[0], delta)
+    question = "saddle", laws.direction, delta
+    return laws.shared.get(question, lambda: at_delta(laws.common(delta), delta), lambda _: SMALL)
 
 
-def saddle_at_epsilon(laws: Laws, epsilon: float) -> tuple[Saddle, float]:
+def saddle_at_epsilon(laws: Laws, epsilon: float, about: float = 1.0) -> tuple[Saddle, float]:
     """The saddle near ``epsilon`` (nats) and its δ, with the losses too rare to matter cut off.
 
-    What is too rare depends on δ, which starts as the saddle's own of the whole law.
+    What is too rare depends on δ, which starts as ``about``.
     """
-    delta = 1.0
+    delta = about
     for _ in range(6):
         saddle = at_epsilon(laws.cut(_RARE * delta)[0], epsilon)
         before, delta = delta, math.exp(max(-650.0, min(saddle.log_delta, -1e-3)))
@@ -152,11 +208,13 @@ def steer(
     latter sets which losses are too rare to matter, and must be what the saddle was found
     with: another cut can move the tilted law by orders of magnitude.
     """
-    order = saddle.order
     atoms, tops = laws.cut(_RARE * delta)
+    order = nearest(saddle.order, _TILTS)
+    saddle = at_order(atoms, order)
     spread = math.sqrt(saddle.variance)
     if step is None:
-        step = _step(atoms, order, order, 0.2 * spread, 0.8 * tolerance)
+        step = _step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
+    step = down(step, _rungs(tolerance))
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
     scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
     tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
@@ -168,15 +226,12 @@ def steer(
         below=reach.below,
         above=reach.above,
     )
-    nodes, ranges = grids(
-        laws.direction.attained, atoms, tops, order, tolerance, step, gapped=laws.gapped
-    )
-    return Steering(saddle=saddle, windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
+    nodes, ranges = laws.grids(atoms, tops, order, tolerance, step)
+    return Steering(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
 
 
 def steer_in_strata(
     laws: Laws,
-    saddle: Saddle,
     epsilon: float,
     delta: float,
     tolerance: float,
@@ -187,15 +242,20 @@ def steer_in_strata(
     atoms, tops = laws.cut(1e-3 * min(0.1, tolerance) * delta)
     cut = CUT * epsilon
     if step is None:
-        step = _step(atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, 0.6 * tolerance)
+        step = _step(
+            atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _SPENT_IN_STRATA * tolerance
+        )
+    step = down(step, _rungs(tolerance))
     both = strata(atoms, epsilon, cut, step)
     windows = tuple(
         window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
     )
-    nodes, ranges = grids(
-        laws.direction.attained, atoms, tops, 0.0, tolerance, step, gapped=laws.gapped
-    )
-    return Steering(saddle=saddle, windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
+    nodes, ranges = laws.grids(atoms, tops, 0.0, tolerance, step)
+    return Steering(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
+
+
+def _rungs(tolerance: float) -> int:
+    return _STEPS if tolerance < _ROUGH else _ROUGH_STEPS
 
 
 def _step(
@@ -236,3 +296,13 @@ def _step(
             power = min(2.0, max(0.9, math.log(found / moved) / math.log(step / other)))
         step, found = other, moved
     return step
+
+
+def _cut(law: LossLaw, atoms: Atoms, rare: float) -> tuple[Atoms, float]:
+    """The law's atoms up to the loss exceeded with probability ``rare``, and that loss (nats)."""
+    top = law.top(rare)
+    return atoms.cut(top), top
+
+
+def _bytes(atoms: Atoms) -> int:
+    return atoms.losses.nbytes + atoms.weights.nbytes

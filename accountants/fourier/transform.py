@@ -36,9 +36,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.lattice import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import TiltedLaw, composed, fast_length, log_moment
+from affidavit.accountants.fourier.spectrum import (
+    TiltedLaw,
+    composed,
+    fast_length,
+    log_moment,
+    tilted,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +69,7 @@ class ComposedTransform:
 
     ``parts`` are the measures with their counts, on grids of one step. With a ``cut`` (nats),
     of the composition with at least one loss above it: its curve and that of the measures up
-    to the cut add up to the whole.
+    to the cut add up to the whole. ``shared`` keeps the transforms of measures with a name.
 
     Guarantees
     ----------
@@ -75,6 +82,7 @@ class ComposedTransform:
         parts: Sequence[tuple[LatticeMeasure, int]],
         window: Window,
         cut: float | None = None,
+        shared: Kept | None = None,
     ) -> None:
         self._order = window.order
         self._peak = math.exp(log_peak(window.order))
@@ -88,7 +96,8 @@ class ComposedTransform:
         self._placing = 8 * UNIT_ROUNDOFF * (sum(map(abs, origins)) + far)
         self._shift = sum(part.loss_error * count for part, count in parts)
         self._infinite = sum(part.infinite * count for part, count in parts)
-        laws = [TiltedLaw.of(part, count, window.order, cut) for part, count in parts]
+        self._shared = Kept(0) if shared is None else shared
+        laws = [tilted(part, count, window.order, cut, self._shared) for part, count in parts]
         found = [law for law in laws if law is not None]
         self._alive = len(found) == len(laws) and (
             cut is None or any(law.rare is not None for law in found)
@@ -102,11 +111,11 @@ class ComposedTransform:
         self._relative = sum(law.relative for law in laws)
         low, high = self._loss(self._first), self._loss(self._last)
         slack = 1 + 1e-9
-        below = window.below * low + log_moment(laws, -window.below)
-        above = -window.above * high + log_moment(laws, window.above)
+        below = window.below * low + log_moment(laws, -window.below, self._shared)
+        above = -window.above * high + log_moment(laws, window.above, self._shared)
         self._below = math.exp(min(0.0, below)) * slack
         self._above = math.exp(min(0.0, above)) * slack
-        spectrum = composed(laws, self._size)
+        spectrum = composed(laws, self._size, self._shared)
         kept = spectrum.kept
         # A real transform stands for both k and -k, except at k = 0 and the middle.
         twice = np.where((kept == 0) | (2 * kept == self._size), 1.0, 2.0) / self._size

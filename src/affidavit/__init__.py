@@ -5,4 +5,4 @@ The rooms of the product are its sub-packages: ``plan`` (what is run), ``mechani
 statement), ``service`` (HTTP) and ``gate`` (the command line).
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -60,6 +60,22 @@ def test_noise_found_certifies_and_a_thousandth_less_does_not(
         assert found.verdict == verdict
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(0.9, "certified"), (0.1, "under_noised")])
+def test_a_target_inside_the_bracket_is_told_from_the_true_value(
+    make_plan: Any, share: float, verdict: str
+) -> None:
+    releases, delta = blocks(4.8), {"delta": 1e-5}
+    wide = certify(make_plan(**POISSON, releases=releases, target=delta), second_opinion=False)
+    assert wide.epsilon is not None
+    target = wide.epsilon.lower + share * wide.epsilon.width
+    asked = {"epsilon": target, **delta}
+    found = certify(make_plan(**POISSON, releases=releases, target=asked), second_opinion=False)
+    assert found.verdict == verdict
+    assert found.epsilon is not None
+    assert wide.epsilon.lower <= found.epsilon.lower <= found.epsilon.upper <= wide.epsilon.upper
+    assert found.epsilon.width < 0.2 * wide.epsilon.width
+
+
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
 def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) -> None:
     shaped = [

@@ -2,8 +2,9 @@
 
 Three laws, for every plan of every release (docs/versioning.md): its text has the digest that
 was signed; its bundle verifies with the keys of its time, and fails on nothing but its age
-later; and certifying it again gives the same verdict and a bracket that lies in the old one,
-or exactly the old numbers while the accountant's version is the same.
+later; and certifying it again gives the same verdict and a bracket that meets the old one and
+is as wide, to the width that is promised, or exactly the old numbers while the accountant's
+version is the same.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_
 KEPT = [(release, name) for release in RELEASES for name in bundles(release)]
 ROUNDED = 1e-9
 """Twelve digits are signed; other processors differ in the last of sixteen."""
+PROMISED = 1e-4
+"""The width of a bracket, of its upper end; of where laws leave a gap, a hundredth of that."""
+SLACK = 1e-3
+"""How far what is solved for may move."""
 SAME = ("adjacency", "unit", "trajectory", "target")
 
 
@@ -46,20 +51,22 @@ def test_the_bundle_verifies_and_later_fails_on_its_age_alone(release: str, name
 
 
 @pytest.mark.parametrize(("release", "name"), KEPT)
-def test_certified_again_it_is_the_same_or_a_narrower_bracket(release: str, name: str) -> None:
+def test_certified_again_it_is_the_same_within_the_width_that_is_promised(
+    release: str, name: str
+) -> None:
     before = statement_in(bundles(release)[name])["predicate"]
     found = certify(plan_named(release, name), second_opinion=False)
     key = SigningKey.generate("now")
     now = issue(found, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
     assert now["verdict"] == before["verdict"]
     assert [each["code"] for each in now["reasons"]] == [each["code"] for each in before["reasons"]]
-    assert now["sampling"] == before["sampling"]
     assert {each["code"] for each in before["obligations"]} <= {
         each["code"] for each in now["obligations"]
     }
     same = _named(now) == _named(before)
     _guarantees(now["guarantee"], before["guarantee"], exactly=same)
-    _agree(now["noise_multiplier"], before["noise_multiplier"], ROUNDED if same else 1e-3)
+    for field in ("sampling", "noise_multiplier"):
+        _agree(now[field], before[field], ROUNDED if same else SLACK)
     _agree(now["strategies"], before["strategies"], ROUNDED)
 
 
@@ -79,19 +86,22 @@ def _guarantees(new: Any, old: Any, *, exactly: bool) -> None:
         return
     assert [new[field] for field in SAME] == [old[field] for field in SAME]
     for field in ("epsilon", "delta"):
-        _lies_within(new[field], old[field], exactly=exactly)
+        _meets(new[field], old[field], exactly=exactly)
 
 
-def _lies_within(new: Any, old: Any, *, exactly: bool) -> None:
+def _meets(new: Any, old: Any, *, exactly: bool) -> None:
     assert (new is None) == (old is None)
     if new is None:
         return
-    ends = [(float(new[end]), float(old[end])) for end in ("lower", "upper")]
-    if exactly:
-        assert all(abs(n - o) <= ROUNDED * max(1.0, abs(o)) for n, o in ends)
-    (lower, old_lower), (upper, old_upper) = ends
-    assert lower >= old_lower - ROUNDED * max(1.0, abs(old_lower))
-    assert upper <= old_upper + ROUNDED * max(1.0, abs(old_upper))
+    (lower, old_lower), (upper, old_upper) = (
+        (float(new[end]), float(old[end])) for end in ("lower", "upper")
+    )
+    moves = ROUNDED * max(1.0, abs(old_upper))
+    if not exactly:
+        moves = max(moves, PROMISED * old_upper, 0.01 * (old_upper - old_lower))
+        assert max(lower, old_lower) <= min(upper, old_upper)
+    assert abs(lower - old_lower) <= moves
+    assert abs(upper - old_upper) <= moves
 
 
 def _agree(new: Any, old: Any, tolerance: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from scipy import fft
 
 from affidavit.accountants.fourier import FourierAccountant, spectrum
+from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.lattice import Grid, HalfCells, LatticeMeasure
 from affidavit.accountants.fourier.losses import NormalMixtureLaw
 from affidavit.accountants.fourier.truncation import truncated_law
@@ -42,7 +43,7 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
     part = LatticeMeasure(grid=Grid(origin=0.0, step=1e-9, size=law.size), masses=law, infinite=0.0)
     tilted = spectrum.TiltedLaw.of(part, 1, 1e-3, None)
     assert tilted is not None
-    found = spectrum.composed([tilted], size)
+    found = spectrum.composed([tilted], size, Kept(0))
     folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
     true = fft.rfft(folded)[found.kept]
     twice = np.where((found.kept == 0) | (2 * found.kept == size), 1.0, 2.0)

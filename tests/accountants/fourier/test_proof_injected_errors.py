@@ -275,8 +275,8 @@ def test_rounding_of_powers_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     true = spectrum.composed
 
     def disturbed(share: float) -> Callable[..., spectrum.Spectrum]:
-        def composed(laws: Any, size: int) -> spectrum.Spectrum:
-            found = true(laws, size)
+        def composed(*given: Any) -> spectrum.Spectrum:
+            found, laws = true(*given), given[0]
             unit = UNIT_ROUNDOFF * (64 + 16 * sum(law.count for law in laws))
             return dataclasses.replace(found, values=found.values + share * unit * found.values)
 
@@ -294,8 +294,8 @@ def test_frequencies_left_out_are_covered_and_missed(monkeypatch: pytest.MonkeyP
     assert held() == (True, True)
     true = spectrum.composed
 
-    def forgetful(laws: Any, size: int) -> spectrum.Spectrum:
-        return dataclasses.replace(true(laws, size), left_out=0.0)
+    def forgetful(*given: Any) -> spectrum.Spectrum:
+        return dataclasses.replace(true(*given), left_out=0.0)
 
     monkeypatch.setattr(transform, "composed", forgetful)
     assert held() != (True, True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, accountant, answers
-from affidavit.accountants.fourier.answers import Answers
+from affidavit.accountants.fourier import FourierAccountant, accountant, spectrum
+from affidavit.accountants.fourier.kept import Kept
+from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+from affidavit.plan.events import Composed, PoissonSubsampledGaussian, Repeated
 
 QUESTIONS = [(steps, delta) for steps in (50, 200) for delta in (1e-6, 1e-9)]
 
@@ -38,6 +40,25 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
         assert list(asked) == alone * 3
 
 
+def test_a_sweep_shares_transforms_and_finds_what_its_plans_find_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transformed, true = [], spectrum.folded
+
+    def counted(law: Array, size: int) -> Array:
+        transformed.append(size)
+        return true(law, size)
+
+    monkeypatch.setattr(spectrum, "folded", counted)
+    warm = [plan(steps) for steps in range(1000, 2000, 25)]
+    phases = [Composed(events=(event, plan(200, 1.5))) for event in warm[::8]]
+    questions = list(itertools.product([*warm, *phases], (1e-5, 1e-7, 1e-9)))
+    alone = [FourierAccountant().curve(event).epsilon(delta) for event, delta in questions]
+    apart, engine = len(transformed), FourierAccountant()
+    assert [engine.curve(event).epsilon(delta) for event, delta in questions] == alone
+    assert len(transformed) - apart < apart / 2
+
+
 def test_a_question_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FourierAccountant()
     curve = engine.curve(plan(50))
@@ -60,16 +81,23 @@ def test_a_refusal_is_given_again() -> None:
             curve.epsilon(1e-6)
 
 
-def test_the_least_recently_used_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_LAWS", 10)
-    kept = Answers()
+def test_the_least_recently_used_are_forgotten() -> None:
+    kept = Kept(10)
+
+    def asked(key: int, found: int) -> int:
+        return kept.get(key, lambda: found, lambda _: 2)
+
     for index in range(20):
-        kept.get(index, lambda at=index: Bracket(lower=at, upper=at), 2)  # type: ignore[misc]
-        kept.get(0, lambda: Bracket(lower=9.0, upper=9.0), 2)
+        asked(index, index)
+        asked(0, 99)
     assert len(kept) == 5
-    assert kept.get(0, lambda: Bracket(lower=9.0, upper=9.0), 2).upper == 0
-    assert kept.get(19, lambda: Bracket(lower=9.0, upper=9.0), 2).upper == 19
-    assert kept.get(3, lambda: Bracket(lower=9.0, upper=9.0), 2).upper == 9
+    assert [asked(0, 99), asked(19, 99), asked(3, 99)] == [0, 19, 99]
+
+
+def test_what_would_drive_out_the_others_is_not_kept() -> None:
+    kept = Kept(10)
+    assert [kept.get("large", lambda at=at: at, lambda _: 3) for at in (1, 2)] == [1, 2]  # type: ignore[misc]
+    assert len(kept) == 0
 
 
 def test_a_copy_for_another_process_begins_empty() -> None:
