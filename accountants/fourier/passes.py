@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from affidavit.accountants.fourier.kept import Kept
+from affidavit.accountants.fourier.ladders import up
 from affidavit.accountants.fourier.lattice import (
     Grid,
     HalfCells,
@@ -22,7 +23,7 @@ from affidavit.accountants.fourier.lattice import (
 )
 from affidavit.accountants.fourier.losses import LossLaw
 from affidavit.accountants.fourier.saddle import Saddle
-from affidavit.accountants.fourier.steering import Laws, Steering, steer, steer_in_strata
+from affidavit.accountants.fourier.steering import Laws, Steering, rungs, steer, steer_in_strata
 from affidavit.accountants.fourier.transform import ComposedTransform
 from affidavit.accountants.protocol import OutOfReach
 
@@ -135,7 +136,7 @@ def steered(
     steering = at(step)
     if step is None and steering.points > MOST_POINTS:
         # A wider bracket is worth more than none.
-        return at(1.15 * steering.step * steering.points / MOST_POINTS)
+        return at(up(1.05 * steering.step * steering.points / MOST_POINTS, rungs(tolerance)))
     return steering
 
 

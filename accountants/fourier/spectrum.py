@@ -38,7 +38,7 @@ from scipy import fft
 
 from affidavit.accountants.cyclic import folded, transform_error
 from affidavit.accountants.fourier.kept import SMALL, Kept
-from affidavit.accountants.fourier.ladders import down
+from affidavit.accountants.fourier.ladders import down, up
 from affidavit.accountants.fourier.lattice import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 
@@ -288,7 +288,7 @@ def log_moment(laws: Sequence[TiltedLaw], order: float, shared: Kept) -> float:
 
 def fast_length(points: int) -> int:
     """The transform's length, at least ``points``, for a window of so many; of a ladder."""
-    rung = 1 / down(1 / max(32, points), _LENGTHS)
+    rung = up(max(32, points), _LENGTHS)
     return int(fft.next_fast_len(math.ceil(rung * (1 - 1e-12)), real=True))
 
 

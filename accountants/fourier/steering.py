@@ -214,7 +214,7 @@ def steer(
     spread = math.sqrt(saddle.variance)
     if step is None:
         step = _step(atoms, order, order, 0.2 * spread, _SPENT * tolerance)
-    step = down(step, _rungs(tolerance))
+    step = down(step, rungs(tolerance))
     # Mass outside the window enters δ at most e^{K - λε} max(g) times.
     scale = sum(count * law.log_moment(order) for law, count in atoms) - order * epsilon
     tail = math.log(1e-3 * min(0.1, tolerance) * delta) - scale - log_peak(order)
@@ -245,7 +245,7 @@ def steer_in_strata(
         step = _step(
             atoms, slope, min(slope, 1 / epsilon), 0.05 / slope, _SPENT_IN_STRATA * tolerance
         )
-    step = down(step, _rungs(tolerance))
+    step = down(step, rungs(tolerance))
     both = strata(atoms, epsilon, cut, step)
     windows = tuple(
         window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
@@ -254,7 +254,8 @@ def steer_in_strata(
     return Steering(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
 
 
-def _rungs(tolerance: float) -> int:
+def rungs(tolerance: float) -> int:
+    """Of the ladder of steps, an octave, for a bracket of log δ that is ``tolerance`` wide."""
     return _STEPS if tolerance < _ROUGH else _ROUGH_STEPS
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.fourier import FourierAccountant, passes, refine
 from affidavit.accountants.fourier.losses import NormalMixtureLaw
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan.events import (
@@ -315,3 +315,17 @@ def test_dp_accounting_s_grids_meet_the_bracket(
     bracket = epsilon(poisson(q, sigma, steps), delta)
     assert theirs(True) >= bracket.lower
     assert theirs(False) <= bracket.upper
+
+
+@pytest.mark.parametrize("most", [3000, 5000, 7000, 9000, 12000])
+def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
+    monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    event = poisson(1e-3, 0.8, 3000)
+    narrow = FourierAccountant().curve(event)
+    truth = narrow.delta(1.0), narrow.epsilon(1e-6)
+    for module in (passes, refine):
+        monkeypatch.setattr(module, "MOST_POINTS", most)
+    wide = FourierAccountant().curve(event)
+    assert wide.delta(1.0).meets(truth[0])
+    assert wide.epsilon(1e-6).meets(truth[1])
