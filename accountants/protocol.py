@@ -86,7 +86,7 @@ class PrivacyCurve(Protocol):
 
 @runtime_checkable
 class Adjustable(PrivacyCurve, Protocol):
-    """A curve whose brackets can be asked for wider, and so sooner."""
+    """A curve whose brackets can be asked for wider, and so sooner, or narrower."""
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide, as true."""

@@ -187,7 +187,7 @@ def saddle_at_epsilon(laws: Laws, epsilon: float, about: float = 1.0) -> tuple[S
     """
     delta = about
     for _ in range(6):
-        saddle = at_epsilon(laws.cut(_RARE * delta)[0], epsilon)
+        saddle = at_epsilon(laws.common(delta), epsilon)
         before, delta = delta, math.exp(max(-650.0, min(saddle.log_delta, -1e-3)))
         if abs(math.log(delta / before)) < 1.0:
             break
