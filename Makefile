@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 TRAINER := .venv/.trainer
+PIP := -m pip install --quiet --disable-pip-version-check
+# By all processors at once; pip would use one, and compile the tests of what it installs too.
+COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
 .PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
@@ -12,15 +15,17 @@ install: $(STAMP)
 $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Affidavit needs Python 3.11 or newer; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python $(PIP) --no-compile --require-hashes -r requirements.lock
+	$(BIN)/python $(PIP) --no-compile --no-deps --no-build-isolation --editable .
+	$(COMPILED)
 	touch $@
 
 # PyTorch is large and only the trainer needs it; for which device it comes is pip's choice.
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'
+	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5'
+	$(COMPILED)
 	touch $@
 
 demo: install
@@ -44,7 +49,7 @@ test: install-trainer
 check: install-trainer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 	$(BIN)/hadolint Dockerfile deploy/worker/Dockerfile
 	$(BIN)/shellcheck deploy/compose/roles.sh deploy/slurm/worker.sbatch
@@ -58,7 +63,7 @@ serve: install
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: install
-	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python $(PIP) uv
 	$(BIN)/$(COMPILE) --group dev --extra postgresql pyproject.toml --output-file requirements.lock
 	$(BIN)/$(COMPILE) --extra postgresql pyproject.toml --output-file requirements-run.lock
 	$(BIN)/$(COMPILE) --extra postgresql --extra trainer --constraint requirements-run.lock pyproject.toml --output-file deploy/worker/requirements.lock
@@ -119,13 +124,13 @@ bench-gpu: install-trainer
 # An oracle in an environment of its own, where its packages can be had; never a dependency.
 crosscheck: install
 	@test -x .venv-jax/bin/python || $(PYTHON) -m venv .venv-jax
-	@.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check jax-privacy==2.0.0 || true
+	@.venv-jax/bin/python $(PIP) jax-privacy==2.0.0 || true
 	@$(BIN)/python bench/crosscheck.py
 
 # The guard around the real Opacus, in an environment of its own, which has this project as well.
 test-opacus: install-trainer
 	@test -x .venv-opacus/bin/python || $(PYTHON) -m venv .venv-opacus
-	@.venv-opacus/bin/python -m pip install --quiet --disable-pip-version-check --editable . opacus==1.6.0 torch==2.13.0 'scikit-learn>=1.5'
+	@.venv-opacus/bin/python $(PIP) --editable . opacus==1.6.0 torch==2.13.0 'scikit-learn>=1.5'
 	OPACUS_PYTHON=$(CURDIR)/.venv-opacus/bin/python $(BIN)/pytest -q tests/gate/guard/test_opacus.py
 
 # The wheel as strangers get it, on the oldest and the newest Python at hand.
@@ -142,12 +147,12 @@ EXAMINE := .venv-examine/bin
 
 .venv-shipped: requirements-run.lock
 	$(PYTHON) -m venv --clear $@
-	$(SHIPPED) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-run.lock
+	$(SHIPPED) $(PIP) --require-hashes -r requirements-run.lock
 	touch $@
 
 .venv-examine:
 	$(PYTHON) -m venv $@
-	$(EXAMINE)/python -m pip install --quiet --disable-pip-version-check cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
+	$(EXAMINE)/python $(PIP) cyclonedx-bom==7.5.0 pip-licenses==5.5.5 pip-audit==2.10.1
 
 sbom: .venv-examine
 	mkdir -p dist
@@ -168,7 +173,7 @@ soak: install-trainer
 
 # A sample of small changes that the tests of two rooms must notice; hours, and docs/mutation.md.
 mutation: install-trainer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check mutmut==3.8.1
+	$(BIN)/python $(PIP) mutmut==3.8.1
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation
 
 clean:
