@@ -8,6 +8,7 @@ inside the installed package, so a wheel migrates as a checkout does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from alembic import command
 from alembic.config import Config
@@ -31,6 +32,7 @@ class SchemaNotAtHead(Exception):
         )
 
 
+@cache
 def head() -> str:
     """The revision that this release works with.
 
