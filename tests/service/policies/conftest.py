@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class House:
     client: Any
     settings: Settings
     engine: Engine
-    tokens: dict[str, dict[str, str]] = field(default_factory=dict)
+    tokens: dict[str, dict[str, str]]
 
     def ask(self, who: str, method: str, path: str, document: Any = None, **sent: Any) -> Any:
         """One request of a person; a document is sent as JSON."""
@@ -142,7 +142,7 @@ def house(
     database_url: str,
     tmp_path: Path,
     client_of: Callable[..., Any],
-    token_for: Any,
+    tokens_for: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[House]:
     """A service with an empty database of either kind, which accounts in its own process."""
@@ -157,8 +157,5 @@ def house(
     )
     engine = open_engine(database_url)
     with client_of(settings, address="192.0.2.1") as client:
-        found = House(client, settings, engine)
-        for name, scopes in PEOPLE.items():
-            found.tokens[name] = token_for(settings, *scopes, name=name)
-        yield found
+        yield House(client, settings, engine, tokens_for(settings, PEOPLE))
     engine.dispose()

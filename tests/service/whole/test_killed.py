@@ -135,11 +135,11 @@ class Mortal:
 
 
 @pytest.fixture
-def mortal(database_url: str, tmp_path: Path, token_for: Any) -> Iterator[Mortal]:
+def mortal(database_url: str, tmp_path: Path, tokens_for: Any) -> Iterator[Mortal]:
     KeyStore(tmp_path / "keys").new("test")
     settings = Settings(database_url=database_url, key_directory=tmp_path / "keys")
     people = {"sam": ["submit"], "pat": ["approve"], "wim": ["work"], "ada": ["admin"]}
-    headers = {name: token_for(settings, *of, name=name) for name, of in people.items()}
+    headers = tokens_for(settings, people)
     made = {"AFFIDAVIT_HOME": str(tmp_path), "DATABASE_URL": database_url}
     environment = {**os.environ, **made, "AFFIDAVIT_RATE_LIMIT": "1000000"}
     engine = open_engine(database_url)
