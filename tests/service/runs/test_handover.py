@@ -311,10 +311,11 @@ class Sim:
     steps: list[tuple[int, str]] = field(default_factory=list)
     told: int = 0
     kept: list[Record] = field(default_factory=list)
+    died: bool = False
 
     def train(self, drawn: random.Random) -> None:
         """A step, if there is leave for it."""
-        if self.record.charged >= min(self.allowed, STEPS):
+        if self.died or self.record.charged >= min(self.allowed, STEPS):
             return
         key = self.record.chain.key(self.record.charged)
         self.record.charge()
@@ -324,8 +325,14 @@ class Sim:
             if drawn.random() < 0.4:
                 self.record.checkpoint()
         else:
-            self.allowed = 0  # it died in its step
+            self.died = True
         self.kept.append(self.record.copy())
+
+    def restart(self) -> None:
+        """Go on from the checkpoint where it died in its step."""
+        if self.died:
+            self.record.go_on(self.record.charged)
+            self.died = False
 
     def renew(self, ahead: int) -> Any:
         heads = self.record.charge_heads
@@ -336,7 +343,7 @@ class Sim:
         )
         if answer.is_success:
             self.told = len(heads) - 1
-            self.allowed = max(self.allowed, answer.json()["granted"]) if self.allowed else 0
+            self.allowed = max(self.allowed, answer.json()["granted"])
         return answer
 
 
@@ -390,12 +397,12 @@ def history(yard: Yard, seed: int) -> tuple[int, str]:
         match drawn.choice(["renew", "renew", "lost", "back", "end"]):
             case "renew":
                 assert current.renew(drawn.randint(1, 3)).is_success
-                current.allowed = current.allowed or current.record.charged
+                current.restart()
             case "lost":
                 yard.later(61)
             case "back":
                 yard.say(current.job, "fail", code="x", message="", again=True)
-            case "end" if current.record.charged == STEPS:
+            case "end" if current.record.charged == STEPS and not current.died:
                 current.record.end()
                 assert yard.complete(current.job, current.record).json()["state"] == "settled"
     ended = yard.run(run)
