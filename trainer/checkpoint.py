@@ -2,10 +2,11 @@
 
 A checkpoint has the model, the optimiser, what is kept of the noise, and the *next* key; it
 is as secret as the data (mode 0600). It is written beside the last one and synchronised;
-then its digest goes into the record; then it takes the last one's place. So whatever
-moment the process dies at, a file that the record names is there, and one that it does not
-name (another run's, an altered one) is refused. An older one that the record names may be
-resumed from: the steps after it are charged and lost, and their keys are never used again.
+then its digest goes into the record; then it takes the last one's place, now or, where the
+process died before that, when it is loaded: the next one is written where it stood. So whatever
+moment the process dies at, and however often, a file that the record names is there, and one that
+it does not name (another run's, an altered one) is refused. An older one that the record names
+may be resumed from: the steps after it are charged and lost, and their keys are never used again.
 
 >>> content = packed({"step": 3})
 >>> unpacked(content)["step"], digest_of_bytes(content)[:7]
@@ -63,8 +64,7 @@ def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
             "parameters": parameters,
         }
     )
-    partial.replace(journal.folder / NAME)
-    synchronise(journal.folder)
+    _put_in_place(journal.folder)
 
 
 def remove(folder: Path) -> None:
@@ -74,12 +74,12 @@ def remove(folder: Path) -> None:
 
 
 def load(journal: Journal) -> State:
-    """The newest checkpoint that is whole and that the record names.
+    """The newest checkpoint that is whole and that the record names, which is in its place then.
 
-    Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``.
+    Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``, or ``not_written``.
     """
     found = [
-        (entry["step"], content)
+        (entry["step"], name, content)
         for name in (NAME, PARTIAL)
         if (content := _content(journal.folder / name)) is not None
         and (entry := journal.standing.checkpoints.get(digest_of_bytes(content))) is not None
@@ -91,7 +91,9 @@ def load(journal: Journal) -> State:
             "of another run. Put back the one that the run wrote, or start a new run; the steps "
             "that were charged stay spent.",
         )
-    _, content = max(found, key=lambda each: each[0])
+    _, name, content = max(found, key=lambda each: each[0])
+    if name == PARTIAL:
+        _put_in_place(journal.folder)
     try:
         return unpacked(content)
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
@@ -116,6 +118,15 @@ def write(path: Path, content: bytes) -> None:
         with suppress(OSError):
             path.unlink()
         raise unwritable(path, error) from None
+
+
+def _put_in_place(folder: Path) -> None:
+    """Have what was written beside it take the last checkpoint's place."""
+    try:
+        (folder / PARTIAL).replace(folder / NAME)
+        synchronise(folder)
+    except OSError as error:
+        raise unwritable(folder / NAME, error) from None
 
 
 def _content(path: Path) -> bytes | None:

@@ -6,9 +6,10 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,13 @@ def in_a_process(action: Callable[[], Any]) -> int:
     return child
 
 
-def kill_at(event: int) -> None:
-    """Have this process die at its ``event``-th call that changes files.
+def kill_at(event: int, calls: Sequence[str] = CALLS) -> None:
+    """Have this process die at its ``event``-th call that changes files, of ``calls``.
 
     Half of what is written then is written.
     """
     left = [event]
-    for name in CALLS:
+    for name in calls:
         real = getattr(os, name)
 
         def counted(*arguments: Any, real: Any = real, name: str = name, **named: Any) -> Any:
@@ -91,7 +92,7 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     bundle, drawn = bundle_of(plan), random.Random(seeded(7))
     kills, charged = 0, 0
     for _ in range(30):
-        event = drawn.randint(1, 45)
+        event = drawn.randint(1, 45 if kills >= 3 else 15)  # too soon for the end
 
         def go_on(event: int = event) -> None:
             kill_at(event)
@@ -122,6 +123,32 @@ def entries_whole(out: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+@pytest.mark.parametrize("renaming", [1, 2])
+def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
+    tmp_path: Path, renaming: int
+) -> None:
+    """Nothing is written over the only file that the record names."""
+    plan, first = plan_with(), tmp_path / "first"
+    bundle = bundle_of(plan)
+
+    def killed(out: Path, event: int, call: str) -> None:
+        def go_on() -> None:
+            kill_at(event, [call])
+            ran(plan, out=out, bundle=bundle, resume=begun(out), checkpoint_every=2)
+
+        _, status = os.waitpid(in_a_process(go_on), 0)
+        assert os.WIFSIGNALED(status)
+
+    killed(first, renaming, "replace")
+    for event in range(1, 5):
+        out = tmp_path / f"again-{event}"
+        shutil.copytree(first, out)
+        killed(out, event, "write")
+        ran(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
+        found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+        assert found.findings == ()
 
 
 def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
