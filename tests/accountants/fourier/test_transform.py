@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import fft
 
+from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.lattice import Grid, LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
-from affidavit.accountants.fourier.spectrum import TiltedLaw
+from affidavit.accountants.fourier.spectrum import TiltedLaw, tilted
 from affidavit.accountants.fourier.transform import ComposedTransform, Window, log_peak
 
 
@@ -158,3 +160,21 @@ def test_the_peak_of_g() -> None:
         places = np.linspace(1e-6, 40.0, 2_000_001)
         largest = float(np.max(np.exp(-order * places) * -np.expm1(-places)))
         assert largest == pytest.approx(math.exp(log_peak(order)), rel=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(1, 7), (7, 1)])
+def test_a_law_that_is_shared_is_the_law_alone_with_the_error_of_its_count(
+    counts: tuple[int, int],
+) -> None:
+    named, shared = replace(measure(), name="named"), Kept(1 << 20)
+    for count in counts:
+        found, alone = (
+            tilted(named, count, 1.5, None, shared),
+            TiltedLaw.of(named, count, 1.5, None),
+        )
+        assert found is not None
+        assert alone is not None
+        assert (found.count, found.log_total) == (count, alone.log_total)
+        assert found.relative == pytest.approx(alone.relative, rel=1e-15)
+        assert np.array_equal(found.common, alone.common)
+    assert len(shared) == 1
