@@ -13,6 +13,7 @@ from sqlalchemy import Connection, NullPool, create_engine, text
 from affidavit.service.migrate import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
+from tests.service.operation.databases import statements
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +101,7 @@ class Migrated:
         self._free: list[str] = []
         self._made = 0
         self._schemas: dict[str, object] = {}
-        self._administer("CREATE DATABASE template_affidavit")
+        statements(f"{server}/postgres", "CREATE DATABASE template_affidavit")
         upgrade(f"{server}/template_affidavit")
 
     def lend(self) -> str:
@@ -109,7 +110,8 @@ class Migrated:
             return self._free.pop()
         self._made += 1
         name = f"lent_{self._made}"
-        self._administer(f"CREATE DATABASE {name} TEMPLATE template_affidavit")
+        made = f"CREATE DATABASE {name} TEMPLATE template_affidavit"
+        statements(f"{self.server}/postgres", made)
         with self._connected(name) as connection:
             self._schemas[name] = connection.scalar(SCHEMA)
         return name
@@ -123,10 +125,6 @@ class Migrated:
                 _empty(connection)
                 self._schemas[name] = connection.scalar(SCHEMA)
                 self._free.append(name)
-
-    def _administer(self, statement: str) -> None:
-        with self._connected("postgres") as connection:
-            connection.execute(text(statement))
 
     def _connected(self, name: str) -> Connection:
         url = f"{self.server}/{name}"

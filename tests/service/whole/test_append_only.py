@@ -20,6 +20,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.schema import metadata
 from affidavit.service.tables import UtcDateTime
+from tests.databases import Migrated
 
 CHANGING = {
     "log_pending": "entries leave it when they get their places in the tree",
@@ -44,12 +45,8 @@ def engine(
         shutil.copy(template, path)
         url = f"sqlite:///{path}"
     else:
-        server: str = request.getfixturevalue("postgresql")
-        url = f"{server}/append_only"
-        owner = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
-        with owner.connect() as connection:
-            connection.execute(text("CREATE DATABASE append_only TEMPLATE template_affidavit"))
-        owner.dispose()
+        lender: Migrated = request.getfixturevalue("migrated_postgresql")
+        url = f"{lender.server}/{lender.lend()}"
     found = create_engine(url)
     try:
         with found.begin() as connection, unguarded(connection):
