@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from sqlalchemy import Engine
 
 with warnings.catch_warnings():
     # Its client would rather have httpx's successor; ours is the one the product uses.
@@ -77,20 +78,31 @@ def _client_of() -> Callable[..., TestClient]:
 Headers = dict[str, str]
 
 
+EACH_SCOPE = {scope.value: [scope.value] for scope in Scope}
+"""Somebody for each scope, of its name."""
+
+
+def token_texts(
+    engine: Engine, people: Mapping[str, Iterable[str]], person: str | None = None
+) -> dict[str, str]:
+    """For each name the text of a new token of its scopes; others are not let in after."""
+    store, now = TokenStore(engine), datetime.now(UTC)
+    return {
+        name: store.new(name, map(Scope, scopes), 1, by="test", at=now, person=person)[1].text
+        for name, scopes in people.items()
+    }
+
+
 def tokens_for(
     settings: Settings, people: Mapping[str, Iterable[str]], person: str | None = None
 ) -> dict[str, Headers]:
-    """For each name the headers with a new token of its scopes; others are not let in after."""
-    engine, now = open_engine(settings.database_url), datetime.now(UTC)
+    """The same as headers."""
+    engine = open_engine(settings.database_url)
     try:
-        store, found = TokenStore(engine), {}
-        for name, scopes in people.items():
-            wanted = [Scope(scope) for scope in scopes]
-            _, text = store.new(name, wanted, 1, by="test", at=now, person=person)
-            found[name] = {"authorization": f"Bearer {text.text}"}
-        return found
+        texts = token_texts(engine, people, person)
     finally:
         engine.dispose()
+    return {name: {"authorization": f"Bearer {text}"} for name, text in texts.items()}
 
 
 def token_for(

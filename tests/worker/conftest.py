@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ import pytest
 
 from affidavit.certificate.keys import KeyStore
 from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
 from tests.forked import Process, fork
-from tests.service.conftest import Server
+from tests.service.conftest import EACH_SCOPE, Server, token_texts
 
 PLAN = {
     "version": 1,
@@ -141,10 +138,7 @@ class Shop:
 def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     KeyStore(tmp_path / "keys").new("test")
     engine = open_engine(database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
-    tokens = {
-        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
-    }
+    tokens = token_texts(engine, EACH_SCOPE)
     engine.dispose()
     server = Server(tmp_path, forked=True)
     # The server leaves DATABASE_URL out of its environment, because most tests are about SQLite.

@@ -20,6 +20,7 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.ledger.replay import replay
 from affidavit.service.settings import Settings
+from tests.service.conftest import EACH_SCOPE, token_texts
 
 BUDGET = {"adjacency": "add_remove", "epsilon": 2, "delta": 1e-4}
 RECORD = "sha256:" + "0" * 64
@@ -65,11 +66,7 @@ def office(
         rate_limit=1_000_000,
     )
     engine = open_engine(database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
-    tokens = {
-        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
-    }
-    tokens["other"] = store.new("other", [Scope.SUBMIT], 1, by="test", at=now)[1].text
+    tokens = token_texts(engine, EACH_SCOPE | {"other": ["submit"]})
     with client_of(settings) as client:
         yield Office(client, tokens, document)
     assert not replay(engine)

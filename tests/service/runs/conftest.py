@@ -16,13 +16,12 @@ from affidavit.certificate.conformance import conformance
 from affidavit.certificate.envelope import read_envelope
 from affidavit.certificate.keys import KeyStore, SigningKey
 from affidavit.service.database import open_engine
-from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.tables import run_events
 from affidavit.service.settings import Settings
 from affidavit.worker.provenance import provenance
 from affidavit.worker.queue import Job
+from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.runs.records import Record, record_of
 
 
@@ -127,10 +126,7 @@ def yard(
         database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
     )
     engine = open_engine(database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
-    tokens = {
-        each.value: store.new(each.value, [each], 1, by="test", at=now)[1].text for each in Scope
-    }
+    tokens = token_texts(engine, EACH_SCOPE)
     with client_of(settings) as client:
         found = Yard(client, tokens, engine, key, document)
         budget = {"adjacency": "add_remove", "epsilon": 500, "delta": 1e-3}
