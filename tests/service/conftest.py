@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -33,19 +32,13 @@ from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.settings import Settings
 from tests.forked import Process, fork
+from tests.waiting import wait_until
 
 
 @pytest.fixture
 def plan(document: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """The quick plan's document with some fields changed."""
     return document
-
-
-def _wait_until(holds: Callable[[], bool], seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.05)
 
 
 # ---- the service in this process ---------------------------------------------------
@@ -190,7 +183,7 @@ class Server:
         if self.process is not None:
             self.process.send_signal(sent)
             self.process.wait(30)
-            _wait_until(lambda: self.said is None or self.said.closed, 10)
+            wait_until(lambda: self.said is None or self.said.closed)
             self.process = None
 
     def _keep_reading(self, said: IO[str]) -> None:

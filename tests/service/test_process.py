@@ -24,6 +24,7 @@ from affidavit.certificate.verify import verify
 from affidavit.plan.parse import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.serve import listen
+from tests.waiting import wait_until
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -142,10 +143,10 @@ def _processes_of(parent: int) -> set[int]:
 
 
 def _gone(pids: set[int]) -> None:
-    end = time.monotonic() + 10
-    while any((Path("/proc") / str(pid)).exists() for pid in pids):
-        assert time.monotonic() < end, "worker processes were left behind"
-        time.sleep(0.05)
+    wait_until(
+        lambda: not any((Path("/proc") / str(pid)).exists() for pid in pids),
+        said=lambda: "worker processes were left behind",
+    )
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from affidavit.certificate.envelope import read_envelope
 from affidavit.trainer import checkpoint, journal, keeper
 from affidavit.worker import handover
 from tests.forked import Process
+from tests.waiting import wait_until
 from tests.worker.test_runs import LONG, alive, trainers_of
 
 KILLS = int(os.environ.get("AFFIDAVIT_KILLS", "1"))
@@ -72,17 +73,11 @@ def trains(shop: Any, run: str, after: int, steps: int) -> int:
 
 def dies(pid: int) -> None:
     """Wait until a process is gone, whose parent is."""
-    end = time.monotonic() + 10
-    while alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: not alive(pid))
 
 
 def until_gone(path: Path) -> None:
-    end = time.monotonic() + LIMIT
-    while path.exists():
-        assert time.monotonic() < end, path
-        time.sleep(0.05)
+    wait_until(lambda: not path.exists(), LIMIT, said=lambda: path)
 
 
 def settled_once(shop: Any, run: str, steps: int) -> Conformance:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from tests.worker.conftest import PROGRAM
 
 SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "slurm" / "worker.sbatch"
@@ -35,13 +36,6 @@ def ranks_of(run: str) -> list[int]:
         if words[1:3] == [b"-m", b"affidavit.trainer"] and any(run.encode() in w for w in words):
             found.append(int(process.parent.name))
     return found
-
-
-def until(holds: Any, what: Any) -> None:
-    end = time.monotonic() + LIMIT
-    while not holds():
-        assert time.monotonic() < end, what()
-        time.sleep(0.05)
 
 
 def by_slurm(shop: Any, *options: str) -> Any:
@@ -76,7 +70,7 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     assert len(ranks) == 2
     worker.send_signal(signal.SIGKILL)
     worker.wait(10)
-    until(lambda: not ranks_of(run), shop.logs)
+    wait_until(lambda: not ranks_of(run), LIMIT, said=shop.logs)
     time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
     allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")

@@ -20,6 +20,7 @@ from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens import parse
 from affidavit.service.serve import serve
 from affidavit.service.settings import Settings
+from tests.waiting import wait_until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -166,6 +167,12 @@ def test_nobody_known_is_an_error_of_its_own(settings: Settings) -> None:
         serve("0.0.0.0", 0, settings)
 
 
+def _listed(run: Run) -> dict[str, Any]:
+    """The only token, as the command tells of it."""
+    (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
+    return dict(record)
+
+
 def test_a_running_service_asks_for_tokens_from_the_first_one_on(
     forked_server: Any, run: Run
 ) -> None:
@@ -181,8 +188,9 @@ def test_a_running_service_asks_for_tokens_from_the_first_one_on(
     assert httpx.get(path).status_code == 401
     headers = {"authorization": f"Bearer {made}"}
     assert httpx.get(path, headers=headers).status_code == 200
-    (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
-    assert record["last_used_at"] is not None
+    # A use is written down after the request was answered.
+    wait_until(lambda: _listed(run)["last_used_at"] is not None)
+    record = _listed(run)
     run("tokens", "revoke", record["id"])
     refused = httpx.get(path, headers=headers)
     assert (refused.status_code, refused.json()["code"]) == (401, "revoked_token")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from affidavit.certificate.log.tree import leaf_hash, verify_consistency, verify
 from affidavit.certificate.verify import Demands, VerificationError, verify
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings
+from tests.waiting import wait_until
 
 Client = Any
 
@@ -45,10 +45,7 @@ def certified(client: Client, plan: Any, post: Any) -> Callable[..., str]:
 
     def certify(**changes: Any) -> str:
         location: str = post(client, plan(**changes)).headers["location"]
-        end = time.monotonic() + 10
-        while "log" not in client.get(f"{location}/bundle").json():
-            assert time.monotonic() < end, "it was not sequenced"
-            time.sleep(0.02)
+        wait_until(lambda: "log" in client.get(f"{location}/bundle").json())
         return location
 
     return certify
@@ -197,10 +194,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
     # A plan is certified still, and its entry waits.
     other = post(client, plan(steps=2))
     assert other.status_code == 201
-    end = time.monotonic() + 10
-    while client.get("/readyz").status_code == 200:
-        assert time.monotonic() < end
-        time.sleep(0.02)
+    wait_until(lambda: client.get("/readyz").status_code != 200)
     reasons = client.get("/readyz").json()["reasons"]
     assert [each["code"] for each in reasons] == ["log_damaged"]
     assert "THE LOG IS DAMAGED" in caplog.text

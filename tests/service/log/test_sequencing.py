@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -30,6 +29,7 @@ from affidavit.service.log.tables import (
     log_leaves,
 )
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
+from tests.waiting import wait_until
 
 
 def order(log: Log) -> list[int]:
@@ -295,7 +295,7 @@ def test_a_log_names_itself_once_and_keeps_its_name(log: Log) -> None:
     sequencer = log.sequencer(origin="example.com/another")
     log.enter()
     sequencer.start()
-    _wait(lambda: sequencer.problem is not None)
+    wait_until(lambda: sequencer.problem is not None)
     sequencer.stop()
     assert sequencer.problem is not None
     assert "AFFIDAVIT_LOG_ORIGIN" in sequencer.problem.message
@@ -309,7 +309,7 @@ def test_the_thread_signs_while_entries_come_and_takes_up_what_waits_when_it_end
     sequencer.start()
     for _ in range(3):
         log.enter(2)
-        _wait(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
+        wait_until(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
     log.enter(5)
     sequencer.stop()
     assert log.value("SELECT COUNT(*) FROM log_pending") == 0
@@ -342,14 +342,7 @@ def test_what_goes_away_is_waited_for(
         patched.setattr("affidavit.service.log.sequencer.has_work", gone)
         log.enter()
         sequencer.start()
-        _wait(lambda: said in caplog.text)
+        wait_until(lambda: said in caplog.text)
         assert sequencer.problem is None
-    _wait(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
+    wait_until(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
     sequencer.stop()
-
-
-def _wait(holds: Any) -> None:
-    end = time.monotonic() + 10
-    while not holds():
-        assert time.monotonic() < end, "it did not come about in time"
-        time.sleep(0.02)

@@ -71,7 +71,7 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
         assert made.status_code == 201
         assert client.post("/v1/certificates", content="{").status_code == 400
         assert client.get(f"/v1/certificates?cursor={token}").status_code in (401, 422)
-        wrong = {"authorization": f"Bearer {token[:-1]}x"}
+        wrong = {"authorization": f"Bearer {token[:-1]}~"}
         assert client.get("/v1/certificates", headers=wrong).status_code == 401
         assert client.get("/metrics").status_code == 200
     signature = made.json()["certificate"]["bundle"]["envelope"]["signatures"][0]

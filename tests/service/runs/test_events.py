@@ -20,6 +20,7 @@ from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.runs import feed, watching
 from tests.service.conftest import Server
 from tests.service.runs.conftest import Yard
+from tests.waiting import wait_until
 
 Event = dict[str, Any]
 
@@ -143,10 +144,10 @@ class Reader(threading.Thread):
             self.cut = True
 
     def wait(self, *ids: str) -> None:
-        end = time.monotonic() + 30
-        while [each["id"] for each in events_of(self.text)] != list(ids):
-            assert time.monotonic() < end, self.text
-            time.sleep(0.02)
+        wait_until(
+            lambda: [each["id"] for each in events_of(self.text)] == list(ids),
+            said=lambda: self.text,
+        )
 
 
 @contextmanager

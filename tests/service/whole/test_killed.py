@@ -31,6 +31,7 @@ from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings
 from tests.forked import Forked, fork
 from tests.seeds import seeded
+from tests.waiting import wait_until
 
 CERTIFICATE, ENTRY = "INSERT INTO certificates", "INSERT INTO log_entries"
 POINTS = (
@@ -93,10 +94,7 @@ class Mortal:
 
     def arm(self) -> None:
         self.send(signal.SIGUSR1)
-        end = time.monotonic() + 10
-        while not (self.home / "armed").exists():
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        wait_until((self.home / "armed").exists, often=0.005)
 
     def send(self, sent: signal.Signals) -> None:
         assert self.process is not None
@@ -121,10 +119,7 @@ class Mortal:
 
     def remember(self) -> None:
         """The newest checkpoint, once everything has its place in the log."""
-        end = time.monotonic() + 10
-        while self.count("log_pending"):
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        wait_until(lambda: not self.count("log_pending"))
         self.seen.append(read_checkpoint(self.get("/v1/log/checkpoint").text))
 
     def count(self, table: str, where: str = "1 = 1") -> int:

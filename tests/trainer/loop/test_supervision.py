@@ -21,6 +21,7 @@ from affidavit.trainer.supervision import Supervision
 from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed, in_a_process
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
+from tests.waiting import wait_until
 
 Run = Callable[..., Ran]
 
@@ -33,10 +34,8 @@ def keys_of(out: Path) -> dict[str, int]:
 
 
 def until(out: Path, charged: int) -> None:
-    end = time.monotonic() + 30
-    while not (out / "record.jsonl").exists() or len(keys_of(out)) < charged:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    record = out / "record.jsonl"
+    wait_until(lambda: record.exists() and len(keys_of(out)) >= charged, often=0.01)
 
 
 def checked(out: Path, bundle: bytes) -> Conformance:

@@ -19,6 +19,7 @@ from affidavit.service.migrate import upgrade
 from tests.ports import free_port
 from tests.service import postgresql_server
 from tests.service.postgresql_server import Cluster
+from tests.waiting import wait_until
 from tests.worker.whole.conftest import STEPS, Crowd
 
 RUNS = 16
@@ -28,10 +29,11 @@ LEASE = 20
 
 def until_settled(crowd: Crowd, runs: int) -> None:
     query = "SELECT count(*) FROM run_events WHERE kind = 'settled'"
-    end = time.monotonic() + 90
-    while crowd.rows(query)[0][0] < runs:
-        assert time.monotonic() < end, (crowd.happened(), crowd.shop.logs())
-        time.sleep(0.02)
+    wait_until(
+        lambda: crowd.rows(query)[0][0] >= runs,
+        90,
+        said=lambda: (crowd.happened(), crowd.shop.logs()),
+    )
 
 
 def during_runs(crowd: Crowd, *deaths: Callable[[], None]) -> None:
