@@ -58,6 +58,16 @@ def pytest_report_header() -> str:
     return f"PostgreSQL: {server}"
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Look for no garbage while tests are collected: nearly all that is made then stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first, so that at the end no process waits long for another."""
     items.sort(key=lambda item: not item.nodeid.startswith("tests/worker/"))
