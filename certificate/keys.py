@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -36,6 +35,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
+
+from affidavit.certificate.files import write_whole
 
 WINDOW = timedelta(days=730)
 """How long a new key may sign."""
@@ -208,7 +209,7 @@ class KeyStore:
         """Write the record of ``public``, in place of any that is there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = json.dumps(public.as_record(), indent=2) + "\n"
-        write_file(self.directory / f"{public.key_id}.json", record.encode(), mode=0o644)
+        write_whole(self.directory / f"{public.key_id}.json", record.encode())
 
     def public_keys(self) -> tuple[PublicKey, ...]:
         """Every public record of the directory, oldest first."""
@@ -301,22 +302,7 @@ def require_private(path: Path) -> None:
 def write_private(path: Path, private: Ed25519PrivateKey) -> None:
     """Write a private half for its owner alone."""
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_file(path, pem, mode=0o600)
-
-
-def write_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is either whole or as it was, with its mode from the first byte on."""
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            os.fchmod(descriptor, mode)
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(partial).rename(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
+    write_whole(path, pem, mode=0o600)
 
 
 def as_instant(moment: datetime) -> str:

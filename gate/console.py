@@ -16,8 +16,9 @@ from rich.markup import escape
 
 from affidavit.accountants.registry import NAMES
 from affidavit.certificate.assessment import malformed_result
+from affidavit.certificate.files import write_whole
 from affidavit.gate.exits import Exit
-from affidavit.gate.files import Output, print_json, write_whole
+from affidavit.gate.files import Output, print_json
 from affidavit.gate.reading import PlanFile, read_plan
 from affidavit.gate.report import finding
 from affidavit.plan.reasons import MalformedPlan, Reason

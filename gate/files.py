@@ -5,28 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.console import Console
 
 from affidavit.gate.exits import Exit
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace ``path`` with ``content`` in one step, so that no reader sees half of it."""
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def as_json_file(document: dict[str, Any]) -> bytes:

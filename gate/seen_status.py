@@ -15,11 +15,11 @@ from datetime import UTC, datetime
 
 from rich.markup import escape
 
+from affidavit.certificate.files import write_whole
 from affidavit.certificate.keys import PublicKey, home
 from affidavit.certificate.status import current_status
 from affidavit.certificate.verification import Demands, VerificationError
 from affidavit.gate.console import err
-from affidavit.gate.files import write_whole
 from affidavit.gate.seen import BadStore
 
 VERSION = 1

@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
+from affidavit.certificate.files import synchronise
 from affidavit.trainer.failures import RunFailure
-from affidavit.trainer.journal import Journal, synchronise, unwritable, write_all
+from affidavit.trainer.journal import Journal, unwritable, write_all
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
@@ -64,7 +65,7 @@ def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
             "parameters": parameters,
         }
     )
-    _put_in_place(journal.folder)
+    put_in_place(partial, journal.folder / NAME)
 
 
 def remove(folder: Path) -> None:
@@ -93,7 +94,7 @@ def load(journal: Journal) -> State:
         )
     _, name, content = max(found, key=lambda each: each[0])
     if name == PARTIAL:
-        _put_in_place(journal.folder)
+        put_in_place(journal.folder / PARTIAL, journal.folder / NAME)
     try:
         return unpacked(content)
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
@@ -103,7 +104,7 @@ def load(journal: Journal) -> State:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write ``path`` and have it on the disk; leaves nothing of it where that fails.
+    """Write ``path`` and have it on the disk under its name; where that fails nothing is left.
 
     Raises ``RunFailure`` (``not_written``).
     """
@@ -114,19 +115,20 @@ def write(path: Path, content: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        synchronise(path.parent)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
         raise unwritable(path, error) from None
 
 
-def _put_in_place(folder: Path) -> None:
-    """Have what was written beside it take the last checkpoint's place."""
+def put_in_place(partial: Path, path: Path) -> None:
+    """Have what was written beside it take the place of ``path``; raises as ``write`` does."""
     try:
-        (folder / PARTIAL).replace(folder / NAME)
-        synchronise(folder)
+        partial.replace(path)
+        synchronise(path.parent)
     except OSError as error:
-        raise unwritable(folder / NAME, error) from None
+        raise unwritable(path, error) from None
 
 
 def _content(path: Path) -> bytes | None:

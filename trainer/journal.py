@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from affidavit.certificate.files import synchronise
 from affidavit.certificate.run_record import START, BrokenLine, Entry, sealed, unsealed
 from affidavit.trainer.failures import RunFailure
 
@@ -191,15 +192,6 @@ def _read(path: Path) -> tuple[Standing, int]:
             "no_run", f"nothing was run in {path.parent} yet. Start it anew, without --resume."
         )
     return standing, sum(len(line) + 1 for line in lines)
-
-
-def synchronise(folder: Path) -> None:
-    """Have the names in ``folder`` on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _locked(folder: Path) -> int:

@@ -204,7 +204,7 @@ class Keeper:
             path = self.journal.folder / WEIGHTS
             partial = path.with_suffix(".part")
             checkpoint.write(partial, checkpoint.packed(dict(machine.module.state_dict())))
-            partial.replace(path)
+            checkpoint.put_in_place(partial, path)
         self.journal.append(
             {
                 "type": "final",

@@ -19,10 +19,10 @@ from typing import Any
 
 from affidavit import __version__
 from affidavit.accountants.registry import versions
+from affidavit.certificate.files import write_whole
 from affidavit.gate.checking.finding import Edit, Finding, Fix
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
-from affidavit.gate.files import write_whole
 from affidavit.plan.canonical import digest_of
 
 FORMAT = 1

@@ -19,11 +19,11 @@ from typing import Any
 
 import httpx
 
+from affidavit.certificate.files import write_whole
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.source import Source
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
-from affidavit.gate.files import write_whole
 from affidavit.plan.canonical import as_document, digest_of
 from affidavit.plan.reasons import Reason
 

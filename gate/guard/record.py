@@ -28,6 +28,7 @@ from typing import Any
 
 import affidavit
 from affidavit.certificate.execution import Required
+from affidavit.certificate.files import synchronise
 from affidavit.certificate.run_record import START, VERSION, Entry, sealed
 from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.gate.guard.bound import Bound
@@ -47,9 +48,7 @@ class RunRecord:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             self._stream: int | None = os.open(self.path, flags, 0o600)
-            directory = os.open(folder, os.O_RDONLY)
-            os.fsync(directory)
-            os.close(directory)
+            synchronise(folder)
         except FileExistsError:
             raise GuardStop(
                 "record_exists",

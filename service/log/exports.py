@@ -18,14 +18,13 @@ Reference: C2SP, tlog-witness.md.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 import httpx
 
+from affidavit.certificate.files import write_whole
 from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
 from affidavit.certificate.log.note import BadNote, written
 from affidavit.service.log.proofs import LogReader, NothingLogged
@@ -82,13 +81,7 @@ class FileExport:
     def send(self, kept: Kept) -> None:
         """Replace the file, on the disk before it has its name. Raises ``ExportFailed``."""
         try:
-            descriptor, partial = tempfile.mkstemp(dir=self._path.parent, prefix=".checkpoint.")
-            with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-                stream.write(kept.note)
-                stream.flush()
-                os.fsync(stream.fileno())
-            Path(partial).chmod(0o644)
-            Path(partial).replace(self._path)
+            write_whole(self._path, kept.note.encode())
         except OSError as error:
             raise ExportFailed(f"{self._path} cannot be written: {error.strerror}") from None
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
+from affidavit.certificate.files import synchronise
 from affidavit.service.settings import SettingsError
 
 PAGES = 4096
@@ -47,6 +48,7 @@ def back_up(url: str, target: Path) -> int:
         _copy(source, partial)
         os.fsync(descriptor)
         os.link(partial, target)  # fails, rather than replaces, if somebody was quicker
+        synchronise(target.parent)
     except sqlite3.DatabaseError as error:
         raise BackupFailed(f"{source} cannot be copied: {error}.") from None
     finally:

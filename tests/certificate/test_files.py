@@ -1,0 +1,85 @@
+"""A file is whole or as it was, with its mode, and has its name on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from affidavit.certificate.files import synchronise, write_whole
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was synchronised and renamed, in order."""
+    found: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        found.append("folder" if is_folder else "file")
+        fsync(descriptor)
+
+    def renamed(source: str, target: str) -> None:
+        found.append("name")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", renamed)
+    return found
+
+
+def test_its_content_is_on_the_disk_before_its_name_and_its_name_before_it_returns(
+    tmp_path: Path, done: list[str]
+) -> None:
+    write_whole(tmp_path / "file", b"content")
+    assert done == ["file", "name", "folder"]
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+@pytest.mark.parametrize("mask", [0o000, 0o077])
+def test_it_has_its_mode_whatever_the_mask_and_what_was_there(
+    tmp_path: Path, mode: int, mask: int
+) -> None:
+    path = tmp_path / "file"
+    path.touch(0o666)
+    before = os.umask(mask)
+    try:
+        write_whole(path, b"content", mode=mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace", "fchmod"])
+def test_where_it_cannot_be_written_it_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "file", b"new")
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]
+
+
+def test_a_file_system_that_orders_names_itself_is_left_to_it_and_a_broken_disk_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def says(number: int) -> None:
+        def fsync(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    says(errno.EINVAL)
+    synchronise(tmp_path)
+    says(errno.EIO)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        synchronise(tmp_path)

@@ -1,0 +1,77 @@
+"""Whenever power is cut: charges stay, no key is used twice, and what ended has its weights."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from affidavit.certificate.conformance import conformance
+from tests.seeds import seeded
+from tests.trainer.loop.disk import PowerCut, disk
+from tests.trainer.loop.made import STEPS, bundle_of, plan_with, ran
+from tests.trainer.loop.test_crash import begun, ended, entries_whole
+from tests.trainer.loop.test_loop import predicate_of
+
+PLAN = plan_with()
+BUNDLE = bundle_of(PLAN)
+
+
+def go_on(out: Path) -> None:
+    ran(PLAN, out=out, bundle=BUNDLE, resume=begun(out), checkpoint_every=4)
+
+
+def charges(out: Path) -> list[dict[str, Any]]:
+    return [entry for entry in entries_whole(out) if entry["type"] == "charge"]
+
+
+def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
+    """It ended well, and what was charged before still is."""
+    found = charges(out)
+    assert found[: len(charged)] == charged
+    assert [entry["step"] for entry in found] == list(range(STEPS))
+    assert len({entry["key_commitment"] for entry in found}) == STEPS
+    judged = conformance((out / "record.jsonl").read_bytes(), predicate_of(BUNDLE))
+    assert judged.findings == ()
+    weights = torch.load(io.BytesIO((out / "weights.pt").read_bytes()), weights_only=True)
+    assert weights.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path) -> None:
+    with disk(tmp_path / "whole") as counted:
+        go_on(tmp_path / "whole")
+    assert counted.events > 2 * STEPS
+    for cut in range(1, counted.events + 1):
+        before, after = tmp_path / f"before{cut}", tmp_path / f"after{cut}"
+        with disk(before, cut) as failing, pytest.raises(PowerCut):
+            go_on(before)
+        failing.put(after)
+        charged = charges(after)
+        # Every charge but one whose line was being synchronised is there.
+        assert len(charges(before)) - len(charged) <= 1
+        if not ended(after):
+            go_on(after)
+        require_whole(after, charged)
+
+
+def test_power_that_is_cut_again_and_again_takes_no_charge_away(tmp_path: Path) -> None:
+    drawn = random.Random(seeded(5))
+    charged: list[dict[str, Any]] = []
+    out, cuts = tmp_path / "0", 0
+    while not ended(out):
+        try:
+            with disk(out, drawn.randint(1, 12), drawn) as failing:
+                go_on(out)
+        except PowerCut:
+            cuts += 1
+            out = tmp_path / str(cuts)
+            failing.put(out)
+        # A charge that came back from the disk was on it.
+        assert charges(out)[: len(charged)] == charged
+        charged = charges(out)
+    assert cuts > 2
+    require_whole(out, charged)
