@@ -94,9 +94,15 @@ PARTS = (
     ),
     Part(
         name="trainer's crashes",
-        of="trainings killed at random until they end",
-        module=(*PYTEST, "tests/trainer/loop/test_crash.py", "-k", "killed"),
-        draws=3,
+        of="trainings killed at random, or left without power, until they end",
+        module=(
+            *PYTEST,
+            "tests/trainer/loop/test_crash.py",
+            "tests/trainer/loop/test_power_cut.py",
+            "-k",
+            "killed or again_and_again",
+        ),
+        draws=4,
     ),
     Part(
         name="API",
