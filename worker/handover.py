@@ -24,6 +24,8 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from affidavit.certificate.files import synchronise, write_whole
+
 RECORD = "record.jsonl"
 KEPT = "checkpoint.pt"
 CHECKPOINTS = ("checkpoint.pt.part", KEPT)
@@ -40,10 +42,11 @@ def place_of(outputs: Path) -> str:
     outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, made = outputs / ".place", secrets.token_hex(16)
     draft = outputs / f".place-{made}"
-    draft.write_text(made, "ascii")
+    write_whole(draft, made.encode())
     with suppress(FileExistsError):
         os.link(draft, path)  # whole or not at all, whoever else does the same
     draft.unlink()
+    synchronise(outputs)  # the service is told of it next
     found = path.read_text("ascii")
     if PLACE.fullmatch(found) is None:
         raise OSError(f"{path} does not hold the name of a place; remove it.")

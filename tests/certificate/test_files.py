@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import stat
 from pathlib import Path
 
 import pytest
 
 from affidavit.certificate.files import synchronise, write_whole
+from tests.disk import PowerCut, disk
+
+WHOLE = (b"old content", b"what is new")
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was synchronised and renamed, in order."""
-    found: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def noted(descriptor: int) -> None:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        found.append("folder" if is_folder else "file")
-        fsync(descriptor)
-
-    def renamed(source: str, target: str) -> None:
-        found.append("name")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    monkeypatch.setattr(os, "replace", renamed)
-    return found
-
-
-def test_its_content_is_on_the_disk_before_its_name_and_its_name_before_it_returns(
-    tmp_path: Path, done: list[str]
-) -> None:
-    write_whole(tmp_path / "file", b"content")
-    assert done == ["file", "name", "folder"]
+def test_a_power_cut_leaves_it_whole_and_once_it_is_written_leaves_it_so(tmp_path: Path) -> None:
+    for seed in range(50):
+        drawn, folder = random.Random(seed), tmp_path / str(seed)
+        folder.mkdir()
+        write_whole(folder / "file", b"old content")
+        told = False
+        with disk(folder, drawn.randint(1, 3), drawn) as failing:
+            try:
+                write_whole(folder / "file", b"what is new")
+                told = True
+                failing.cut()
+            except PowerCut:
+                pass
+        assert failing.left["file"] in WHOLE[told:]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from affidavit.certificate.conformance import conformance
+from tests.disk import PowerCut, disk
 from tests.seeds import seeded
-from tests.trainer.loop.disk import PowerCut, disk
 from tests.trainer.loop.made import STEPS, bundle_of, plan_with, ran
 from tests.trainer.loop.test_crash import begun, ended, entries_whole
 from tests.trainer.loop.test_loop import predicate_of
@@ -44,6 +44,9 @@ def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
 def test_what_was_not_synchronised_is_lost_and_nothing_else(tmp_path: Path) -> None:
     with disk(tmp_path / "whole") as counted:
         go_on(tmp_path / "whole")
+        counted.cut()
+    counted.put(tmp_path / "ended")
+    require_whole(tmp_path / "ended", charges(tmp_path / "whole"))
     assert counted.events > 2 * STEPS
     for cut in range(1, counted.events + 1):
         before, after = tmp_path / f"before{cut}", tmp_path / f"after{cut}"

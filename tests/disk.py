@@ -42,12 +42,16 @@ class Disk:
         self.events += 1
         self._names.append(self._now())
         if self.events == self._cut:
-            self.left = dict(self._survivors())
+            self.cut()
             raise PowerCut
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             self._synchronised(os.fstat(descriptor).st_ino)
         elif os.path.samefile(descriptor, self.folder):
             self._names = [self._now()]
+
+    def cut(self) -> None:
+        """Cut the power now; ``left`` is what is there then."""
+        self.left = dict(self._survivors())
 
     def before(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """``real``, which changes names, with those from before it noted."""
@@ -103,7 +107,7 @@ def disk(folder: Path, cut: int = 0, drawn: random.Random | None = None) -> Iter
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "fsync", found.fsync)
-            for name in ("replace", "unlink"):
+            for name in ("link", "replace", "unlink"):
                 patch.setattr(os, name, found.before(getattr(os, name)))
             yield found
     finally:
