@@ -51,6 +51,8 @@ for a connection leave it to those that have one, and it is handed back and fort
 """
 RANDOM_PAGE_COST = 1.1
 """Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
+READ_ONLY = "25006"
+"""What PostgreSQL says of a write to a server that takes none (``read_only_sql_transaction``)."""
 PRAGMAS = (
     f"busy_timeout={BUSY_MILLISECONDS}",
     "journal_mode=WAL",
@@ -79,6 +81,7 @@ def open_engine(url: str) -> Engine:
     )
     event.listen(engine, "connect", _prepare_postgresql)
     event.listen(engine, "checkout", _require_open(engine.dialect))
+    event.listen(engine, "handle_error", _leave_a_standby)
     return engine
 
 
@@ -158,6 +161,15 @@ def _require_open(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
             raise DisconnectionError(str(error)) from None
 
     return check
+
+
+def _leave_a_standby(context: Any) -> None:
+    """Have all connections opened anew once the server takes no writes any more.
+
+    It became a standby, whose connections live on; the name in the URL leads to the new primary.
+    """
+    if getattr(context.original_exception, "sqlstate", None) == READ_ONLY:
+        context.is_disconnect = True
 
 
 class _Turn:

@@ -23,7 +23,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    NotSupportedError,
+    ProgrammingError,
+)
 from sqlalchemy.exc import TimeoutError as NoFreeConnection
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -37,6 +43,9 @@ from affidavit.service.policies.store import Altered
 MEDIA_TYPE = "application/problem+json"
 SHOWN = 80
 """Characters of a wrong value that are repeated in an answer."""
+
+OURS = (DataError, IntegrityError, NotSupportedError, ProgrammingError)
+"""What a database says of a statement that it should not have been sent; all else is its own."""
 
 log = logging.getLogger("affidavit.service")
 
@@ -107,7 +116,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(MalformedPlan, _malformed)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)
-    app.add_exception_handler(OperationalError, _database)
+    app.add_exception_handler(DatabaseError, _database)
     app.add_exception_handler(NoFreeConnection, _database)
     app.add_exception_handler(KeyFailure, _signer)
     app.add_exception_handler(Altered, _policies)
@@ -163,11 +172,14 @@ def _parameter(details: Mapping[str, Any]) -> Reason:
 
 
 def _database(_request: Request, error: Exception) -> Response:
-    log.error("the database does not answer: %s", error)
+    if isinstance(error, OURS):
+        raise error
+    log.error("the database cannot be used: %s", error)
     return Problem(
         503,
         "database_unavailable",
-        "the database does not answer; nothing was stored. Try again later.",
+        "the database does not answer, or cannot do what is asked; nothing was stored. Try again "
+        "later; the service's log says why.",
         headers={"Retry-After": "5"},
     ).as_response()
 

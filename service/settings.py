@@ -179,7 +179,7 @@ def database_url(given: str) -> str:
     remedy = "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     try:
         url = make_url(given)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # a port that is no number
         raise SettingsError(f"DATABASE_URL is not the URL of a database; {remedy}.") from None
     if url.drivername in ("postgresql", "postgres"):
         url = url.set(drivername="postgresql+psycopg")

@@ -1,10 +1,13 @@
-"""Whether the service can do its work: database, schema at head, signer, and a log that grows."""
+"""Whether the service can do its work: database, schema at head, signer, and a log that grows.
+
+Nothing is written to find it out: a probe comes every few seconds.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate.keys import KeyFailure, PublicKey
@@ -12,6 +15,8 @@ from affidavit.plan.reasons import Reason
 from affidavit.service.migrate import revision_of
 from affidavit.service.operation.log_age import BEHIND_SECONDS, LogWatch
 from affidavit.service.signer import Signers
+
+_READ_ONLY = text("SELECT current_setting('transaction_read_only')::boolean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,11 @@ def check_readiness(
     revision = None
     try:
         revision = revision_of(engine)
+        if _takes_no_writes(engine):
+            message = "the database takes no writes: it is a standby, or was told to take none."
+            reasons.append(
+                _reason("database_read_only", message, "Lead DATABASE_URL to the primary.")
+            )
         if revision != head:
             message = f"the schema is at revision {revision}, not {head}."
             reasons.append(_reason("schema_not_at_head", message, "Run: affidavit migrate"))
@@ -52,6 +62,13 @@ def check_readiness(
     except SQLAlchemyError:
         pass  # which keys are revoked is not known; why not is said above
     return Readiness(revision, key, tuple(reasons))
+
+
+def _takes_no_writes(engine: Engine) -> bool:
+    if engine.dialect.name != "postgresql":
+        return False
+    with engine.connect() as connection:
+        return bool(connection.execute(_READ_ONLY).scalar_one())
 
 
 def _behind(engine: Engine, log_watch: LogWatch) -> float:

@@ -193,6 +193,7 @@ def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
         ("mysql://x/y", 2, "DATABASE_URL"),
         ("what", 2, "DATABASE_URL"),
         ("sqlite://", 2, "DATABASE_URL"),
+        ("postgresql://u@one:5432,two:5432/db", 2, "DATABASE_URL"),
         ("postgresql://nobody@127.0.0.1:1/none", 3, "DATABASE_URL"),
     ],
 )

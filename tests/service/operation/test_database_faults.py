@@ -1,0 +1,153 @@
+"""A database that is full, damaged or takes no writes: 503, nothing half done, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ProgrammingError
+
+from affidavit.certificate.keys import KeyStore
+from affidavit.service.identity.actor import Scope
+from affidavit.service.settings import Settings, database_url
+from tests.service.operation.databases import statements
+from tests.service.operation.logged import until_logged
+
+Plan = Callable[..., dict[str, Any]]
+
+LIMITED = {"full": "PRAGMA max_page_count={}", "read-only": "PRAGMA query_only={}"}
+READS = ("/v1/certificates", "/certificates", "/", "/v1/log/checkpoint", "/v1/runs", "/metrics")
+WRITES: tuple[tuple[str, Any], ...] = (
+    ("/v1/ledgers/toy/budget", {"adjacency": "add_remove", "epsilon": 50, "delta": 1e-3}),
+    ("/v1/queues/default/claims", {"worker": "w"}),
+)
+
+
+@pytest.fixture
+def serving(settings: Settings, client_of: Any, tokens_for: Any) -> Callable[..., Any]:
+    """A client of the service with a token for everything, and what it asks with."""
+
+    def serving(url: str) -> Any:
+        KeyStore(settings.key_directory).new("test")
+        given = replace(settings, database_url=url)
+        headers = tokens_for(given, {"all": [*Scope]})["all"]
+        return client_of(given), {**headers, "content-type": "application/json"}
+
+    return serving
+
+
+def unavailable(answer: Any) -> bool:
+    return (answer.status_code, answer.json()["code"]) == (503, "database_unavailable")
+
+
+@pytest.mark.parametrize("fault", LIMITED)
+def test_what_cannot_be_kept_is_not_answered_and_is_kept_once_it_can_be(
+    sqlite_url: str, serving: Any, plan: Plan, fault: str
+) -> None:
+    app, headers = serving(sqlite_url)
+    with app as client:
+        engine = client.app.state.services.engine
+        pages = [1, 1_000_000]
+
+        def limited(connection: Any, *_: Any) -> None:
+            connection.execute(LIMITED[fault].format(pages[0])).close()
+
+        event.listen(engine, "checkout", limited)
+        body = json.dumps(plan())
+        assert unavailable(client.post("/v1/certificates", content=body, headers=headers))
+        assert client.get("/v1/certificates", headers=headers).json()["items"] == []
+        pages[0] = 1_000_000 if fault == "full" else 0
+        assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
+        until_logged(client.app.state.services)
+
+
+@pytest.mark.parametrize("kept", [0, 4096], ids=["no database", "damaged pages"])
+def test_a_damaged_file_is_told_without_a_traceback(
+    sqlite_url: str, serving: Any, plan: Plan, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, headers = serving(sqlite_url)
+    with app as client:
+        engine = client.app.state.services.engine
+        with engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        engine.dispose()
+        path = Path(sqlite_url.removeprefix("sqlite:///"))
+        content = path.read_bytes()
+        path.write_bytes(content[:kept] + random.Random(kept).randbytes(len(content) - kept))
+        for read in READS:
+            assert unavailable(client.get(read, headers=headers)), read
+        for write, body in (("/v1/certificates", plan()), *WRITES):
+            given = json.dumps(body)
+            assert unavailable(client.post(write, content=given, headers=headers)), write
+        assert client.get("/livez").status_code == 200
+        assert client.get("/readyz").json()["reasons"][0]["code"] == "database_unavailable"
+    assert "the database cannot be used" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_a_statement_that_no_database_takes_is_a_fault_of_ours(
+    sqlite_url: str, serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, headers = serving(sqlite_url)
+    with app as client:
+        wrong = ProgrammingError("SELECT", {}, Exception("no such column"))
+        store = type(client.app.state.services.store)
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise wrong
+
+        monkeypatch.setattr(store, "find", fails)
+        identity = "sha256:" + "0" * 64
+        answer = client.get(f"/v1/certificates/{identity}", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+
+
+def test_after_a_failover_the_service_goes_on_with_the_primary(
+    postgresql_url: str, serving: Any, plan: Plan
+) -> None:
+    """A server that became a standby keeps its connections, which take no writes any more."""
+    app, headers = serving(postgresql_url)
+    with app as client:
+        engine = client.app.state.services.engine
+        body = json.dumps(plan())
+        with engine.connect() as connection:
+            connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+            connection.commit()
+        assert unavailable(client.post("/v1/certificates", content=body, headers=headers))
+        assert client.post("/v1/certificates", content=body, headers=headers).status_code == 201
+        until_logged(client.app.state.services)
+
+
+def test_a_standby_is_not_ready(postgresql_url: str, serving: Any) -> None:
+    app, _ = serving(postgresql_url)
+    name = postgresql_url.rpartition("/")[2]
+    with app as client:
+        assert client.get("/readyz").status_code == 200
+        statements(
+            postgresql_url, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'
+        )
+        client.app.state.services.engine.dispose()
+        answer = client.get("/readyz")
+        assert answer.status_code == 503
+        (reason,) = answer.json()["reasons"]
+        assert reason["code"] == "database_read_only"
+        assert client.get("/livez").status_code == 200
+
+
+def test_of_several_hosts_the_one_that_takes_writes_is_used(
+    postgresql_url: str, serving: Any
+) -> None:
+    found = make_url(postgresql_url)
+    hosts = [f"127.0.0.1:{port}" for port in (1, found.port)]  # nobody is at the first
+    query = {"host": hosts, "target_session_attrs": "read-write"}
+    url = found.set(host=None, port=None, query=query).render_as_string(hide_password=False)
+    app, _ = serving(database_url(url.replace("+psycopg", "")))
+    with app as client:
+        assert client.get("/readyz").status_code == 200
