@@ -188,6 +188,19 @@ def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
 
 def _of_bins(lowered: Lowered) -> tuple[Caveat, ...]:
     """What a reader of a plan with balls in bins and independent noise should know."""
+    kept = [
+        phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
+        for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True)
+        if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
+    ]
+    if sum(kept) > 1:
+        return (
+            Caveat(
+                code="bins_thrown_anew",
+                message="each phase throws the records into its bins anew; a sampler that keeps "
+                "them from one phase to the next spends far more than is certified.",
+            ),
+        )
     for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
         if phase.sampling.scheme != "balls_in_bins" or part.correlation is not None:
             continue

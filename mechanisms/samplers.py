@@ -255,11 +255,12 @@ def _balls_in_bins(plan: Plan, phase: Phase) -> Sampled:
         raise ValueError("a valid plan with balls_in_bins has a data set size and a lot size")
     bins, distance = schedule.lots_per_epoch(size, lot), _distance(plan)
     one_record = (plan.dataset.contributions_per_user or 1) == 1
-    drawn = {
-        None: "for the whole run or afresh for each epoch",
-        "once": "for the whole run or afresh for each epoch",
-        "each_epoch": "afresh for each epoch",
-    }[phase.sampling.bins_drawn]
+    drawn = "afresh for each epoch"
+    if phase.sampling.bins_drawn != "each_epoch":
+        # Phases are composed as if their draws were independent, so that they have to be.
+        several = len(plan.phases) > 1
+        within = "phase, and anew for each phase," if several else "run"
+        drawn = f"for the whole {within} or {drawn}"
 
     def epochs(steps: int) -> int:
         return schedule.participations(plan, phase, steps)

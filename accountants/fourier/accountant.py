@@ -46,7 +46,7 @@ LARGEST_EPSILON = 1000.0
 """Nats."""
 
 
-_FAR_DELTA, _NEGLIGIBLE_DELTA = 1e-60, 1e-40
+_FAR_DELTA, _NEGLIGIBLE_DELTA = 1e-26, 1e-22
 """Beyond the ε of the first, δ is only bounded, by less than the second."""
 
 
@@ -114,7 +114,7 @@ class FourierCurve:
                 f"delta {delta:g} is outside [{SMALLEST_DELTA:g}, {LARGEST_DELTA:g}]",
                 "ask within that range",
             )
-        return self._kept("epsilon", delta, lambda: self._epsilon(delta))
+        return self._kept("epsilon", self.directions, delta, lambda: self._epsilon(delta))
 
     def _epsilon(self, delta: float) -> Bracket:
         guesses = [saddle_at_delta(laws, delta).epsilon for laws in self.directions]
@@ -138,27 +138,43 @@ class FourierCurve:
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        return self._kept("delta", epsilon, lambda: self._delta(epsilon))
+        return self._kept("delta", self.directions, epsilon, lambda: self._delta(epsilon))
 
     def _delta(self, epsilon: float) -> Bracket:
-        laws = [each for each in self.directions if epsilon < _ceiling(each) * (1 + 1e-12)]
-        near = max((saddle_at_delta(each, _FAR_DELTA).epsilon for each in laws), default=epsilon)
-        if 0 < near < epsilon:
-            # δ falls with ε: where it is below what anybody asks for, a nearer ε bounds it.
-            bound = self.delta(near).upper
-            if bound < _NEGLIGIBLE_DELTA:
-                return Bracket(lower=0.0, upper=bound)
+        near, bound = [], 0.0
+        for laws in self.directions:
+            if epsilon < _ceiling(laws) * (1 + 1e-12):
+                beyond = self._beyond(laws, epsilon)
+                bound = max(bound, beyond or 0.0)
+                near += [] if beyond is not None else [laws]
+        found = self._nested(near, epsilon) if near else Bracket(lower=0.0, upper=0.0)
+        return found.larger(Bracket(lower=0.0, upper=bound))
+
+    def _beyond(self, laws: Laws, epsilon: float) -> float | None:
+        """A bound of a direction's δ at ``epsilon`` where it is below what anybody asks for.
+
+        δ falls with ε, so that a nearer ε bounds it. Rounding lets no transform follow it there.
+        """
+        near = saddle_at_delta(laws, _FAR_DELTA).epsilon
+        if not 0 < near < epsilon:
+            return None
+        bound = self._kept("delta", (laws,), near, lambda: self._nested([laws], near)).upper
+        return bound if bound < _NEGLIGIBLE_DELTA else None
+
+    def _nested(self, directions: Sequence[Laws], epsilon: float) -> Bracket:
         found = nested(
-            lambda widths: _delta(laws, epsilon, widths),
+            lambda widths: _delta(directions, epsilon, widths),
             self.relative_width,
             least=0.0,
             gapped=self._gapped,
         )
         return found.intersect(Bracket(lower=0.0, upper=1.0))
 
-    def _kept(self, what: str, at: float, compute: Callable[[], Bracket]) -> Bracket:
-        asked = tuple(laws.direction for laws in self.directions)
-        size = sum(len(laws.atoms) for laws in self.directions)
+    def _kept(
+        self, what: str, directions: Sequence[Laws], at: float, compute: Callable[[], Bracket]
+    ) -> Bracket:
+        asked = tuple(laws.direction for laws in directions)
+        size = sum(len(laws.atoms) for laws in directions)
         question = (what, asked, at, self.relative_width)
         return self.answers.get(question, compute, lambda _: size)
 

@@ -271,3 +271,28 @@ def test_bins_drawn_afresh_are_an_allocation_an_epoch(plan_of: Make) -> None:
     plan = planned(plan_of, "balls_in_bins", "add_remove", sampling=lots, steps=31)
     once = RandomAllocationGaussian(bins=10, noise_multiplier=SIGMA)
     assert only(plan) == Repeated(event=once, count=4)
+
+
+@pytest.mark.parametrize("drawn", [None, "once", "each_epoch"])
+def test_phases_of_balls_in_bins_are_told_to_throw_the_records_anew(
+    plan_of: Make, drawn: str | None
+) -> None:
+    """They are composed as independent draws; bins kept from phase to phase spend far more."""
+    sampling = {"scheme": "balls_in_bins", "lot_size": 100, "bins_drawn": drawn}
+    phase = {
+        "sampling": {key: value for key, value in sampling.items() if value is not None},
+        "steps": 10,
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": SIGMA}],
+    }
+    left_out = {"sampling": ..., "steps": ..., "releases": ...}
+    plans = [
+        plan_of(phases=[phase] * count, adjacency="add_remove", **left_out) for count in (1, 2)
+    ]
+    one, two = ({part.sampled.assumption for part in lower(plan).phases} for plan in plans)
+    assert len(two) == 1
+    if drawn == "each_epoch":
+        assert one == two
+        assert "afresh for each epoch" in one.pop()
+    else:
+        assert "for the whole run" in one.pop()
+        assert "anew for each phase" in two.pop()
