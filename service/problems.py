@@ -9,7 +9,8 @@
 
 ``code`` and the reasons' codes never change their meaning once published; ``detail`` and
 ``message`` are for people. A reason's ``pointer`` leads into the plan, except for a
-parameter of the URL, where it reads ``/query/NAME`` or ``/path/NAME``. Every error that
+parameter of the URL or a header, where it reads ``/query/NAME``, ``/path/NAME`` or
+``/header/NAME``. Every error that
 the service answers has this shape, 404, 405 and 500 included, and none shows a traceback.
 """
 
@@ -146,10 +147,15 @@ def _http(request: Request, error: Exception) -> Response:
 
 def _parameters(_request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    reasons = [_parameter(details) for details in error.errors()]
-    return Problem(
-        422, "invalid_parameter", "a parameter of the URL is not valid.", *reasons
-    ).as_response()
+    found = error.errors()
+    headers = {details["loc"][0] == "header" for details in found}
+    detail = "a parameter of the URL is not valid."
+    if headers == {True}:
+        detail = "a header is not valid."
+    elif True in headers:
+        detail = "a parameter of the URL and a header are not valid."
+    reasons = [_parameter(details) for details in found]
+    return Problem(422, "invalid_parameter", detail, *reasons).as_response()
 
 
 def _parameter(details: Mapping[str, Any]) -> Reason:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, TypeVar
 
 from pydantic import StringConstraints, ValidationError
 
 from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan.reasons import MalformedPlan, PlanError, Reason
 from affidavit.plan.types import Part
 from affidavit.plan.validation import Kind
 
@@ -37,9 +38,18 @@ def read_wanted(
     try:
         data = load_json(raw, largest).data
     except MalformedPlan as error:
-        raise refuse(*error.reasons) from None
+        raise refuse(*(_about(each, what, page, largest) for each in error.reasons)) from None
     try:
         return model.model_validate(data)
     except ValidationError as error:
         kind = Kind(what, lambda: tuple(model.model_fields), page)
         raise refuse(*kind.reasons(error, data)) from None
+
+
+def _about(reason: Reason, what: str, page: str, largest: int) -> Reason:
+    """``reason`` with a remedy for ``what`` where the reader's own is one for plans."""
+    remedies = {
+        "empty": f"Give {what}; see {page}.",
+        "too_large": f"Give {what} of at most {largest} bytes; see {page}.",
+    }
+    return replace(reason, remedy=remedies.get(reason.code, reason.remedy))

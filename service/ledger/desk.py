@@ -67,8 +67,13 @@ class Desk:
     ) -> tuple[Reservation, bool]:
         """Reserve for a certificate of that id in the ledger of its unit and adjacency.
 
-        ``dataset`` is what it must be about, None for whatever it is about.
+        ``dataset`` is what it must be about, None for whatever it is about. A repetition is
+        answered whatever became of the certificate since.
         """
+        if call.idempotency_key is not None:
+            known = await run_in_threadpool(self._ledger.repeated, call)
+            if known is not None:
+                return known, False
         certificate, untrusted_too = await run_in_threadpool(self._usable, dataset, certificate_id)
         found = await self._cost(certificate)
         claim = Claim(

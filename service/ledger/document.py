@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,7 @@ from affidavit.accountants.bracket import decimal_down, decimal_up
 from affidavit.accountants.filter.cost import DELTA_UNIT, UNIT, Cost
 from affidavit.accountants.filter.rule import MOST_FORECAST
 from affidavit.service.ledger.rows import KeptLedger, Reservation
+from affidavit.service.ledger.state import NONE
 
 MOST_ENTRIES = 200
 """Reservations that a ledger's document lists, the latest first; ``entries_total`` counts all."""
@@ -95,11 +97,18 @@ def _left(budget: float, spent: float) -> float:
 
 
 def spent_epsilon(kept: KeptLedger) -> float:
-    """The filter's reading of what was spent; of a run admitted alone, its certificate's ε."""
+    """The filter's reading of what was spent, at the budget's δ; infinity where it has none.
+
+    Of a run admitted alone it is the certificate's ε, as long as that holds at the budget's δ.
+    """
     state = kept.state
-    if state.runs == 1 and state.alone.units:
+    if state.runs != 1 or not state.alone.units:
+        return state.within(kept.filter).spent(state.spent)
+    if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
         return state.spent.epsilon.value(UNIT)
-    return state.within(kept.filter).spent(state.spent)
+    # A later budget has a smaller δ, at which the certificate says nothing. The filter does, and
+    # may use all of that δ for one run: its certificate is not relied upon, and so takes none.
+    return replace(state, alone=NONE).within(kept.filter).spent(state.spent)
 
 
 def reservation_document(found: Reservation) -> dict[str, Any]:

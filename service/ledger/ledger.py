@@ -94,6 +94,14 @@ class Ledger:
         with self._reader.connect() as connection:
             return _found(connection, reservation_id)
 
+    def repeated(self, call: Call) -> Reservation | None:
+        """The reservation of an earlier request with this key; None if there was no such request.
+
+        Raises ``IdempotencyKeyReused``. ``reserve`` looks again, in its transaction.
+        """
+        with self._reader.connect() as connection:
+            return _repeated_reservation(connection, call)
+
     # ---- writing ---------------------------------------------------------------------
 
     def set_budget(
@@ -236,7 +244,7 @@ def require_usable(
     if certificate.status is not Status.ACTIVE:
         raise _not_usable(
             f"it is {certificate.status.value.replace('_', ' ')}.",
-            "POST the plan again, or have its certificate approved.",
+            _way_out(certificate),
         )
     if certificate.dataset != dataset:
         about = certificate.dataset or "no data set by name"
@@ -251,6 +259,21 @@ def require_usable(
         certificate.untrusted,
     ):
         raise _not_usable("it was issued anew meanwhile.", "Send the reservation again.")
+
+
+def _way_out(certificate: StoredCertificate) -> str:
+    """What makes a certificate usable that is not active: its status tells who has to act."""
+    where = f"/v1/certificates/{certificate.id}"
+    match certificate.status:
+        case Status.AWAITING_APPROVAL:
+            return f"Have it approved by somebody with the scope approve: POST {where}/approvals."
+        case Status.REVOKED | Status.REJECTED:
+            # Sending the plan again does not undo what a person decided.
+            return f"Have it issued anew by somebody with the scope approve: POST {where}/issues."
+        case Status.SUPERSEDED:
+            return "A later issue took its place. Send the request again."
+        case _:
+            return "POST the plan again; it is issued anew."
 
 
 def _not_usable(message: str, remedy: str) -> refusals.CertificateNotUsable:

@@ -24,6 +24,7 @@ from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.tables import reservations
 from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.runs.tables import run_events, runs
+from affidavit.service.tables import certificates
 
 LISTED = 50
 """Ledgers, or entries of one, on a page."""
@@ -169,6 +170,12 @@ def dataset(
         policy=policy,
         not_conformant=_not_conformant(connection, chosen),
     ), chosen
+
+
+def is_certified_for(connection: Connection, name: str) -> bool:
+    """Whether some certificate is about the data set of that name."""
+    query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def with_composed(found: Dataset, composed: dict[str, Any]) -> Dataset:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan.types import Name
@@ -28,6 +29,7 @@ from affidavit.service.pages.dataset_view import (
     LedgerLine,
     dataset,
     datasets,
+    is_certified_for,
     spent_chart,
     with_composed,
     with_forecast,
@@ -95,11 +97,10 @@ async def one(
     """One data set: its ledger with entries, chart and forecast, and its policy.
 
     ``composed`` has the non-adaptive composition worked out, which takes accounting;
-    ``certificate`` asks how many more runs of that one fit.
+    ``certificate`` asks how many more runs of that one fit. Where there is no budget yet, the
+    page says how one is set, for a data set that a policy or a certificate names.
     """
     view, kept, chart = await run_in_threadpool(_read, services, name, ledger, before)
-    if view.shown is None and (ledger is not None or not view.policy_names_it):
-        raise Problem(404, "not_found", f"there is no budget for {name} here.")
     if kept is not None and composed:
         view = with_composed(view, await answered(services.desk.composed(kept)))
     if kept is not None and certificate:
@@ -168,8 +169,16 @@ def _listed(
 def _read(
     services: Services, name: str, ledger: str | None, before: int | None
 ) -> tuple[Dataset, KeptLedger | None, str | None]:
+    """The page's view, the ledger on it and its chart. Raises ``Problem``."""
     rules = services.policies.rulebook()
     unit, _, adjacency = (ledger or "").partition("/")
     with services.engine.connect() as connection:
         view, kept = dataset(connection, rules, name, (unit, adjacency) if ledger else None, before)
+        if kept is None and (ledger is not None or not _is_known(connection, view)):
+            raise Problem(404, "not_found", f"there is no budget for {name} here.")
         return view, kept, None if kept is None else spent_chart(connection, kept)
+
+
+def _is_known(connection: Connection, view: Dataset) -> bool:
+    """Whether something here names a data set that has no budget."""
+    return view.policy_names_it or is_certified_for(connection, view.name)

@@ -192,6 +192,9 @@ GARBAGE = [
     "name=" + "a" * 65,
     "name=%F0%9F%92%A5",
     "created_after=yesterday",
+    "created_after=2027",
+    "created_after=-5",
+    "created_before=1700000000.5",
     "created_after=2025-01-01T00:00:00",
     "created_after=0001-01-01T00:00:00%2B14:00",
     "created_before=9999-12-31T23:59:59-14:00",
@@ -212,6 +215,14 @@ GARBAGE = [
 def test_a_garbage_parameter_is_a_422_that_names_it(client: TestClient, query: str) -> None:
     (reason,) = problem(client.get(f"/v1/certificates?{query}"), 422)["reasons"]
     assert reason["pointer"].startswith("/query/")
+
+
+def test_a_number_is_no_time_and_is_told_so_like_other_text(client: TestClient) -> None:
+    said = [
+        problem(client.get(f"/v1/certificates?created_after={text}"), 422)["reasons"][0]["message"]
+        for text in ("2027", "20270101T000000Z")
+    ]
+    assert said[0] == said[1].replace("20270101T000000Z", "2027")
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,23 @@ def test_requests_repeat_by_their_key(office: Office) -> None:
     assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
 
+def test_a_repetition_is_answered_though_the_certificate_was_revoked(office: Office) -> None:
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    certificate = office.certify()
+    first = office.reserve(certificate, idempotency_key="k")
+    elsewhere = {"certificate": certificate}
+    path = "/v1/ledgers/other/reservations"
+    reused = office.ask("POST", path, "submit", elsewhere, idempotency_key="k")
+    assert (reused.status_code, reused.json()["code"]) == (422, "idempotency_key_reused")
+    why = {"code": "plan_error", "reason": "x"}
+    revoked = office.ask("POST", f"/v1/certificates/{certificate}/revocation", "approve", why)
+    assert revoked.is_success, revoked.text
+    again = office.reserve(certificate, idempotency_key="k")
+    assert (again.status_code, again.json()) == (200, first.json())
+    new = office.reserve(certificate, idempotency_key="l")
+    assert (new.status_code, new.json()["code"]) == (409, "certificate_not_usable")
+
+
 def test_who_may_only_submit_releases_their_own(office: Office) -> None:
     office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
     where = office.reserve(office.certify()).headers["location"]
@@ -188,6 +205,31 @@ def test_a_bad_body_is_told_where(office: Office, path: str, body: Any, pointer:
     refused = office.ask("POST", f"/v1/{path}", who, body)
     assert refused.status_code == 400
     assert refused.json()["reasons"][0]["pointer"] == pointer
+
+
+def test_an_empty_or_too_large_body_is_told_what_belongs_there(office: Office) -> None:
+    headers = {
+        "authorization": f"Bearer {office.tokens['admin']}",
+        "content-type": "application/json",
+    }
+    for body, status, code in ((b"", 400, "empty"), (b" " * 70_000, 413, "too_large")):
+        refused = office.client.post("/v1/ledgers/toy/budget", headers=headers, content=body)
+        assert refused.status_code == status
+        (reason,) = refused.json()["reasons"]
+        assert reason["code"] == code
+        assert "a budget" in reason["remedy"]
+        assert "plan" not in reason["remedy"]
+
+
+def test_a_bad_header_is_not_called_a_parameter_of_the_url(office: Office) -> None:
+    refused = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET, idempotency_key="a b")
+    assert refused.status_code == 422
+    assert refused.json()["detail"] == "a header is not valid."
+    assert refused.json()["reasons"][0]["pointer"].lower() == "/header/idempotency-key"
+    both = office.ask("POST", "/v1/ledgers/%00/budget", "admin", BUDGET, idempotency_key="a b")
+    assert both.json()["detail"] == "a parameter of the URL and a header are not valid."
+    alone = office.ask("POST", "/v1/ledgers/%00/budget", "admin", BUDGET)
+    assert alone.json()["detail"] == "a parameter of the URL is not valid."
 
 
 def test_what_is_not_there_is_said_so(office: Office) -> None:

@@ -16,13 +16,15 @@ from sqlalchemy.exc import DatabaseError, IntegrityError
 from affidavit.accountants.filter.cost import Cost
 from affidavit.certificate.keys import development_key
 from affidavit.service.database import open_engine
-from affidavit.service.ledger import refusals
-from affidavit.service.ledger.costing import cost_of_bundle
-from affidavit.service.ledger.ledger import Claim, Ledger
+from affidavit.service.ledger import document, refusals
+from affidavit.service.ledger.costing import composition, cost_of_bundle
+from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
 from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
+from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.tables import log_entries
+from affidavit.service.pages import dataset_view
 from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
@@ -100,6 +102,48 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     assert not replay(bench.engine)
 
 
+@pytest.mark.parametrize("delta", ["0.000000001", "0.00001", "0.0001"])
+def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, delta: str) -> None:
+    """Its certificate's ε holds at the certificate's δ, which a later budget may not have."""
+    claim = bench.claim()
+    epsilon = claim.cost.as_document()["epsilon"]
+    bench.budget(epsilon, "0.00001")
+    bench.ledger.reserve(claim, call())
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    assert document.spent_epsilon(kept) == pytest.approx(float(epsilon), rel=1e-12)
+    more = str(float(epsilon) * 1.01)
+    bench.budget(more, delta)
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    said = document.summary(kept)
+    spent = float(said["spent"]["filter"]["epsilon"])
+    fixed = composition([(claim.event, 1)], float(delta))["epsilon"]
+    assert said["spent"]["filter"]["delta"] == delta
+    assert fixed["lower"] <= spent < 2 * fixed["upper"] + float(epsilon)
+    left = float(said["remaining"]["epsilon"])
+    assert left == pytest.approx(max(0.0, float(more) - spent), abs=1e-9)
+    position = document.position_document(kept, None, certain=True, why="none")
+    assert position["spent"]["epsilon"] == said["spent"]["filter"]["epsilon"]
+
+
+def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> None:
+    """A run beside one that was admitted alone, and then a δ below what that one took."""
+    claim = bench.claim()
+    bench.budget(claim.cost.as_document()["epsilon"], "0.00001")
+    bench.ledger.reserve(claim, call())
+    bench.budget("20", "0.0001")
+    bench.ledger.reserve(claim, call())
+    bench.budget("20", "0.000001")
+    kept = bench.ledger.find(TOY)
+    assert kept is not None
+    said = document.summary(kept)
+    assert said["spent"]["filter"]["epsilon"] == "Infinity"
+    assert said["remaining"]["epsilon"] == "0"
+    with bench.engine.connect() as connection:
+        assert "<svg" in dataset_view.spent_chart(connection, kept)
+
+
 def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
@@ -114,6 +158,27 @@ def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench)
     bench.budget("8")
     bench.ledger.reserve(claim, call())
     assert not replay(bench.engine)
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (Status.AWAITING_APPROVAL, "POST /v1/certificates/{id}/approvals"),
+        (Status.EXPIRED, "POST the plan again"),
+        (Status.KEY_REVOKED, "POST the plan again"),
+        (Status.REJECTED, "POST /v1/certificates/{id}/issues"),
+        (Status.REVOKED, "POST /v1/certificates/{id}/issues"),
+        (Status.SUPERSEDED, "Send the request again"),
+    ],
+)
+def test_each_status_that_is_not_usable_has_the_remedy_that_works(
+    bench: Bench, status: Status, remedy: str
+) -> None:
+    certificate = replace(bench.certified(), status=status)
+    with pytest.raises(refusals.CertificateNotUsable) as refused:
+        require_usable(certificate, "toy", untrusted_too=False)
+    assert status.value.replace("_", " ") in refused.value.message
+    assert remedy.format(id=certificate.id) in refused.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,19 @@ def test_a_data_set_shows_three_totals_and_what_still_fits(yard: Yard) -> None:
     assert _csv(yard, "/datasets.csv")[0]["epsilon"] == "9"
 
 
+def test_a_data_set_that_a_certificate_names_has_a_page_before_its_budget(yard: Yard) -> None:
+    assert "There is no budget for nob here" in _main(_get(yard, "/datasets/nob", status=404))
+    plan = yard.document(dataset={"name": "nob", "size": 1000})
+    assert yard.ask("POST", "/v1/certificates", "submit", plan).is_success
+    assert 'href="/datasets/nob"' in _get(yard, "/certificates")
+    page = _get(yard, "/datasets/nob")
+    assert "This data set has no budget yet." in _main(page)
+    assert "POST /v1/ledgers/nob/budget" in _main(page)
+    assert 'href="/datasets"' in page
+    _get(yard, "/datasets/nob?ledger=example/add_remove", status=404)
+    assert yard.ask("GET", "/datasets/nob.json", "audit").json()["shown"] is None
+
+
 def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
     fields = {
         "mode": "form",

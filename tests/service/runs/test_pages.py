@@ -73,6 +73,7 @@ def test_a_parameter_that_is_not_one_is_refused_by_name(
         ("queue=a%20b", "queue"),
         ("requested_by=%00", "requested_by"),
         ("requested_after=yesterday", "requested_after"),
+        ("requested_after=2027", "requested_after"),
     ):
         answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
         assert answer.status_code == 422, (query, answer.text)
