@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,11 +162,13 @@ def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
     from affidavit.gate.checking.edits import applied
 
     fixes = [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
-    if not fixes or source.file == "-":
+    # Where a link leads, so that the link stays; a pipe was read and has nothing to mend.
+    file = Path(source.file).resolve()
+    if not fixes or source.file == "-" or not file.is_file():
         return None
-    whole = Path(source.file).read_bytes().decode("utf-8")
+    whole = file.read_bytes().decode("utf-8")
     text = applied(whole, tuple(edit for fix in fixes for edit in fix.edits))
-    write(Path(source.file), text.encode())
+    write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
     for each in fixes:
         err.print(f"{escape(printable(source.name))}: fixed: {escape(each.description)}")
     again = [

@@ -35,10 +35,10 @@ def read(name: str, *, as_json: bool) -> PlanFile:
         refuse(name, error.reasons, Exit.USAGE, as_json=as_json)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write ``path`` whole, or say why that cannot be done and end the command."""
+def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write ``path`` whole with ``mode``, or say why that cannot be done and end the command."""
     try:
-        write_whole(path, content)
+        write_whole(path, content, mode=mode)
     except OSError as error:
         stop(f"{path} cannot be written: {error.strerror}.")
 

@@ -1,8 +1,9 @@
 """``affidavit ledger``: a running service's budgets, and reservations against them.
 
-The service decides; this command asks it and prints what it says. The token is the value of
-``AFFIDAVIT_TOKEN``. Exit codes: 0 done, 1 the service refused (over budget, a certificate that
-cannot be reserved for), 2 what was asked is malformed, 3 the service cannot be asked.
+The service decides; this command asks it and prints what it says. Its address is ``--server``
+or ``AFFIDAVIT_SERVER``, the token the value of ``AFFIDAVIT_TOKEN``. Exit codes: 0 done, 1 the
+service refused (over budget, a certificate that cannot be reserved for), 2 what was asked is
+malformed, 3 the service cannot be asked.
 """
 
 from __future__ import annotations
@@ -20,15 +21,12 @@ from affidavit.gate.console import err, out
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.options import JsonOption
+from affidavit.gate.service_client import SERVER, ServerOption
 
-SERVER = "http://127.0.0.1:8321"
 SECONDS = 150.0
 
 ledger = typer.Typer(help="Budgets of data sets, on a running service.", no_args_is_help=True)
 
-ServerOption = Annotated[
-    str, typer.Option("--server", help="The service; the token is AFFIDAVIT_TOKEN's.")
-]
 DatasetArgument = Annotated[str, typer.Argument(help="The data set, as plans name it.")]
 ReservationArgument = Annotated[str, typer.Argument(metavar="ID", help="The reservation.")]
 KeyOption = Annotated[

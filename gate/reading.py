@@ -75,7 +75,7 @@ def lines_as_they_come(stream: BinaryIO) -> Iterator[bytes | None]:
 def read_plan(name: str) -> PlanFile:
     """The plan in ``name``, with its files; raises ``MalformedPlan`` with positions."""
     raw = read_bytes(name)
-    syntax = syntax_of(name, raw)
+    syntax = syntax_of(name.lower(), raw)
     try:
         plan = parse_plan(raw, syntax)
     except MalformedPlan:

@@ -13,7 +13,7 @@ from affidavit.plan.reasons import MalformedPlan, Reason
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
-"""Folders that hold other people's files; hidden ones are passed over too."""
+"""Folders that hold other people's files; hidden ones and links are passed over too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,15 @@ def _below(folder: str) -> Iterator[str]:
         yield from (
             os.path.normpath(Path(place) / each)
             for each in sorted(files)
-            if each.endswith(SUFFIXES) and not each.startswith(".")
+            if each.lower().endswith(SUFFIXES)
+            and not each.startswith(".")
+            and not _is_special(Path(place) / each)
         )
+
+
+def _is_special(path: Path) -> bool:
+    """Whether it is there and no file, like a pipe, whose reading may never end."""
+    return path.exists() and not path.is_file()
 
 
 def _named_in_settings() -> list[str]:

@@ -7,6 +7,7 @@ larger file, which may use anchors, tags and documents of its own around the pla
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ ENOUGH = 3
 
 _KEY = re.compile(r"""(?:^|[\s{,])["']?([a-z_]+)["']?\s*:""", re.MULTILINE)
 
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),  # it begins with the mark of UTF-16, which comes after it
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+    (codecs.BOM_UTF8, "utf-8-sig"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -37,20 +46,34 @@ class Section:
     end: int
 
 
+def loosely_decoded(raw: bytes) -> str:
+    """The text of ``raw`` for judging whether it holds a plan, whatever it is encoded in."""
+    for mark, encoding in _MARKS:
+        if raw.startswith(mark):
+            return raw.decode(encoding, errors="replace")
+    # Wide characters without a mark: a plan's words are ASCII, so that only NULs part them.
+    return raw.replace(b"\0", b"").decode("utf-8", errors="replace")
+
+
 def mentions_a_plan(text: str) -> bool:
     """Whether ``text`` has enough of a plan's words as keys to be worth reading."""
     return len(FIELDS & set(_KEY.findall(text))) >= ENOUGH
 
 
 def sections(text: str) -> list[Section] | None:
-    """The plans in ``text``, itself (pointer "") or under keys called ``plan``; None if it
-    cannot be read even loosely."""
+    """The plans in ``text``, itself (pointer "") or under keys called ``plan``.
+
+    It is None if the text cannot be read even loosely. A plan that is a whole document beside
+    others stands for all of the text, which the strict reader then refuses.
+    """
     if len(text) > max(MAX_JSON_BYTES, MAX_YAML_BYTES):
         return None
     try:
         documents = list(YAML(typ="safe", pure=True).compose_all(text))
     except (YAMLError, ValueError, RecursionError):
         return None
+    if len(documents) > 1 and any(_is_plan(root) for root in documents):
+        return [Section("", 0, len(text))]
     found: list[Section] = []
     for index, root in enumerate(documents):
         if root is not None:
@@ -71,9 +94,8 @@ def alone(text: str, section: Section) -> str:
 
 def _under(node: Node, path: tuple[str, ...], *, itself: bool) -> Iterator[Section]:
     if isinstance(node, MappingNode):
-        keys = {key.value for key, _ in node.value if isinstance(key, ScalarNode)}
         named = bool(path) and path[-1] == "plan"
-        if (itself or named) and len(FIELDS & keys) >= ENOUGH:
+        if (itself or named) and _is_plan(node):
             yield Section(pointer_to(*path), node.start_mark.index, node.end_mark.index)
             return
         for key, value in node.value:
@@ -82,3 +104,10 @@ def _under(node: Node, path: tuple[str, ...], *, itself: bool) -> Iterator[Secti
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
             yield from _under(item, (*path, str(index)), itself=False)
+
+
+def _is_plan(node: Node | None) -> bool:
+    if not isinstance(node, MappingNode):
+        return False
+    keys = {key.value for key, _ in node.value if isinstance(key, ScalarNode)}
+    return len(FIELDS & keys) >= ENOUGH

@@ -12,7 +12,13 @@ from affidavit.gate.checking import toml
 from affidavit.gate.checking.importers import imported
 from affidavit.gate.checking.importers.partial import Partial
 from affidavit.gate.checking.project import given_for
-from affidavit.gate.checking.sections import Section, alone, mentions_a_plan, sections
+from affidavit.gate.checking.sections import (
+    Section,
+    alone,
+    loosely_decoded,
+    mentions_a_plan,
+    sections,
+)
 from affidavit.gate.reading import read_bytes
 from affidavit.mechanisms.attachments import attach
 from affidavit.plan.loading import load_json, load_yaml, locate_in_json
@@ -92,24 +98,25 @@ def sources_of(name: str, *, asked_for: bool) -> Iterator[Source]:
 
 
 def _sources(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
-    if name.endswith(".toml"):
+    kind = name.lower()  # the suffix says the kind in any case
+    if kind.endswith(".toml"):
         yield from _in_toml(name, raw, asked_for=asked_for)
         return
-    if (foreign := imported(name, raw)) is not None:
+    if (foreign := imported(kind, raw)) is not None:
         yield _completed(name, foreign)
         return
-    if name.endswith(".py"):
+    if kind.endswith(".py"):
         if asked_for:
             raise _no_plan("this script makes nothing private by Opacus.")
         return
-    syntax = syntax_of(name, raw)
+    syntax = syntax_of(kind, raw)
     text = raw.decode("utf-8", errors="replace")
-    if not asked_for and not mentions_a_plan(text):
+    loosely = loosely_decoded(raw)
+    if not asked_for and not mentions_a_plan(loosely):
         return
-    found = sections(text)
-    if found is None or raw.startswith(b"\xef\xbb\xbf"):
-        found = [Section("", 0, len(text))]
-    if not found and asked_for:
+    found = sections(loosely)
+    # What is not plain UTF-8 is left to the strict reader as a whole: its places are others.
+    if found is None or (found and loosely != text) or (not found and asked_for):
         found = [Section("", 0, len(text))]
     for section in found:
         yield _read(name, raw, text, syntax, section)

@@ -96,6 +96,17 @@ def test_what_was_spent_is_shown_by_each_composition_and_which_decides() -> None
         assert text in found.output
 
 
+@pytest.mark.parametrize(
+    "arguments", [("show", "toy"), ("reserve", "toy", "sha256:1"), ("release", "x")]
+)
+def test_the_service_may_be_named_by_the_environment(arguments: tuple[str, ...]) -> None:
+    with answering(409, OVER) as server:
+        assert run(*arguments, AFFIDAVIT_SERVER=server).exit_code == Exit.BLOCKED
+        nowhere = run(*arguments, "--server", "http://127.0.0.1:9", AFFIDAVIT_SERVER=server)
+    assert nowhere.exit_code == Exit.UNDECIDED
+    assert len(Service.ASKED) == 1
+
+
 def test_a_reservation_sends_its_token_and_its_key() -> None:
     with answering(201, RESERVATION) as server:
         found = run(

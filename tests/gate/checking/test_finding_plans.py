@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,91 @@ def test_a_malformed_plan_that_is_come_across_blocks(checked: Any) -> None:
     assert code == 2
     (found,) = document["plans"][0]["findings"]
     assert (found["line"], found["blocks"]) == (3, True)
+
+
+FINE = WEAK.replace("epsilon: 1,", "epsilon: 9,")
+MANIFESTS = """\
+kind: Workflow
+spec: {steps: [a], target: x, phases: [b], releases: 3}
+---
+kind: Service
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "rule"),
+    [
+        ("bad.yaml", (WEAK + "---\n").encode(), "syntax"),
+        ("bad.yaml", (WEAK + "---\n{}\n").encode(), "syntax"),
+        ("bad.yaml", ("a: 1\n---\n" + WEAK).encode(), "syntax"),
+        ("bad.yaml", (WEAK + "---\nplan:\n" + indented(FINE, 2)).encode(), "syntax"),
+        ("bad.yaml", ("# σ\n" + WEAK).encode("utf-16"), "bad_text"),
+        ("bad.yaml", WEAK.encode("utf-32"), "bad_text"),
+        ("bad.yml", WEAK.encode("utf-16-le"), "syntax"),
+        ("bad.yml", WEAK.encode("utf-32-be"), "syntax"),
+        ("bad.json", ("plan:\n" + indented(WEAK, 2)).encode("utf-16"), "bad_text"),
+        ("bad.YAML", WEAK.encode(), "under_noised"),
+        ("bad.Toml", TOML.encode(), "under_noised"),
+        ("bad.YML", ("{plan: {" + WEAK.replace("\n", ",")).encode(), "syntax"),
+    ],
+)
+def test_what_blocks_by_its_name_blocks_beside_a_plan_that_is_fine(
+    checked: Any, name: str, raw: bytes, rule: str
+) -> None:
+    Path("fine.yaml").write_text(FINE)
+    Path(name).write_bytes(raw)
+    code, named = checked(name)
+    assert code == (1 if rule == "under_noised" else 2)
+    assert [each["rule"] for each in named["plans"][0]["findings"]] == [rule]
+    for asked in (".", "*.[yYjT]*"):
+        found, document = checked(asked)
+        assert found == code
+        assert document["plans"][0] == named["plans"][0]
+        assert document["plans"][1]["verdict"] == "certified"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize("text", [MANIFESTS, "services: {}\n", "x: {y: [1]}\n---\n"])
+def test_what_is_no_plan_is_passed_over_in_any_encoding(
+    checked: Any, text: str, encoding: str
+) -> None:
+    Path("fine.yaml").write_text(FINE)
+    Path("other.YAML").write_bytes(text.encode(encoding))
+    for asked in (".", "*.[yY]*"):
+        code, document = checked(asked)
+        assert (code, [each["file"] for each in document["plans"]]) == (0, ["fine.yaml"])
+
+
+def test_what_is_no_file_is_passed_over(affidavit: Any) -> None:
+    os.mkfifo("pipe.yaml")
+    Path("link.yaml").symlink_to("pipe.yaml")
+    Path("device.yaml").symlink_to("/dev/zero")
+    for asked in (".", "*.yaml"):
+        assert affidavit("check", asked).returncode == 2
+    Path("fine.yaml").write_text(FINE)
+    for asked in (".", "*.yaml"):
+        found = affidavit("check", asked)
+        assert (found.returncode, found.stdout.count("certified")) == (0, 1)
+
+
+def test_a_pipe_that_is_named_is_read(affidavit: Any) -> None:
+    assert affidavit("check", "/dev/stdin", stdin=FINE).returncode == 0
+    mended = affidavit("check", "/dev/stdin", "--fix", stdin=WEAK)
+    assert (mended.returncode, "fixed" in mended.stderr) == (1, False)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o600, 0o755])
+def test_a_fix_is_made_where_a_link_leads_and_the_mode_stays(run: Any, mode: int) -> None:
+    Path("plans").mkdir()
+    target = Path("plans/target.yaml")
+    target.write_text(WEAK)
+    target.chmod(mode)
+    Path("link.yaml").symlink_to(target)
+    assert run("check", "link.yaml", "--fix").exit_code == 0
+    assert Path("link.yaml").readlink() == target
+    assert "0.8123" not in target.read_text()
+    assert stat.S_IMODE(target.stat().st_mode) == mode
+    assert run("check", str(target)).exit_code == 0
 
 
 # ---- the cache -----------------------------------------------------------------------
