@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from affidavit.gate.checking.cache import Cache, folder
 from affidavit.gate.checking.discovery import candidates
-from affidavit.gate.checking.finding import Finding
+from affidavit.gate.checking.finding import Finding, Fix
 from affidavit.gate.checking.formats import WRITERS
 from affidavit.gate.checking.source import Source, sources_of
 from affidavit.gate.checking.verdict import Judged, unreadable
@@ -161,20 +161,32 @@ def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
     """What is judged after the first fixes were made in the file, if there were any to make."""
     from affidavit.gate.checking.edits import applied
 
-    fixes = [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
     # Where a link leads, so that the link stays; a pipe was read and has nothing to mend.
     file = Path(source.file).resolve()
-    if not fixes or source.file == "-" or not file.is_file():
+    if not _fixes(found) or source.file == "-" or not file.is_file():
         return None
+    now = _read_again(source)
+    if now is not None and now.text != source.text:
+        # Another plan of the same file was mended before, and its edits have moved this one.
+        found = asked.judge(now)
+    fixes = _fixes(found)
     whole = file.read_bytes().decode("utf-8")
     text = applied(whole, tuple(edit for fix in fixes for edit in fix.edits))
     write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
     for each in fixes:
         err.print(f"{escape(printable(source.name))}: fixed: {escape(each.description)}")
-    again = [
-        one for one in sources_of(source.file, asked_for=True) if one.pointer == source.pointer
-    ]
-    return asked.judge(again[0]) if again else None
+    again = _read_again(source)
+    return None if again is None else asked.judge(again)
+
+
+def _fixes(found: Judged) -> list[Fix]:
+    return [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
+
+
+def _read_again(source: Source) -> Source | None:
+    """The same plan as it stands in its file now; None if it is not there any more."""
+    found = sources_of(source.file, asked_for=True)
+    return next((each for each in found if each.pointer == source.pointer), None)
 
 
 def _print(one: Judged) -> None:

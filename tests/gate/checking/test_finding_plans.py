@@ -93,6 +93,15 @@ def test_a_fix_changes_one_number_of_the_larger_file(run: Any, before: str) -> N
     assert old.split("0.8123")[0] == new[: len(old.split("0.8123")[0])]
 
 
+def test_every_plan_of_one_file_is_fixed_where_it_stands_by_then(run: Any, checked: Any) -> None:
+    """The first fix makes the file longer, and moves what comes after it."""
+    plans = "".join(f"run{number}:\n  plan:\n{indented(WEAK, 4)}" for number in range(3))
+    Path("config.yaml").write_text(plans)
+    assert run("check", "config.yaml", "--fix").exit_code == 0
+    assert "0.8123\n" not in Path("config.yaml").read_text()
+    assert len(checked("config.yaml")[1]["plans"]) == 3
+
+
 def test_a_fix_of_json_leaves_its_layout(run: Any) -> None:
     plan = json.dumps(
         {
