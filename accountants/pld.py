@@ -30,7 +30,7 @@ from affidavit.accountants.composition import leaves
 from affidavit.accountants.fourier.truncation import attained_rate
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.accountants.versions import DP_ACCOUNTING
+from affidavit.accountants.versions import PLD
 from affidavit.plan.events import (
     BallsInBinsGaussian,
     Composed,
@@ -129,7 +129,7 @@ class PldAccountant:
     """
 
     name: str = "pld"
-    version: str = DP_ACCOUNTING
+    version: str = PLD
     interval: float | None = field(default=None)
 
     def curve(self, event: Event) -> PldCurve:

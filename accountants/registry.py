@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 
 from affidavit.accountants.protocol import Accountant
-from affidavit.accountants.versions import DP_ACCOUNTING, OURS, PRV_ACCOUNTANT
+from affidavit.accountants.versions import DP_ACCOUNTING, OURS, PLD, PRV_ACCOUNTANT
 
 _PLACES = {
     "gaussian": (OURS, "affidavit.accountants.gaussian", "GaussianAccountant"),
@@ -27,7 +27,7 @@ _PLACES = {
         "affidavit.accountants.analytic_gaussian",
         "AnalyticGaussianAccountant",
     ),
-    "pld": (DP_ACCOUNTING, "affidavit.accountants.pld", "PldAccountant"),
+    "pld": (PLD, "affidavit.accountants.pld", "PldAccountant"),
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }

@@ -265,6 +265,8 @@ def test_a_plan_that_asks_for_noise_is_judged_by_what_it_gets(plan_of: MakePlan)
         ("0.6.0", "0.6", True),
         ("0.6", "0.6.0", True),
         ("dp-accounting 0.6.0", "0.6.0", True),
+        ("dp-accounting 0.6.0", "0.6.0.1", False),
+        ("dp-accounting 0.6.0.1", "0.6.0.1", True),
         ("dp-accounting 0.10.0", "0.9", True),
         ("0.9", "0.10", False),
         ("1", "0.99.99", True),
