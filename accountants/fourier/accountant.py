@@ -143,10 +143,13 @@ class FourierCurve:
     def _delta(self, epsilon: float) -> Bracket:
         near, bound = [], 0.0
         for laws in self.directions:
-            if epsilon < _ceiling(laws) * (1 + 1e-12):
-                beyond = self._beyond(laws, epsilon)
-                bound = max(bound, beyond or 0.0)
-                near += [] if beyond is not None else [laws]
+            if epsilon >= _ceiling(laws) * (1 + 1e-12):
+                continue
+            beyond = self._beyond(laws, epsilon)
+            if beyond is None:
+                near.append(laws)
+            else:
+                bound = max(bound, beyond)
         found = self._nested(near, epsilon) if near else Bracket(lower=0.0, upper=0.0)
         return found.larger(Bracket(lower=0.0, upper=bound))
 
