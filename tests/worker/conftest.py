@@ -99,13 +99,22 @@ class Shop:
             *("--server", self.server.url, "--outputs", str(self.home / "runs")),
             *("--keys", str(self.trusted), "--name", name, "--wait", "0.1", *options),
         ]
-        token = {"AFFIDAVIT_HOME": str(home), "AFFIDAVIT_TOKEN": self.tokens["work"]}
+        token = {
+            "AFFIDAVIT_HOME": str(home),
+            "AFFIDAVIT_TOKEN": self.tokens["work"],
+            "HELD_WHILE": str(self.held),
+        }
         if module == PROGRAM:
             return self.begin([sys.executable, "-m", module, *arguments], home, **token)
         with (home / "log").open("ab") as log:
             process = fork(module, arguments, {**os.environ, **token}, log.fileno())
         self.workers.append(process)
         return process
+
+    @property
+    def held(self) -> Path:
+        """The file that forked trainers wait for not to be there."""
+        return self.home / "held"
 
     @property
     def trusted(self) -> Path:

@@ -5,6 +5,10 @@ worker in a session of its own as it is in production, it runs ``affidavit.worke
 has it die with its worker, and then the trainer's own ``main``; what it does not do is to become
 another program in between. Trainers of several processes do that as well. The worker's threads
 never run PyTorch, so that no lock of it is held by one that a trainer does not have.
+
+After ``HELD_AFTER`` steps a trainer charges one more and waits as long as there is a file
+``HELD_WHILE``, so that no run ends before a test, however slow, has done to it what is to befall
+it. A file ``HELD`` beside its record says so.
 """
 
 from __future__ import annotations
@@ -15,8 +19,11 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
@@ -26,6 +33,8 @@ from tests.forked import end
 
 CHILD = [sys.executable, "-m", "affidavit.worker.child"]
 TRAINER = [sys.executable, "-m", "affidavit.trainer"]
+HELD_AFTER = 100
+HELD = "held"
 
 
 class Trainer:
@@ -81,9 +90,24 @@ def _executed(_program: str, command: list[str]) -> NoReturn:
     """In place of ``os.execvp`` at the end of ``child.main``."""
     if command[: len(TRAINER)] == TRAINER:
         from affidavit.trainer.__main__ import app as trainer
+        from affidavit.trainer.keeper import Keeper
 
+        _hold(Keeper)
         end(lambda: trainer(command[len(TRAINER) :], prog_name="affidavit train"))
     os.execv(command[0], command)
+
+
+def _hold(keeper: Any) -> None:
+    charge, steps, while_ = keeper.charge, count(1), Path(os.environ["HELD_WHILE"])
+
+    def held(self: Any, *given: Any, durable: bool = True) -> None:
+        charge(self, *given, durable=durable)
+        if durable and next(steps) > HELD_AFTER and while_.exists():
+            (self.journal.folder / HELD).touch()
+            while while_.exists():
+                time.sleep(0.01)
+
+    keeper.charge = held
 
 
 def prepare() -> None:
