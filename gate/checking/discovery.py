@@ -18,7 +18,10 @@ PASSED_OVER = frozenset({"node_modules", "__pycache__", "venv", "site-packages"}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A file to look into; ``asked_for`` if somebody named it and none other."""
+    """A file to look into; ``asked_for`` if somebody named it and none other.
+
+    A folder is one where it cannot be looked into, so that reading it says so.
+    """
 
     file: str
     asked_for: bool
@@ -41,7 +44,7 @@ def _meant_by(name: str) -> Iterator[Candidate]:
     if name == "-" or Path(name).is_file():
         yield Candidate(name, asked_for=True)
     elif Path(name).is_dir():
-        yield from (Candidate(file, asked_for=False) for file in _below(name))
+        yield from _below(name)
     elif glob.has_magic(name):
         files = sorted(each for each in glob.glob(name, recursive=True) if Path(each).is_file())
         if not files:
@@ -52,18 +55,20 @@ def _meant_by(name: str) -> Iterator[Candidate]:
         yield Candidate(name, asked_for=True)
 
 
-def _below(folder: str) -> Iterator[str]:
-    for place, folders, files in os.walk(folder):
+def _below(folder: str) -> Iterator[Candidate]:
+    failed: list[OSError] = []
+    for place, folders, files in os.walk(folder, onerror=failed.append):
         folders[:] = sorted(
             each for each in folders if not each.startswith(".") and each not in PASSED_OVER
         )
         yield from (
-            os.path.normpath(Path(place) / each)
+            Candidate(os.path.normpath(Path(place) / each), asked_for=False)
             for each in sorted(files)
             if each.lower().endswith(SUFFIXES)
             and not each.startswith(".")
             and not _is_special(Path(place) / each)
         )
+    yield from (Candidate(error.filename, asked_for=True) for error in failed)
 
 
 def _is_special(path: Path) -> bool:

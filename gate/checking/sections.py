@@ -25,6 +25,8 @@ FIELDS = frozenset(
 """Fields of a plan that few other documents have."""
 ENOUGH = 3
 """A mapping with so many of them is taken for a plan, even if it is not a valid one."""
+NAMES = ("plan", "plans")
+"""What a plan, a list of plans or a mapping of names to plans stands under in a larger file."""
 
 _KEY = re.compile(r"""(?:^|[\s{,])["']?([a-z_]+)["']?\s*:""", re.MULTILINE)
 
@@ -61,7 +63,7 @@ def mentions_a_plan(text: str) -> bool:
 
 
 def sections(text: str) -> list[Section] | None:
-    """The plans in ``text``, itself (pointer "") or under keys called ``plan``.
+    """The plans in ``text``: itself (pointer ""), items of a list that it is, under ``NAMES``.
 
     It is None if the text cannot be read even loosely. A plan that is a whole document beside
     others stands for all of the text, which the strict reader then refuses.
@@ -78,7 +80,7 @@ def sections(text: str) -> list[Section] | None:
     for index, root in enumerate(documents):
         if root is not None:
             prefix = (str(index),) if len(documents) > 1 else ()
-            found += _under(root, prefix, itself=len(documents) == 1)
+            found += _under(root, prefix, awaited=True)
     return found
 
 
@@ -92,22 +94,36 @@ def alone(text: str, section: Section) -> str:
     )
 
 
-def _under(node: Node, path: tuple[str, ...], *, itself: bool) -> Iterator[Section]:
-    if isinstance(node, MappingNode):
-        named = bool(path) and path[-1] == "plan"
-        if (itself or named) and _is_plan(node):
-            yield Section(pointer_to(*path), node.start_mark.index, node.end_mark.index)
-            return
+def _under(node: Node, path: tuple[str, ...], *, awaited: bool) -> Iterator[Section]:
+    """The plans in ``node``, which is one itself, or lists or names some, where ``awaited``."""
+    if awaited and _is_plan(node):
+        yield Section(pointer_to(*path), node.start_mark.index, node.end_mark.index)
+    elif isinstance(node, MappingNode):
+        named = bool(path) and awaited and path[-1] in NAMES
         for key, value in node.value:
             if isinstance(key, ScalarNode):
-                yield from _under(value, (*path, str(key.value)), itself=False)
+                name = str(key.value)
+                yield from _under(value, (*path, name), awaited=named or name in NAMES)
     elif isinstance(node, SequenceNode):
         for index, item in enumerate(node.value):
-            yield from _under(item, (*path, str(index)), itself=False)
+            yield from _under(item, (*path, str(index)), awaited=awaited)
 
 
 def _is_plan(node: Node | None) -> bool:
-    if not isinstance(node, MappingNode):
-        return False
-    keys = {key.value for key, _ in node.value if isinstance(key, ScalarNode)}
-    return len(FIELDS & keys) >= ENOUGH
+    return isinstance(node, MappingNode) and len(FIELDS & _keys(node, set())) >= ENOUGH
+
+
+def _keys(node: MappingNode, seen: set[int]) -> set[str]:
+    """The keys of a mapping, with those that it merges (``<<``), each node once."""
+    if id(node) in seen:
+        return set()
+    seen.add(id(node))
+    found: set[str] = set()
+    for key, value in node.value:
+        if not isinstance(key, ScalarNode):
+            continue
+        found.add(str(key.value))
+        if key.value == "<<":
+            merged = value.value if isinstance(value, SequenceNode) else [value]
+            found.update(*(_keys(each, seen) for each in merged if isinstance(each, MappingNode)))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -63,6 +64,10 @@ def indented(text: str, by: int) -> str:
         ("config.yaml", "lr: &x 0.1\nother: *x\nplan:\n" + indented(WEAK, 2) + "seed: 3\n", 10),
         ("deep.yaml", "runs:\n- !big\n  plan:\n" + indented(WEAK, 4) + "  a: {b: [1]}\n", 10),
         ("two.yaml", "a: 1\n---\nplan:\n" + indented(WEAK, 1) + "...\n", 10),
+        ("list.yaml", "- a: 1\n-\n" + indented(WEAK, 2), 9),
+        ("lists.yaml", "a: 1\n---\n- - \n   " + indented(WEAK, 3).lstrip(), 10),
+        ("plans.yaml", "a:\n plans:\n - \n" + indented(WEAK, 3), 10),
+        ("named.yaml", "plans:\n sgd:\n" + indented(WEAK, 2) + " muon: 3\n", 9),
         ("pyproject.toml", TOML, 16),
     ],
 )
@@ -155,6 +160,7 @@ def test_a_malformed_plan_that_is_come_across_blocks(checked: Any) -> None:
 
 
 FINE = WEAK.replace("epsilon: 1,", "epsilon: 9,")
+ANCHORED = "a: &a\n" + indented(WEAK, 1)
 MANIFESTS = """\
 kind: Workflow
 spec: {steps: [a], target: x, phases: [b], releases: 3}
@@ -178,6 +184,9 @@ kind: Service
         ("bad.YAML", WEAK.encode(), "under_noised"),
         ("bad.Toml", TOML.encode(), "under_noised"),
         ("bad.YML", ("{plan: {" + WEAK.replace("\n", ",")).encode(), "syntax"),
+        ("bad.yml", f"{ANCHORED}plan: *a\n".encode(), "yaml_alias"),
+        ("bad.yml", f"{ANCHORED}plan: {{<<: *a, name: x}}\n".encode(), "yaml_alias"),
+        ("bad.yml", f"{ANCHORED}plans: [{{<<: [*a]}}]\n".encode(), "yaml_alias"),
     ],
 )
 def test_what_blocks_by_its_name_blocks_beside_a_plan_that_is_fine(
@@ -205,6 +214,28 @@ def test_what_is_no_plan_is_passed_over_in_any_encoding(
     for asked in (".", "*.[yY]*"):
         code, document = checked(asked)
         assert (code, [each["file"] for each in document["plans"]]) == (0, ["fine.yaml"])
+
+
+def test_a_folder_that_cannot_be_looked_into_blocks(
+    checked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An administrator may read anything, so that the refusal is the system's in name only."""
+    Path("plans/hidden").mkdir(parents=True)
+    Path("plans/fine.yaml").write_text(FINE)
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if str(path).endswith("hidden"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    code, document = checked("plans")
+    assert code == 2
+    assert [each["verdict"] for each in document["plans"]] == ["certified", "refused"]
+    (found,) = document["plans"][1]["findings"]
+    assert (found["rule"], found["blocks"]) == ("unreadable", True)
+    assert "plans/hidden cannot be read" in found["message"]
 
 
 def test_what_is_no_file_is_passed_over(affidavit: Any) -> None:
