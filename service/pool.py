@@ -66,6 +66,7 @@ class AccountingPool:
         self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
         self._pool = self._new()
         self._quick: Batches[Plan, Assessment] = Batches(self._together, MOST_QUICK, lanes=workers)
+        self._aside = asyncio.Semaphore(max(1, workers - 1))
 
     async def assess(self, plan: Plan) -> Assessment:
         """What ``certify`` finds; raises like ``run``.
@@ -76,6 +77,14 @@ class AccountingPool:
 
     async def _together(self, plans: Sequence[Plan]) -> list[Assessment]:
         return await self.run(each_of, certify, plans)
+
+    async def run_aside(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+        """``run`` for what shows rather than decides: of several processes one is left free.
+
+        Curves take longest, and whoever certifies is not to wait for people who look at them.
+        """
+        async with self._aside:
+            return await self.run(work, *given, **named)
 
     async def run(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """What ``work`` returns; raises ``AccountingTimeout`` or ``AccountingFailed``.

@@ -84,7 +84,7 @@ class DraftPlan:
 
     async def draw(self, plan: Plan) -> Pictures:
         """The privacy profile and the trade-off function as SVG; raises ``NoCurve`` too."""
-        found = await self._once(f"curve {digest(plan)}", lambda: self._pool.run(drawn, plan))
+        found = await self._once(f"curve {digest(plan)}", lambda: self._pool.run_aside(drawn, plan))
         if isinstance(found, NotDrawn):
             raise NoCurve(found.reasons)
         pictures: Pictures = found

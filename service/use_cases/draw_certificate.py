@@ -56,7 +56,7 @@ class DrawCertificate:
                 raise TooBusy
             plan = plan_of(certificate)
             found, _ = await self._flights.run(
-                name, lambda: self._pool.run(charts_of, plan, steps_run)
+                name, lambda: self._pool.run_aside(charts_of, plan, steps_run)
             )
             self._kept[name] = found
         self._kept.move_to_end(name)

@@ -63,7 +63,7 @@ class DrawCurve:
             if wanted not in self._flights and len(self._flights) >= MOST_WAITING:
                 raise TooBusy
             plan = plan_of(certificate)
-            found, _ = await self._flights.run(wanted, lambda: self._pool.run(drawn, plan))
+            found, _ = await self._flights.run(wanted, lambda: self._pool.run_aside(drawn, plan))
             self._kept[wanted] = found
         self._kept.move_to_end(wanted)
         while len(self._kept) > MOST_KEPT:

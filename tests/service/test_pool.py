@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from affidavit.service import pool
 from affidavit.service.settings import Settings
 
 LIMIT = 2.0
+LONG = 120.0
 
 Post = Callable[..., Any]
 Plan = Callable[..., dict[str, Any]]
@@ -108,6 +110,24 @@ def test_a_pool_that_broke_is_replaced(client: TestClient, plan: Plan, post: Pos
     before.stop()
     assert post(client, plan(steps=11)).status_code == 201
     assert services.pool._pool is not before
+
+
+def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
+    async def asked() -> int:
+        """Two drawings that take too long, and then what must not wait for them."""
+        drawings = [asyncio.create_task(found.run_aside(time.sleep, LONG)) for _ in range(2)]
+        await asyncio.sleep(0)
+        try:
+            return await asyncio.wait_for(found.run(abs, -1), LONG / 2)
+        finally:
+            for each in drawings:
+                each.cancel()
+
+    found = pool.AccountingPool(2, LONG)
+    try:
+        assert asyncio.run(asked()) == 1
+    finally:
+        found.close()
 
 
 def test_a_fault_of_ours_is_a_500_that_tells_nothing(
