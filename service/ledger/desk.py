@@ -26,8 +26,9 @@ from affidavit.service.ledger.costing import (
     cost_of_assessment,
     cost_of_bundle,
 )
-from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
+from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
+from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight

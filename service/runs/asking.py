@@ -11,8 +11,8 @@ import uuid
 from sqlalchemy import Connection, insert
 
 from affidavit.service.calls import Call
-from affidavit.service.ledger import ledger as ledger_steps
 from affidavit.service.ledger import rows as ledger_rows
+from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.refusals import IdempotencyKeyReused
 from affidavit.service.runs import rows
 from affidavit.service.runs.refusals import ReservationNotUsable

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from affidavit.accountants.filter.cost import Cost
 from affidavit.service.calls import Call
-from affidavit.service.ledger import ledger as ledger_steps
+from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.runs import handover, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.rows import Run

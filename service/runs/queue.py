@@ -23,7 +23,7 @@ from affidavit.accountants.filter.cost import Cost
 from affidavit.service.calls import Call
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
-from affidavit.service.ledger import ledger as ledger_steps
+from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.refusals import Refusal, WrongState
 from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged

@@ -17,8 +17,9 @@ from affidavit.plan.model import Plan
 from affidavit.service.calls import Call
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.costing import cost_of_bundle
-from affidavit.service.ledger.ledger import Claim, Ledger
+from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import Scope
+from affidavit.service.ledger.steps import Claim
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.store import CertificateStore, Request, StoredCertificate
 

@@ -176,6 +176,34 @@ def test_a_repetition_is_answered_though_the_certificate_was_revoked(office: Off
     assert (new.status_code, new.json()["code"]) == (409, "certificate_not_usable")
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, again: bool) -> None:
+    """Revoked after it was reserved, and perhaps issued anew; what began before goes on."""
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    certificate = office.certify()
+    begun, waits = (office.reserve(certificate).headers["location"] for _ in range(2))
+    first = office.ask("POST", f"{begun}/commit", "work", idempotency_key="k")
+    why = {"code": "plan_error", "reason": "x"}
+    where = f"/v1/certificates/{certificate}"
+    assert office.ask("POST", f"{where}/revocation", "approve", why).is_success
+    if again:
+        found = office.ask("GET", where, "submit").json()["certificate"]
+        wanted = {"former": found["envelope_digest"], "reason": "x"}
+        issued = office.ask("POST", f"{where}/issues", "approve", wanted)
+        assert issued.is_success, issued.text
+    for path, key in ((begun, "k"), (begun, "l")):
+        same = office.ask("POST", f"{path}/commit", "work", idempotency_key=key)
+        assert (same.status_code, same.json()) == (200, first.json())
+    refused = office.ask("POST", f"{waits}/commit", "work")
+    assert (refused.status_code, refused.json()["code"]) == (409, "certificate_not_usable")
+    said = "it was issued anew meanwhile" if again else "it is revoked"
+    assert said in refused.json()["detail"]
+    assert "Release the reservation" in refused.text
+    assert office.ask("GET", waits, "submit").json()["state"] == "reserved"
+    assert office.ask("POST", f"{waits}/release", "work").json()["state"] == "released"
+    assert office.ask("POST", f"{begun}/settle", "work", {}).json()["state"] == "settled"
+
+
 def test_who_may_only_submit_releases_their_own(office: Office) -> None:
     office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
     where = office.reserve(office.certify()).headers["location"]

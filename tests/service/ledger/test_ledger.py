@@ -18,9 +18,10 @@ from affidavit.certificate.keys import development_key
 from affidavit.service.database import open_engine
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import composition, cost_of_bundle
-from affidavit.service.ledger.ledger import Claim, Ledger, require_usable
+from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
+from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.tables import log_entries
