@@ -61,6 +61,14 @@ class Pairs(list[tuple[str, Any]]):
     """An object's members in order, before duplicates are looked for."""
 
 
+EMPTY = Reason(
+    code="empty",
+    pointer="",
+    message="the document is empty.",
+    remedy="Give a plan, such as one of examples/.",
+)
+
+
 def decoded(raw: bytes, limit: int, kind: str) -> str:
     """The text of ``raw``; raises ``MalformedPlan`` if it is too long, empty or not UTF-8."""
     if len(raw) > limit:
@@ -84,14 +92,7 @@ def decoded(raw: bytes, limit: int, kind: str) -> str:
             )
         ) from None
     if not text.strip():
-        raise MalformedPlan(
-            Reason(
-                code="empty",
-                pointer="",
-                message="the document is empty.",
-                remedy="Give a plan, such as one of examples/.",
-            )
-        )
+        raise MalformedPlan(EMPTY)
     return text
 
 

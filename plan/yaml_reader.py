@@ -14,7 +14,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import (
     AliasEvent,
-    DocumentEndEvent,
     DocumentStartEvent,
     Event,
     MappingEndEvent,
@@ -23,11 +22,11 @@ from ruamel.yaml.events import (
     SequenceEndEvent,
     SequenceStartEvent,
     StreamEndEvent,
-    StreamStartEvent,
 )
 
 from affidavit.plan.reasons import MalformedPlan, Reason
 from affidavit.plan.strictness import (
+    EMPTY,
     MAX_DEPTH,
     BadNumber,
     Pairs,
@@ -70,8 +69,11 @@ class YamlReader:
     def read(self) -> Any:
         """The tree; raises ``Refused`` or ``MalformedPlan``."""
         try:
-            self._expect(StreamStartEvent)
-            start = self._expect(DocumentStartEvent)
+            next(self._events)  # the stream begins
+            start = next(self._events)
+            if isinstance(start, StreamEndEvent):  # comments alone
+                raise MalformedPlan(EMPTY)
+            assert isinstance(start, DocumentStartEvent)
             if start.version not in (None, (1, 2)) or start.tags:
                 self.positions[()] = _mark(start)
                 raise Refused(
@@ -81,7 +83,7 @@ class YamlReader:
                     "Remove the %YAML or %TAG line; plans are YAML 1.2.",
                 )
             tree = self._node(next(self._events), ())
-            self._expect(DocumentEndEvent)
+            next(self._events)  # the document ends
             if not isinstance(next(self._events), StreamEndEvent):
                 raise Refused(
                     (), "syntax", "the text holds more than one document.", "Keep one plan a file."
@@ -116,12 +118,6 @@ class YamlReader:
                 column=column,
             )
         )
-
-    def _expect(self, kind: type[Event]) -> Any:
-        event = next(self._events)
-        if not isinstance(event, kind):
-            raise Refused((), "syntax", "this is not one YAML document.", "Keep one plan a file.")
-        return event
 
     def _node(self, event: Event, path: Path) -> Any:
         self.positions.setdefault(path, _mark(event))

@@ -108,6 +108,7 @@ JSON_ONLY: dict[str, Case] = {
     ),
 }
 YAML_ONLY: dict[str, Case] = {
+    "comments alone": (b"# a plan\n\n# is to follow\n", "empty", "", None),
     ".nan": (clip_norm(".nan"), "not_finite", CLIP_NORM, AT_CLIP_NORM),
     ".inf": (clip_norm(".inf"), "not_finite", CLIP_NORM, AT_CLIP_NORM),
     "-.INF": (clip_norm("-.INF"), "not_finite", CLIP_NORM, AT_CLIP_NORM),
