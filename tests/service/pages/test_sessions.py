@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from affidavit.service.database import open_engine
+from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore
 from affidavit.service.pages.sessions import IDLE, LONGEST
@@ -50,7 +50,7 @@ class Door:
 
     def shift(self, columns: tuple[str, ...], back: timedelta) -> None:
         """Let the session have begun, been seen or end that much earlier."""
-        with self.engine.begin() as connection:
+        with writer(self.engine).begin() as connection:
             (row,) = connection.execute(select(sessions)).mappings()
             moved = {name: row[name] - back for name in columns}
             connection.execute(update(sessions).values(**moved))
