@@ -28,6 +28,7 @@ from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.failures import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.loop import Outcome, train
+from affidavit.trainer.options import FOLDERS, FileRefused
 from affidavit.trainer.settings import Precision, Schedule, Settings
 from affidavit.trainer.sources import data_of, model_of
 from affidavit.trainer.supervision import Supervision
@@ -85,6 +86,15 @@ def main(
     ] = None,
     require_log: Annotated[
         bool, typer.Option("--require-log", help="Refuse a certificate that was never logged.")
+    ] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--files", help="A folder below which --data and --model may name files; repeatable."
+        ),
+    ] = None,
+    no_files: Annotated[
+        bool, typer.Option("--no-files", help="Let --data and --model name no file at all.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -144,6 +154,8 @@ def main(
     )
     read = _plan(plan)
     bundle = _bytes(certificate)
+    if files or no_files:
+        FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
     demands = Demands(
         status=None if status is None else _bytes(status),
@@ -218,6 +230,8 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
     try:
         records = data_of(data)
         return records, model_of(model, records)
+    except FileRefused as error:
+        _end(Exit.USAGE, "file_refused", str(error))
     except (ValueError, OSError, ImportError) as error:
         _end(Exit.USAGE, "bad_source", str(error))
 

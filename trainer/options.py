@@ -11,11 +11,20 @@ any order, each once. What is not known is refused by name.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDERS: ContextVar[tuple[Path, ...] | None] = ContextVar("FOLDERS", default=None)
+"""The folders below which options may name files; None where they may anywhere."""
 
 
 class WrongOption(ValueError):
     """An option that is unknown, missing or out of range; the message says how to mend it."""
+
+
+class FileRefused(WrongOption):
+    """A file that options may not name here; whether it is there is not said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,25 @@ class Options:
         found = self.named.get(name, default)
         if found is None:
             raise WrongOption(f"{self.where}: give {name}=.")
+        return found
+
+    def file(self, name: str | None = None) -> Path:
+        """A file or folder, of the option ``name`` or else of the value without one.
+
+        Raises ``WrongOption``, and ``FileRefused`` for what is not below one of ``FOLDERS``,
+        wherever links lead.
+        """
+        if name is None and not self.first:
+            raise WrongOption(f"{self.where}: name a file.")
+        found, folders = Path(self.first if name is None else self.text(name)), FOLDERS.get()
+        if folders is None:
+            return found
+        try:
+            found = found.resolve()
+        except (OSError, RuntimeError):  # links that lead in a circle
+            folders = ()
+        if not any(found.is_relative_to(each.resolve()) for each in folders):
+            raise FileRefused(f"{self.where}: {found} is not below a folder that may be read here.")
         return found
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:

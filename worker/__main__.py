@@ -1,6 +1,7 @@
 """``python -m affidavit.worker``: what ``affidavit worker`` becomes.
 
-Exit codes: 0 stopped as asked; 2 usage, or no key to sign with.
+Exit codes: 0 stopped as asked, or with ``--once`` nothing waits; 2 usage, no key to sign with, or
+the service takes nothing from this worker; 3 with ``--once``, the service could not be reached.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import typer
 
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
 from affidavit.certificate.signers.choice import private_halves
+from affidavit.certificate.trusting import Trust
 from affidavit.worker.handover import place_of
 from affidavit.worker.job import Site
 from affidavit.worker.queue import Wanting
@@ -54,6 +56,14 @@ def main(
             "--own-code", help="Take runs whose data or model is python:…, which is code."
         ),
     ] = False,
+    files: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--files",
+            help="A folder below which runs may name files as data or model; repeatable. Without "
+            "one they may name none.",
+        ),
+    ] = None,
     microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
     processes: Annotated[
         int,
@@ -70,13 +80,14 @@ def main(
         if NAME.fullmatch(value) is None:
             _stop(f"{option} is {value[:80]!r}: give 1 to 64 of A-Z a-z 0-9 . _ -")
     site = Site(
-        source=RemoteQueue(server, os.environ.get("AFFIDAVIT_TOKEN")),
+        source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
         outputs=outputs.resolve(),
         key=_key(),
-        keys=tuple(path.resolve() for path in keys or ()),
+        keys=_trusted(keys or []),
         lease=lease,
         own_code=own_code,
+        files=tuple(path.resolve() for path in files or ()),
         options=(f"--microbatch={microbatch}", *(() if gpu else ("--device=cpu",))),
         processes=processes,
         pause=min(0.5, lease / 6),
@@ -92,13 +103,22 @@ def main(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda sent, _: _ask_to_stop(stop, sent))
-    Slots(site=site, wanting=wanting, count=slots, wait=wait, once=once).run(stop)
+    slots_of = Slots(site=site, wanting=wanting, count=slots, wait=wait, once=once)
+    raise typer.Exit(slots_of.run(stop))
 
 
 def _ask_to_stop(stop: threading.Event, sent: int) -> None:
     if stop.is_set():
         os._exit(128 + sent)  # trainers die with this process
     stop.set()
+
+
+def _source(server: str, token: str | None) -> RemoteQueue:
+    if re.fullmatch(r"https?://[^/\s]+\S*", server) is None:
+        _stop(f"--server is {server[:80]!r}: give http://HOST or https://HOST.")
+    if token and re.fullmatch(r"[!-~]+", token) is None:
+        _stop("AFFIDAVIT_TOKEN is no token: it has characters that no token has.")
+    return RemoteQueue(server, token)
 
 
 def _place(outputs: Path) -> str:
@@ -116,6 +136,15 @@ def _key() -> SigningPort:
     if found is None:
         _stop("there is no key to sign with; make one for this worker: affidavit keys new")
     return found
+
+
+def _trusted(keys: list[Path]) -> tuple[Path, ...]:
+    """The files of trusted keys, which are read for each run: others may come."""
+    try:
+        Trust(keys).public_keys()
+    except KeyFailure as failure:
+        _stop(str(failure))
+    return tuple(path.resolve() for path in keys)
 
 
 def _stop(message: str) -> NoReturn:

@@ -37,6 +37,7 @@ from affidavit.certificate.verify import verify
 from affidavit.plan.canonical import canonical_json
 from affidavit.plan.reasons import PlanError
 from affidavit.worker import executor
+from affidavit.worker.failures import why
 from affidavit.worker.handover import forget, has_ended, place_of, take_over
 from affidavit.worker.provenance import provenance
 from affidavit.worker.queue import Job, Queue, Refused, Unreachable
@@ -73,8 +74,9 @@ class Site:
     """What a worker's runs have in common.
 
     ``lease`` in seconds; ``own_code`` lets runs name data and models as ``python:…``, which is
-    code that whoever may ask for a run then has executed here. ``options`` go to the trainer, which
-    is ``processes`` ranks of one run.
+    code that whoever may ask for a run then has executed here. ``files`` are the folders below
+    which runs may name files. ``options`` go to the trainer, which is ``processes`` ranks of one
+    run.
     """
 
     source: Source
@@ -84,6 +86,7 @@ class Site:
     keys: tuple[Path, ...] = ()
     lease: int = 60
     own_code: bool = False
+    files: tuple[Path, ...] = ()
     options: tuple[str, ...] = ()
     processes: int = 1
     pause: float = 0.5
@@ -193,6 +196,7 @@ def _command(site: Site, job: Job, folder: Path, *, resumes: bool) -> list[str]:
         f"--charged-before={job.granted}",
         "--stop-ends",
         *(["--resume"] if resumes else []),
+        *([f"--files={path}" for path in site.files] or ["--no-files"]),
         *(f"--keys={path}" for path in site.keys),
         *site.options,
     ]
@@ -210,11 +214,11 @@ def _report(
     record = folder / "run" / "record.jsonl"
     if not has_ended(record):
         code = watch.reason or ("trainer_killed" if ended.code < 0 else "trainer_failed")
-        message = f"the trainer ended with {ended.code}: {_last_line(folder / 'trainer.log')}"
+        message = f"the trainer ended with {ended.code}{why(folder / 'trainer.log')}"
         again = watch.reason is None and (ended.code < 0 or ended.code == UNFINISHED)
         watch.renew()
         insist(lambda: site.source.fail(job, code, message, again=again))
-        return f"{code}: {message}"
+        return f"{code}: {message} See {folder / 'trainer.log'}."
     content = record.read_bytes()
     found = conformance(content, predicate)
     _send(site, job, content)
@@ -254,11 +258,6 @@ def _signed(
     except OSError as error:
         log.error("run %s: provenance.json was not written: %s", job.run, error)
     return envelope
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_bytes()[-4000:].splitlines() if line.strip()]
-    return _printable(lines[-1].decode(errors="replace") if lines else "it said nothing.")
 
 
 def _printable(text: str) -> str:

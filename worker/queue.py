@@ -14,17 +14,34 @@ speaks to it over HTTP. Another engine can stand behind the same port.
 References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to do distributed
 locking", 2016 (fencing tokens).
 
->>> Job.read({"run": "r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
+>>> Job.read({"run": "../r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
 ...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None,
-...           "granted": 0, "previous": None}).fence
-1
+...           "granted": 0, "previous": None})
+Traceback (most recent call last):
+affidavit.worker.queue.Refused: the service offers a run whose run is '../r': that is none.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+TEXTS = {
+    "run": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
+    "certificate": _DIGEST,
+    "plan_digest": _DIGEST,
+    "data": re.compile(r"[A-Za-z0-9][!-~]{0,499}"),
+    "model": re.compile(r"[A-Za-z0-9][!-~]{0,499}"),
+    "output": re.compile(
+        r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}"
+    ),
+}
+"""What a service takes when a run is asked for: of these, folders and command lines are made."""
+LEAST = {"fence": 1, "granted": 0, "time_limit": 1, "previous": 1}
+MAY_BE_NONE = ("time_limit", "previous")
 
 
 class LeaseLost(Exception):
@@ -79,9 +96,26 @@ class Job:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        """The job of its document; raises ``KeyError`` and ``TypeError``."""
-        names = (field for field in cls.__dataclass_fields__)
-        return cls(**{name: document[name] for name in names})
+        """The job of its document; raises ``Refused`` where a service would not offer it.
+
+        A worker does not take the service's word for what its folders are made of.
+        """
+        given = {name: document.get(name) for name in cls.__dataclass_fields__}
+        for name, value in given.items():
+            if not _is_fit(name, value):
+                raise Refused(
+                    "bad_job",
+                    f"the service offers a run whose {name} is {str(value)[:80]!r}: that is none.",
+                )
+        return cls(**given)  # type: ignore[arg-type]  # it is fit
+
+
+def _is_fit(name: str, value: Any) -> bool:
+    if name in TEXTS:
+        return isinstance(value, str) and TEXTS[name].fullmatch(value) is not None
+    if value is None:
+        return name in MAY_BE_NONE
+    return type(value) is int and value >= LEAST[name]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

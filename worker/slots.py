@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from affidavit.worker.job import Site, work
 from affidavit.worker.queue import LeaseLost, Refused, Unreachable, Wanting
@@ -17,6 +17,9 @@ log = logging.getLogger("affidavit.worker")
 
 WAIT = 2.0
 LONGEST_WAIT = 30.0
+
+REFUSED = 2
+UNREACHABLE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +31,14 @@ class Slots:
     count: int
     wait: float = WAIT
     once: bool = False
+    codes: set[int] = field(default_factory=set)
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until ``stop`` is set, or once nothing waits where ``once`` is."""
+    def run(self, stop: threading.Event) -> int:
+        """Work until ``stop`` is set, or once nothing waits where ``once`` is; the exit code.
+
+        It is ``REFUSED`` where the service takes nothing from this worker, and ``UNREACHABLE``
+        where it could not be asked for long and ``once`` is set.
+        """
         threads = [
             threading.Thread(target=self._slot, args=(stop,), name=f"slot {number}")
             for number in range(self.count)
@@ -41,6 +49,7 @@ class Slots:
             # Not without end: a signal that another thread took is handled when this one wakes.
             while thread.is_alive():
                 thread.join(0.5)
+        return max(self.codes, default=0)
 
     def _slot(self, stop: threading.Event) -> None:
         wait = self.wait
@@ -49,11 +58,15 @@ class Slots:
                 job = self.site.source.claim(self.wanting)
             except (Unreachable, LeaseLost) as error:
                 log.warning("no run can be claimed now: %s", error)
+                if self.once and wait >= LONGEST_WAIT:
+                    self.codes.add(UNREACHABLE)
+                    return
                 stop.wait(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue
             except Refused as error:
-                log.error("the service refuses this worker: %s: %s", error.code, error)
+                log.error("no run can be claimed: %s: %s", error.code, error)
+                self.codes.add(REFUSED)
                 stop.set()
                 return
             wait = self.wait

@@ -35,7 +35,7 @@ from typing import Any
 from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.data.text import Text, TextRecords
 from affidavit.trainer.data.tokens import tokenizer_of
-from affidavit.trainer.options import Options, WrongOption
+from affidavit.trainer.options import Options
 
 SLOT = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
 
@@ -47,12 +47,10 @@ class WrongField(ValueError):
 def jsonl(argument: str) -> TextRecords:
     """The records of a file. Raises ``WrongOption`` and ``WrongData``."""
     options = Options.of(argument, "--data jsonl")
-    if not options.first:
-        raise WrongOption("--data jsonl: name a file.")
+    path = options.file()
     longest = options.integer("longest", least=2)
     tokenizer = tokenizer_of(options)
     options.require_all_read()
-    path = Path(options.first)
     try:
         return TextRecords.of(read_jsonl(path), tokenizer, longest=longest)
     except OSError as error:

@@ -93,13 +93,12 @@ def csv_file(argument: str) -> Labelled:
     Raises ``WrongOption`` and ``WrongData``.
     """
     options = Options.of(argument, "--data csv")
-    if not options.first:
-        raise WrongOption("--data csv: name a file.")
+    path = options.file()
     label, classes = options.text("label"), options.integer("classes", least=2)
     options.require_all_read()
     if classes > MOST_CLASSES:
         raise WrongOption(f"--data csv: classes={classes}; at most {MOST_CLASSES} are supported.")
-    return read_csv(Path(options.first), label=label, classes=classes)
+    return read_csv(path, label=label, classes=classes)
 
 
 def read_csv(path: Path, *, label: str, classes: int) -> Labelled:

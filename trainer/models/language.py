@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -115,7 +114,7 @@ def gpt2(argument: str, data: DataAdapter) -> LanguageModel:
 def _loaded(options: Options) -> tuple[GPT2, str]:
     if not options.first:
         raise WrongOption("--model gpt2: name a folder with weights, or a config.json and a seed.")
-    path = Path(options.first)
+    path = options.file()
     tie = options.choice("tie", ("", "exact", "uses", "untied"))
     tied = None if not tie else tie != "untied"
     if path.is_dir():

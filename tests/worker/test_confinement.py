@@ -1,0 +1,156 @@
+"""What a run may make a worker do: read named folders, write below its outputs, tell no record."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.service.runs import wanted
+from affidavit.trainer.__main__ import OF_FAILURE
+from affidavit.trainer.options import FOLDERS, FileRefused, Options
+from affidavit.trainer.sources import data_of
+from affidavit.worker.failures import MEANINGS, why
+from affidavit.worker.queue import TEXTS, Job, Refused
+
+SECRET = "hiv-positive"
+RUN = "00000000-0000-4000-8000-000000000000"
+OFFERED = {
+    "run": RUN,
+    "fence": 1,
+    "certificate": f"sha256:{'0' * 64}",
+    "plan_digest": f"sha256:{'1' * 64}",
+    "data": "digits:part=train",
+    "model": "mlp:8",
+    "output": "a/b",
+    "time_limit": None,
+    "granted": 0,
+    "previous": None,
+}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any, inside: bool) -> None:
+    """By way of the service every reader of runs would have it, outside of any guarantee."""
+    records = shop.home / "data" / "records.csv"
+    records.parent.mkdir()
+    records.write_text(f"age,label\n{SECRET},0\n")
+    shop.worker(*(["--files", str(records.parent)] if inside else []))
+    run = shop.request(shop.certify(4), data=f"csv:{records},label=label,classes=2")
+    found = shop.wait(run, "failed")
+    assert found["code"] == "trainer_failed"
+    assert ("bad_source" if inside else "file_refused") in found["message"]
+    assert SECRET not in str(found)
+    (log,) = shop.home.glob("runs/**/trainer.log")
+    assert (SECRET in log.read_text()) == inside
+
+
+def test_every_code_of_the_trainer_has_its_words_and_nothing_else_is_told(tmp_path: Path) -> None:
+    assert set(OF_FAILURE) <= set(MEANINGS)
+    log = tmp_path / "log"
+    for text, told in (
+        (f"bad_source x.csv, line 2, column b: '{SECRET}' is no finite number.\n", "bad_source"),
+        (f"bad_source {SECRET}\n{SECRET} and more\n", "bad_source"),
+        (f"Traceback:\nValueError: {SECRET}\n", ""),
+        (f"{SECRET}\n", ""),
+        ("", ""),
+    ):
+        log.write_text(text)
+        assert told in why(log)
+        assert SECRET not in why(log)
+
+
+@pytest.mark.parametrize(
+    ("named", "taken"),
+    [
+        ("in/a.csv", True),
+        ("in/../in/a.csv", True),
+        ("in/deep/b.csv", True),
+        ("in", True),
+        ("in/none.csv", True),
+        ("out.csv", False),
+        ("in/../out.csv", False),
+        ("in/link.csv", False),
+        ("in/circle.csv", False),
+        ("inside.csv", False),
+        ("/proc/self/environ", False),
+        ("/proc/self/root/etc/passwd", False),
+    ],
+)
+def test_a_file_is_read_below_the_folders_that_were_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, taken: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in/deep").mkdir(parents=True)
+    Path("out.csv").write_text("x")
+    Path("in/link.csv").symlink_to("../out.csv")
+    Path("in/circle.csv").symlink_to("circle.csv")
+    before = FOLDERS.set((Path("in"),))
+    try:
+        for options in (Options.of(named, "--data x"), Options.of(f"words={named}", "--data x")):
+            if taken:
+                assert options.file(None if options.first else "words") == Path(named).resolve()
+            else:
+                with pytest.raises(FileRefused, match="below a folder"):
+                    options.file(None if options.first else "words")
+        FOLDERS.set(())
+        with pytest.raises(FileRefused):
+            data_of(f"csv:{named},label=x,classes=2")
+        with pytest.raises(FileRefused):
+            data_of(f"jsonl:{named},longest=4,tokenizer=bytes")
+    finally:
+        FOLDERS.reset(before)
+
+
+def test_a_worker_takes_what_a_service_offers_and_nothing_else() -> None:
+    """Its folders and its trainer's command line are made of it."""
+    assert Job.read(OFFERED) == Job(**OFFERED)  # type: ignore[arg-type]
+    for name, values in {
+        "run": ("../../x", f"{RUN}/..", f"{RUN}\n", "", None, 3),
+        "output": ("/etc", "../x", "a/../b", "a//b", ".hidden", "a/", "a\n", None),
+        "data": ("", " digits", "-x", "csv:a b", "csv:\0", None, ["digits"]),
+        "model": ("", "--model", None),
+        "fence": (0, -1, True, 1.0, "1", None),
+        "granted": (-1, None, "0"),
+        "previous": (0, "1", True),
+        "time_limit": (0, 1.5, False),
+        "certificate": ("sha256:0", None),
+        "plan_digest": (f"sha256:{'1' * 65}",),
+    }.items():
+        for value in values:
+            with pytest.raises(Refused, match=name):
+                Job.read({**OFFERED, name: value})
+    with pytest.raises(Refused):
+        Job.read({})
+    for name, pattern in (("data", wanted.REFERENCE), ("output", wanted.OUTPUT)):
+        assert f"^{TEXTS[name].pattern}$" == pattern
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -> None:
+    for token, options, code, told in (
+        ("affidavit_no_token", (), 2, "no run can be claimed: invalid_token"),
+        (None, ("--server", "ftp://x"), 2, "--server is 'ftp://x'"),
+        (None, ("--server", "http://127.0.0.1:1"), 3, "no run can be claimed now"),
+        (None, ("--keys", "nowhere.json"), 2, "nowhere.json"),
+        ("tökén", (), 2, "AFFIDAVIT_TOKEN is no token"),
+        ("sec\nret", (), 2, "AFFIDAVIT_TOKEN is no token"),
+    ):
+        environment = {**os.environ, "AFFIDAVIT_HOME": str(shop.home_of("w1"))}
+        environment |= {} if token is None else {"AFFIDAVIT_TOKEN": token}
+        # It asks once where it waits longest from the beginning.
+        given = ["--server", shop.server.url, "--once", "--wait", "30", *options]
+        ended = subprocess.run(
+            [sys.executable, "-m", "affidavit.worker", "--outputs", str(shop.home), *given],
+            env=environment,
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=120,
+        )
+        assert (ended.returncode, told in ended.stderr) == (code, True), ended.stderr
+        assert token is None or token not in ended.stderr
