@@ -11,6 +11,7 @@ Rules it keeps:
   worked out before, outside, from its certificate.
 - The certificate is read again inside, so that one revoked meanwhile reserves nothing, and begins
   no run that was reserved.
+- The reservation of a run is the run's: nobody commits, settles or releases it by hand.
 - An idempotency key answers a repeated request with what the first one led to, and never
   does it twice. Committing, settling or releasing again alike needs no key for that.
 - Two processes that race end as if one had come after the other (``rows``).
@@ -126,8 +127,9 @@ class Ledger:
     def commit(self, reservation_id: str, call: Call) -> tuple[Reservation, bool]:
         """Say that the run begins: from here on it can only be settled.
 
-        Raises ``UnknownReservation`` or ``WrongState``, and ``CertificateNotUsable`` where the
-        certificate was revoked, ran out or was issued anew since it was reserved for.
+        Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``, and
+        ``CertificateNotUsable`` where the certificate was revoked, ran out or was issued anew since
+        it was reserved for.
         """
 
         def work(connection: Connection) -> tuple[Reservation, bool]:
@@ -140,7 +142,7 @@ class Ledger:
     def release(self, reservation_id: str, reason: str, call: Call) -> tuple[Reservation, bool]:
         """Give back what was reserved for a run that never began.
 
-        Raises ``UnknownReservation`` or ``WrongState``.
+        Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
         """
         return self._step(
             reservation_id, call, lambda *given: steps.release_held(*given, reason=reason)
@@ -158,7 +160,7 @@ class Ledger:
 
         ``record`` is the digest of its run record; without one it is charged in full.
         ``cost`` is that of ``steps_run`` steps, None for all of them. Raises
-        ``UnknownReservation``, ``WrongState``, ``StepsAboveCertificate`` or
+        ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
         ``RecordRequired``.
         """
         return self._step(

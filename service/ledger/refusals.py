@@ -27,6 +27,12 @@ class CertificateNotUsable(Refusal):
     code = "certificate_not_usable"
 
 
+class HeldByRun(Refusal):
+    """The reservation is of a run, which alone commits, settles and releases it."""
+
+    code = "held_by_run"
+
+
 class NotAccountable(Refusal):
     """Nothing bounds the run's cost at the filter's orders."""
 

@@ -27,6 +27,7 @@ from affidavit.service.calls import Call
 from affidavit.service.ledger.state import Rule, State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.entries import EntryKind, append
+from affidavit.service.runs.tables import runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,6 +232,13 @@ def find_reservation(connection: Connection, reservation_id: str) -> Reservation
     """The reservation of that id as it stands now."""
     found = _read(connection.execute(_RESERVATION, {"wanted": reservation_id}))
     return found[0] if found else None
+
+
+def run_of(connection: Connection, reservation_id: str) -> str | None:
+    """The id of the run that a reservation is of, if it is of one."""
+    query = select(runs.c.id).where(runs.c.reservation_id == reservation_id)
+    found: str | None = connection.execute(query).scalar()
+    return found
 
 
 def reservations_of(connection: Connection, ledger_id: int) -> list[Reservation]:

@@ -332,9 +332,16 @@ def take_step(
 ) -> tuple[Reservation, bool]:
     """The reservation after a step that ``take`` says whether it was taken now.
 
-    Raises ``UnknownReservation``, and what ``take`` does.
+    Raises ``UnknownReservation``, ``HeldByRun``, and what ``take`` does.
     """
     ledger, reservation = held(connection, reservation_id)
+    run = rows.run_of(connection, reservation_id)
+    if run is not None:
+        raise refusals.HeldByRun(
+            f"reservation {reservation_id} is of run {run}, which alone commits, settles and "
+            "releases it: by what its record says.",
+            f"Cancel the run instead: POST /v1/runs/{run}/cancel.",
+        )
     taken = take(connection, ledger, reservation, call)
     return existing(connection, reservation_id), taken
 

@@ -50,7 +50,7 @@ def settle(
     cost: Cost | None,
     call: Call,
 ) -> int:
-    """Charge a run; in full without ``steps``, and never again if somebody did by hand."""
+    """Charge a run; in full without ``steps``, and never twice."""
     ledger, reservation = ledger_steps.held(connection, run.reservation_id)
     if reservation.state == "settled":
         return int(reservation.steps_run or 0)

@@ -6,11 +6,16 @@ import os
 import pickle
 import random
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import text
 
+from affidavit.service.calls import Call
+from affidavit.service.database import writer
+from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.handover import ELSEWHERE, MOST_IN_VAIN
 from tests.seeds import seeded
@@ -128,6 +133,34 @@ def test_a_key_that_another_attempt_had_for_another_step_is_found(yard: Yard) ->
     assert yard.charged(run) == ("settled", STEPS)
 
 
+DEEP = b'{"type":"resumed","step":' + b"[" * 200_000 + b"]" * 200_000 + b"}\n"
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("bad", ["deep", "key"])
+def test_lines_that_cannot_be_read_deny_a_record_and_nobody_elses(
+    yard: Yard, bad: str, before: bool
+) -> None:
+    """``before``: it is the worker before that sent them, and its successor is honest."""
+    run, zombie = begun(yard)
+    record = steps_of(Record(yard.predicate(zombie)), 3)
+    wrong = record.copy()
+    if bad == "deep":
+        wrong.lines.append(DEEP)
+    else:
+        wrong.charge(key_commitment=["a list"])
+        wrong.release()
+    sent = wrong if before else record
+    assert yard.say(zombie, "record", part=1, lines=sent.content).is_success
+    job = taken(yard)
+    ours = record if before else wrong
+    ours.go_on(4)
+    ended = yard.complete(job, steps_of(ours, STEPS - ours.charged).end()).json()
+    expected = ("settled", "conformant") if before else ("failed", "not_conformant")
+    assert (ended["state"], ended["code"]) == expected, ended
+    assert yard.charged(run) == ("settled", STEPS)
+
+
 POISSON = {"sampling": {"scheme": "poisson", "lot_size": 50}}
 
 
@@ -173,9 +206,13 @@ def stopped_by(yard: Yard, what: str) -> None:
         path = f"/v1/certificates/{zombie['certificate']}/revocation"
         body = {"code": "key_compromise", "reason": "test"}
         assert yard.ask("POST", path, "approve", body).is_success
-    if what == "settled":
-        path = f"/v1/reservations/{run['reservation']}/settle"
-        assert yard.ask("POST", path, "work", {}).is_success
+    if what == "settled":  # which nobody can over HTTP
+        with writer(yard.engine).begin() as connection:
+            found = ledger_steps.held(connection, run["reservation"])
+            call = Call(actor="owner", at=datetime.now(UTC))
+            ledger_steps.settle_held(
+                connection, *found, call, steps_run=STEPS, record=None, cost=None
+            )
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
     plan = digest() if what == "other_plan" else job["plan_digest"]

@@ -49,6 +49,31 @@ def test_a_run_goes_its_way_once(yard: Yard) -> None:
     assert not replay(yard.engine)
 
 
+def test_what_a_run_has_reserved_is_settled_by_its_record_and_not_by_hand(yard: Yard) -> None:
+    """Another worker's token would free the budget of a run that goes on."""
+    certificate = yard.certify()
+    nothing = {"steps_run": 0, "record": "sha256:" + "f" * 64}
+
+    def by_hand(run: Any, *steps: str) -> None:
+        for step in steps:
+            path = f"/v1/reservations/{run['reservation']}/{step}"
+            refused = yard.ask("POST", path, "work", nothing if step == "settle" else {})
+            assert (refused.status_code, refused.json()["code"]) == (409, "held_by_run")
+            assert f"POST /v1/runs/{run['id']}/cancel" in refused.text
+
+    run = yard.request(certificate).json()
+    by_hand(run, "commit", "settle", "release")
+    assert yard.charged(run) == ("reserved", None)
+    job = yard.claim()
+    yard.start(job)
+    by_hand(run, "commit", "settle", "release")
+    assert yard.charged(run) == ("committed", None)
+    assert yard.complete(job, 10).json()["state"] == "settled"
+    by_hand(run, "settle")
+    assert yard.charged(run) == ("settled", 10)
+    assert not replay(yard.engine)
+
+
 def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()
     job = yard.claim()
