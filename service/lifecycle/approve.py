@@ -2,7 +2,8 @@
 
 An approver names the digest of the envelope that they saw, so that nothing can be slipped
 in between. Nobody decides about what they asked for, now or at any time before, nor twice;
-the database refuses that by itself too, for whoever can write to it (revision 0005). With
+the database refuses that by itself too, for whoever can write to it (revision 0005). Who asked
+for the same plan before, under other rules or waivers, asked for it too. With
 the last approval that is needed, the statement is signed anew with all of them in it, in
 the same transaction: there is no moment at which a certificate is approved and not issued.
 One rejection ends it.
@@ -29,7 +30,7 @@ from affidavit.service.lifecycle.wanted import WantedDecision
 from affidavit.service.log.entries import append
 from affidavit.service.signer import Signers
 from affidavit.service.store import StoredCertificate, audited, current, hold, keep
-from affidavit.service.tables import requests
+from affidavit.service.tables import certificates, requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,25 @@ def _require_possible(
         )
     if found.status is not Status.AWAITING_APPROVAL:
         raise Impossible("not_awaiting_approval", f"this certificate is {found.status.value}.")
-    asked = requests.c.certificate_id == found.id, requests.c.requester == actor.name
-    if connection.execute(select(requests.c.id).where(*asked).limit(1)).first() is not None:
-        raise Impossible(
-            "own_request", f"{actor.name} asked for this certificate; somebody else must decide."
+    asked = (
+        select(requests.c.id)
+        .join(certificates, certificates.c.id == requests.c.certificate_id)
+        .where(
+            certificates.c.plan_digest == found.plan_digest,
+            requests.c.requester == actor.name,
         )
-    unknown = requests.c.issue == found.issue, requests.c.requester.like("anonymous@%")
-    if connection.execute(select(requests.c.id).where(asked[0], *unknown).limit(1)).first():
+        .limit(1)
+    )
+    if connection.execute(asked).first() is not None:
+        raise Impossible(
+            "own_request", f"{actor.name} asked for this plan; somebody else must decide."
+        )
+    unknown = select(requests.c.id).where(
+        requests.c.certificate_id == found.id,
+        requests.c.issue == found.issue,
+        requests.c.requester.like("anonymous@%"),
+    )
+    if connection.execute(unknown.limit(1)).first() is not None:
         raise Impossible(
             "anonymous_request",
             "nobody knows who asked for this issue, so nobody is known to be somebody else; "

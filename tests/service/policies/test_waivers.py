@@ -167,6 +167,21 @@ def test_a_waiver_does_not_help_its_granter_with_a_plan_sent_later(
     assert again.json()["certificate"]["id"] != others.json()["certificate"]["id"]
 
 
+def test_who_asked_for_a_plan_does_not_approve_what_their_waiver_had_certified(
+    house: Any, plan: Document
+) -> None:
+    """Somebody else's request is another certificate, because it rests on the waiver."""
+    house.activate(epsilon_cap=0.5, approvals=1)
+    assert house.submit("pat", plan()).json()["verdict"] == "refused"
+    assert house.waive("pat").status_code == 201
+    found = house.submit("sam", plan()).json()["certificate"]
+    path = f"/v1/certificates/{found['id']}/approvals"
+    seen = {"envelope": found["envelope_digest"]}
+    assert code(house.ask("pat", "POST", path, seen)) == (403, "own_request")
+    approved = house.ask("amy", "POST", path, seen)
+    assert approved.json()["certificate"]["status"] == "active"
+
+
 def test_the_database_itself_keeps_owner_and_granter_apart(house: Any) -> None:
     house.activate(epsilon_cap=0.5)
     house.waive()
