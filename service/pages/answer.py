@@ -1,8 +1,8 @@
 """One view, three forms: a page for people, JSON for programs, CSV for spreadsheets.
 
-``page`` puts a route at its path and, for the same view, at ``.json`` and ``.csv``;
-``answer`` gives the form that was asked for. A page that only one person may see is kept
-by no cache.
+``page`` puts a route at its path and, for the same view, at ``.json`` and ``.csv``, ``data``
+at those alone; ``answer`` gives the form that was asked for. A page that only one person may
+see is kept by no cache.
 """
 
 from __future__ import annotations
@@ -36,13 +36,20 @@ def page(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route],
     """Put a route at ``path``, and for its data at ``path.json`` and ``path.csv``."""
 
     def put(route: Route) -> Route:
-        base = OVERVIEW if path == "/" else path
-        data = (f"{base}.json", f"{base}.csv") if csv else (f"{base}.json",)
         # Before the page itself, whose last parameter would take the ending for its own.
-        for each in (*data, path):
-            router.add_api_route(
-                each, route, methods=["GET"], include_in_schema=False, response_class=Response
-            )
+        data(router, OVERVIEW if path == "/" else path, csv=csv)(route)
+        _get(router, path, route)
+        return route
+
+    return put
+
+
+def data(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
+    """Put a page's route at ``path.json`` and ``path.csv``, for its data alone."""
+
+    def put(route: Route) -> Route:
+        for ending in (".json", ".csv") if csv else (".json",):
+            _get(router, f"{path}{ending}", route)
         return route
 
     return put
@@ -70,15 +77,16 @@ def answer(
     fragment: str | None = None,
     status: int = 200,
     title: str | None = None,
+    as_page: bool = False,
 ) -> Response:
-    """``view`` in the form that the path asks for.
+    """``view`` in the form that the path asks for, or ``as_page`` whatever it ends in.
 
     A template sees ``view``, and SVG of ``drawn`` by its names. ``fragment`` is the block
     of it that htmx gets. ``rows`` is the main table, for CSV; ``title`` the name it is
-    saved under, if not that of the page.
+    saved under, if not that of the page. Raises ``TypeError`` for CSV without ``rows``.
     """
     # Not what was asked but what was routed: a name may itself end in ".json".
-    path = getattr(request.scope.get("route"), "path", "")
+    path = "" if as_page else getattr(request.scope.get("route"), "path", "")
     if path.endswith(".json"):
         return Response(json_of(view), status, PRIVATE, media_type="application/json")
     if path.endswith(".csv"):
@@ -118,6 +126,12 @@ def see_other(path: str, **query: str) -> Response:
     """Go to ``path`` and read; what a form is answered with when it was done."""
     to = f"{path}?{urlencode(query)}" if query else path
     return Response(status_code=303, headers={"Location": to, "Cache-Control": "no-store"})
+
+
+def _get(router: APIRouter, path: str, route: Callable[..., Any]) -> None:
+    router.add_api_route(
+        path, route, methods=["GET"], include_in_schema=False, response_class=Response
+    )
 
 
 def _around(request: Request) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from affidavit.certificate.charts import Chart, draw
 from affidavit.plan.reasons import MalformedPlan, Reason
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
+from affidavit.service.log.bundles import with_place
+from affidavit.service.openapi import JSON
 from affidavit.service.pages.answer import PRIVATE, answer, page
 from affidavit.service.pages.certificate_pdf import certificate_pdf
 from affidavit.service.pages.certificate_view import CertificateView, certificate_view
@@ -94,6 +96,13 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     now = datetime.now(UTC)
     made = await run_in_threadpool(certificate_pdf, view, [each for _, each in _named(charts)], now)
     return _file(made, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")
+
+
+@router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)
+def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """What the API's route gives to tokens, for who is signed in. Raises ``Problem``."""
+    made = with_place(services.log, found(services, certificate_id).bundle)
+    return _file(made, JSON, "bundle.json")
 
 
 @router.get(f"{ONE}/registry.yaml", include_in_schema=False, response_class=Response)

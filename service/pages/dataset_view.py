@@ -172,8 +172,10 @@ def dataset(
     ), chosen
 
 
-def is_certified_for(connection: Connection, name: str) -> bool:
-    """Whether some certificate is about the data set of that name."""
+def is_known(connection: Connection, rules: Rulebook, name: str) -> bool:
+    """Whether a budget, a policy or some certificate is for this very data set."""
+    if rules.policy_of(name).datasets != "default" or rows.all_ledgers(connection, name):
+        return True
     query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
     return connection.execute(query).first() is not None
 

@@ -10,7 +10,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
-from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan.types import Name
@@ -21,7 +20,7 @@ from affidavit.service.ledger.rows import Scope as LedgerScope
 from affidavit.service.ledger.wanted import read_budget
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
+from affidavit.service.pages.answer import action, answer, data, page, see_other
 from affidavit.service.pages.dataset_view import (
     Dataset,
     Datasets,
@@ -29,13 +28,14 @@ from affidavit.service.pages.dataset_view import (
     LedgerLine,
     dataset,
     datasets,
-    is_certified_for,
+    is_known,
     spent_chart,
     with_composed,
     with_forecast,
 )
 from affidavit.service.pages.forms import Form, TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
+from affidavit.service.pages.wishes import DATA
 from affidavit.service.problems import Problem
 from affidavit.service.requests import answered, call_of
 from affidavit.service.services import Services, TheServices
@@ -52,7 +52,7 @@ ScopeName = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}/[a-z_]{1,16}/[a-z_]{1,32}$")
 ]
 
-
+ONE = "/datasets/{name}"
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
 BLANK = dict.fromkeys(FIELDS, "")
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -83,7 +83,8 @@ async def set_budget(
     return await run_in_threadpool(_set, request, actor, services, sent)
 
 
-@page(router, "/datasets/{name}")
+@page(router, ONE)
+@data(router, f"{ONE}/ledger")
 async def one(
     request: Request,
     _: Concerned,
@@ -99,8 +100,12 @@ async def one(
     ``composed`` has the non-adaptive composition worked out, which takes accounting;
     ``certificate`` asks how many more runs of that one fit. Where there is no budget yet, the
     page says how one is set, for a data set that a policy or a certificate names.
+
+    A data set may be called ``a.csv``, and its page is there: for certain, the data of one are
+    at ``/ledger.json`` and ``/ledger.csv`` below its page.
     """
-    view, kept, chart = await run_in_threadpool(_read, services, name, ledger, before)
+    whole = await run_in_threadpool(_whole_name, request, services, name)
+    view, kept, chart = await run_in_threadpool(_read, services, whole or name, ledger, before)
     if kept is not None and composed:
         view = with_composed(view, await answered(services.desk.composed(kept)))
     if kept is not None and certificate:
@@ -114,6 +119,7 @@ async def one(
         drawn=drawn,
         fragment="composed",
         title=name,
+        as_page=whole is not None,
     )
 
 
@@ -166,6 +172,16 @@ def _listed(
     )
 
 
+def _whole_name(request: Request, services: Services, name: str) -> str | None:
+    """The data set whose name is that of ``name`` and the ending of its data, if there is one."""
+    ending = request.scope["route"].path.removeprefix(ONE)
+    if ending not in DATA:
+        return None
+    rules, whole = services.policies.rulebook(), f"{name}{ending}"
+    with services.engine.connect() as connection:
+        return whole if is_known(connection, rules, whole) else None
+
+
 def _read(
     services: Services, name: str, ledger: str | None, before: int | None
 ) -> tuple[Dataset, KeptLedger | None, str | None]:
@@ -174,11 +190,6 @@ def _read(
     unit, _, adjacency = (ledger or "").partition("/")
     with services.engine.connect() as connection:
         view, kept = dataset(connection, rules, name, (unit, adjacency) if ledger else None, before)
-        if kept is None and (ledger is not None or not _is_known(connection, view)):
+        if kept is None and (ledger is not None or not is_known(connection, rules, name)):
             raise Problem(404, "not_found", f"there is no budget for {name} here.")
         return view, kept, None if kept is None else spent_chart(connection, kept)
-
-
-def _is_known(connection: Connection, view: Dataset) -> bool:
-    """Whether something here names a data set that has no budget."""
-    return view.policy_names_it or is_certified_for(connection, view.name)

@@ -9,10 +9,13 @@ characters written as escapes.
 ('safe', 'a\\\\u202eb', '\\\\ud800')
 >>> inert("=HYPERLINK(1)"), inert("plain")
 ("'=HYPERLINK(1)", 'plain')
+>>> inert("-----BEGIN KEY-----\\nAA==\\n-----END KEY-----\\n")[:10], inert("-----BEGIN 1+1")
+('-----BEGIN', "'-----BEGIN 1+1")
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
@@ -21,6 +24,8 @@ SHORT = 12
 """Characters of an id that are shown; the whole one is beside it for who asks."""
 
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
+_PEM = re.compile(r"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n?")
+"""A key in text, whole. It ends in dashes, as no formula does, and calls nothing."""
 
 
 def visible(text: str) -> str:
@@ -41,9 +46,14 @@ def short(identity: str) -> str:
 
 
 def inert(text: str) -> str:
-    """A cell of a table for spreadsheets, none of which takes it for a formula."""
+    """A cell of a table for spreadsheets, none of which takes it for a formula.
+
+    A key that was exported stays the text that programs read.
+    """
     shown = visible(text)
-    return f"'{shown}" if shown.startswith(_FORMULA) else shown
+    if shown.startswith(_FORMULA) and _PEM.fullmatch(shown) is None:
+        return f"'{shown}"
+    return shown
 
 
 def _is_hidden(character: str) -> bool:

@@ -63,6 +63,23 @@ def test_every_page_is_whole_in_every_browser(
         visitor.look(name)
 
 
+def test_the_longest_names_stay_within_every_window(
+    visitor: Any, company: Company, everything: str
+) -> None:
+    name, dataset = "n" * 64, "d" * 64
+    made = company.certify("long", name=name, dataset={"name": dataset, "size": 48_211})
+    budget = {"adjacency": "add_remove", "epsilon": 10, "delta": 1e-5}
+    company.ask("admin", f"/v1/ledgers/{dataset}/budget", budget)
+    visitor.sign_in(everything)
+    for kind, path in (
+        ("certificate", f"/certificates/{made['id']}"),
+        ("approval", f"/approvals/{made['id']}"),
+        ("dataset", f"/datasets/{dataset}"),
+    ):
+        visitor.goto(path)
+        visitor.look(f"{kind}-of-a-long-name")
+
+
 def test_a_page_is_used_by_keyboard_alone(
     visitor_of: Callable[..., Any], company: Company, everything: str
 ) -> None:

@@ -130,6 +130,28 @@ def test_a_certificate_that_was_trained_by_is_shown_whole(yard: Yard, tmp_path: 
 
 
 @ON_SQLITE
+def test_who_signed_in_takes_the_bundle_that_the_api_gives(yard: Yard) -> None:
+    certificate = _certify(yard)
+    signing_in = yard.client.get("/sign-in", headers=HTML)
+    (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', signing_in.text)
+    sent = {"csrf": csrf, "token": yard.tokens["audit"], "next": f"/certificates/{certificate}"}
+    page = yard.client.post("/sign-in", data=sent, headers=HTML)
+    links = re.findall(r'<a [^>]*href="([^"]+)"', page.text)
+    assert not [each for each in links if each.startswith("/v1/")]
+    (link,) = [each for each in links if "bundle" in each]
+    # The log may give it a place in between, which stands in it from then on.
+    before = yard.ask("GET", f"/v1/certificates/{certificate}/bundle", "audit")
+    taken = yard.client.get(link)
+    after = yard.ask("GET", f"/v1/certificates/{certificate}/bundle", "audit")
+    assert taken.status_code == 200, taken.text
+    assert taken.content in (before.content, after.content)
+    assert taken.headers["content-type"] == before.headers["content-type"]
+    assert taken.headers["content-disposition"] == 'attachment; filename="bundle.json"'
+    assert taken.headers["cache-control"] == "no-store"
+    assert yard.client.get(link.replace(certificate[7:], "0" * 64)).status_code == 404
+
+
+@ON_SQLITE
 def test_what_is_refused_vouches_for_nothing(yard: Yard) -> None:
     mixed = {"sampling": {"scheme": "poisson", "lot_size": 100}}
     correlated = {"noise": {"kind": "bidiagonal", "lambda": 0.9}}

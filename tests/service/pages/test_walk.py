@@ -28,7 +28,7 @@ MARKUP = "<img src=x onerror=alert(1)>"
 ATTACK = f"=cmd|' /C calc'!A0 {MARKUP} \"'><script>alert(2)</script> {{{{7*7}}}} a\u202eb\u200bc "
 OF_A_KIND = 2
 """Pages of one pattern that are looked at."""
-NOT_FOLLOWED = re.compile(r"/sign-|/v1/|/static/|\.pdf$|\.yaml$|\.svg$")
+NOT_FOLLOWED = re.compile(r"/sign-|/v1/|/static/|\.pdf$|\.yaml$|\.svg$|/bundle\.json$")
 ENDS = re.compile(r"/sign-out$|^/tokens/.*/revocation$")
 """Forms that would end somebody's session, empty as they are sent here."""
 

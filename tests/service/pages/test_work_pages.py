@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from affidavit.service.pages.text import inert
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record
 
@@ -272,6 +273,48 @@ def test_a_data_set_that_a_certificate_names_has_a_page_before_its_budget(yard: 
     assert 'href="/datasets"' in page
     _get(yard, "/datasets/nob?ledger=example/add_remove", status=404)
     assert yard.ask("GET", "/datasets/nob.json", "audit").json()["shown"] is None
+
+
+def test_a_data_set_called_like_a_file_has_a_page_and_no_other_ones_table(yard: Yard) -> None:
+    yard.request(yard.certify())
+    (entry,) = _csv(yard, "/datasets/toy/ledger.csv")
+    assert _csv(yard, "/datasets/toy.csv") == [entry]
+    assert 'href="/datasets/toy/ledger.csv"' in _get(yard, "/datasets/toy")
+    for path in ("/datasets/toy.json", "/datasets/toy/ledger.json"):
+        assert yard.ask("GET", path, "audit").json()["name"] == "toy"
+    budget = {"adjacency": "zero_out", "epsilon": 7, "delta": 1e-3}
+    assert yard.ask("POST", "/v1/ledgers/toy.csv/budget", "admin", budget).is_success
+    plan = yard.document(dataset={"name": "toy.json", "size": 1000})
+    assert yard.ask("POST", "/v1/certificates", "submit", plan).is_success
+    for name in ("toy.csv", "toy.json"):
+        page = yard.ask("GET", f"/datasets/{name}", "audit")
+        assert page.headers["content-type"].startswith("text/html")
+        assert f"<h1>{name}</h1>" in page.text
+        view = yard.ask("GET", f"/datasets/{name}/ledger.json", "audit").json()
+        assert (view["name"], view["entries"]) == (name, [])
+        assert _csv(yard, f"/datasets/{name}.csv") == _csv(yard, f"/datasets/{name}/ledger.csv")
+    assert _csv(yard, "/datasets/toy/ledger.csv") == [entry]
+    _get(yard, "/datasets/toy.csv?ledger=example/add_remove", status=404)
+
+
+def test_a_key_is_exported_as_it_is(yard: Yard) -> None:
+    (kept,) = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
+    (line,) = _csv(yard, "/keys.csv")
+    assert line["public_key"] == kept["public_key"]
+    assert line["public_key"].startswith("-----BEGIN PUBLIC KEY-----\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN A-----",
+        "-----BEGIN A-----\nAA==\n-----END B-----\n",
+        "-----BEGIN A-----\nAA==\n-----END A-----\n+1",
+        "-----BEGIN A-----\ncmd|'/C calc'!A0\n-----END A-----\n",
+    ],
+)
+def test_what_only_begins_like_a_key_is_no_formula_either(text: str) -> None:
+    assert inert(text) == f"'{text}"
 
 
 def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
