@@ -8,7 +8,6 @@ malformed, 3 the service cannot be asked.
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -21,7 +20,7 @@ from affidavit.gate.console import err, out
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.options import JsonOption
-from affidavit.gate.service_client import SERVER, ServerOption
+from affidavit.gate.service_client import SERVER, ServerOption, authorization
 
 SECONDS = 150.0
 
@@ -46,7 +45,7 @@ def show(
 ) -> None:
     """What was spent of a data set's budgets, by each composition, and what is left."""
     query = {} if certificate is None else {"certificate": certificate}
-    found = _ask("GET", server, f"/v1/ledgers/{quote(dataset, safe='')}", query=query)
+    found = _ask("GET", server, f"/v1/ledgers/{_segment(dataset)}", query=query)
     if as_json:
         print_json(found)
         return
@@ -63,7 +62,7 @@ def reserve(
     as_json: JsonOption = False,
 ) -> None:
     """Reserve the cost of a certified run; refused when it would pass the budget."""
-    path = f"/v1/ledgers/{quote(dataset, safe='')}/reservations"
+    path = f"/v1/ledgers/{_segment(dataset)}/reservations"
     found = _ask("POST", server, path, {"certificate": certificate}, key)
     _print_reservation(found, as_json=as_json)
 
@@ -77,9 +76,14 @@ def release(
     as_json: JsonOption = False,
 ) -> None:
     """Give back what was reserved for a run that never began."""
-    path = f"/v1/reservations/{quote(reservation, safe='')}/release"
+    path = f"/v1/reservations/{_segment(reservation)}/release"
     found = _ask("POST", server, path, {"reason": reason}, key)
     _print_reservation(found, as_json=as_json)
+
+
+def _segment(name: str) -> str:
+    """``name`` as one part of a path, which no client takes for a step within it."""
+    return "%2E" * len(name) if name in (".", "..") else quote(name, safe="")
 
 
 def _ask(
@@ -91,9 +95,7 @@ def _ask(
     query: dict[str, str] | None = None,
 ) -> Any:
     """The service's answer; ends the command where there is none or it is a refusal."""
-    headers = {}
-    if token := os.environ.get("AFFIDAVIT_TOKEN"):
-        headers["authorization"] = f"Bearer {token}"
+    headers = authorization()
     if key is not None:
         headers["idempotency-key"] = key
     try:

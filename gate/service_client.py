@@ -2,14 +2,16 @@
 
 The address is ``--server`` or ``AFFIDAVIT_SERVER``; the token is ``AFFIDAVIT_TOKEN`` and
 nothing else, because what stands on a command line is there for every user of a machine
-to read. A service that cannot be reached, or that cannot answer now, decides nothing
-(exit code 3); one that refuses is told of with its code (exit code 1).
+to read; a text that can be no token ends the command (exit code 2) and is not repeated. A
+service that cannot be reached, or that cannot answer now, decides nothing (exit code 3); one
+that refuses is told of with its code (exit code 1).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, NoReturn
@@ -18,7 +20,7 @@ import httpx
 import typer
 from rich.markup import escape
 
-from affidavit.gate.console import err
+from affidavit.gate.console import err, stop
 from affidavit.gate.exits import Exit
 
 SERVER = "http://127.0.0.1:8321"
@@ -27,6 +29,8 @@ PAUSE = 1.0
 """Seconds before events are asked for again."""
 MOST = 30
 """How often in a row that is in vain."""
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
+"""What the service takes for one (RFC 6750)."""
 
 ServerOption = Annotated[
     str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Where the service answers.")
@@ -41,7 +45,7 @@ def ask(server: str, method: str, path: str, document: Any = None) -> httpx.Resp
     url = f"{server.rstrip('/')}{path}"
     body: dict[str, Any] = {} if document is None else {"json": document}
     try:
-        answer = httpx.request(method, url, headers=_token(), timeout=SECONDS, **body)
+        answer = httpx.request(method, url, headers=authorization(), timeout=SECONDS, **body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         _end(f"{server} did not answer as a service does: {error}", Exit.UNDECIDED)
     if not answer.is_success:
@@ -49,9 +53,17 @@ def ask(server: str, method: str, path: str, document: Any = None) -> httpx.Resp
     return answer
 
 
-def _token() -> dict[str, str]:
+def authorization() -> dict[str, str]:
+    """The header with the token, if there is one.
+
+    Raises ``typer.Exit`` for a text that is none, which is a secret all the same and not shown.
+    """
     token = os.environ.get("AFFIDAVIT_TOKEN")
-    return {} if not token else {"authorization": f"Bearer {token}"}
+    if not token:
+        return {}
+    if _TOKEN.fullmatch(token) is None:
+        stop("AFFIDAVIT_TOKEN is not a token: one has letters A to Z, digits and . _ ~ + / - =.")
+    return {"authorization": f"Bearer {token}"}
 
 
 def _end_by(answer: httpx.Response) -> NoReturn:
@@ -74,7 +86,7 @@ def events(server: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     url, last, in_vain = f"{server.rstrip('/')}{path}", "", 0
     while True:
-        headers = {**_token(), **({"last-event-id": last} if last else {})}
+        headers = {**authorization(), **({"last-event-id": last} if last else {})}
         try:
             with httpx.stream("GET", url, headers=headers, timeout=SECONDS) as answer:
                 if answer.status_code == 204:

@@ -12,7 +12,6 @@ service's last answer, a file a server, and is ``block`` until the service was e
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.source import Source
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
+from affidavit.gate.service_client import authorization
 from affidavit.plan.canonical import as_document, digest_of
 from affidavit.plan.reasons import Reason
 
@@ -43,8 +43,7 @@ class Server:
         self.address = address.rstrip("/")
         name = digest_of({"server": self.address}).removeprefix("sha256:")
         self._remembered = folder / "servers" / f"{name}.json"
-        token = os.environ.get("AFFIDAVIT_TOKEN")
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._headers = authorization()
 
     def judge(self, source: Source, here: Judged) -> Judged:
         """``here``, what was judged on this machine, with what the service says."""

@@ -124,6 +124,41 @@ def test_a_reservation_sends_its_token_and_its_key() -> None:
     assert "0.5613" in found.output
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (("show", "NAME"), "/v1/ledgers/NAME"),
+        (("reserve", "NAME", "sha256:1"), "/v1/ledgers/NAME/reservations"),
+        (("release", "NAME"), "/v1/reservations/NAME/release"),
+    ],
+)
+def test_a_name_of_dots_is_a_name(arguments: tuple[str, ...], path: str, name: str) -> None:
+    with answering(409, OVER) as server:
+        run(*(name if each == "NAME" else each for each in arguments), "--server", server)
+        asked = Service.ASKED[0]
+    assert asked["path"] == path.replace("NAME", "%2E" * len(name))
+
+
+@pytest.mark.parametrize("token", ["gehe\u00efm", "secret\n", "secret\nx: y", "a secret", " "])
+@pytest.mark.parametrize(
+    "arguments",
+    [("ledger", "show", "toy"), ("runs", "cancel", RESERVATION["id"])],
+    ids=lambda each: each[0],
+)
+def test_what_is_no_token_is_told_of_and_not_repeated(
+    arguments: tuple[str, ...], token: str
+) -> None:
+    with answering(200, {}) as server:
+        environment = {"AFFIDAVIT_SERVER": server, "AFFIDAVIT_TOKEN": token}
+        found = CliRunner().invoke(app, arguments, env=environment)
+        assert Service.ASKED == []
+    assert found.exit_code == Exit.USAGE, found.output
+    assert "AFFIDAVIT_TOKEN is not a token" in found.output
+    assert "secret" not in found.output
+    assert "gehe" not in found.output
+
+
 def test_json_is_what_the_service_said() -> None:
     with answering(200, RESERVATION) as server:
         found = run("release", "../x", "--reason", "why", "--json", "--server", server)
