@@ -14,7 +14,10 @@ code                   what was found
 =====================  ==========================================================
 broken_chain           a line was changed, dropped, added, repeated or moved
                        (also ``not_json``, ``not_canonical``, ``wrong_digest``,
-                       ``not_an_entry``, ``unknown_fields``)
+                       ``not_an_entry``)
+unknown_fields         an entry has other fields, or what stands in one is not what
+                       belongs there: a commitment that is no digest, a count that is
+                       no integer
 out_of_order           entries that no run writes in this order
 not_certified          the certificate's verdict is another, or does not verify
 other_certificate      the record is of another certificate

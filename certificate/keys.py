@@ -261,7 +261,7 @@ def _json_file(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise KeyFailure(f"{path} is not a JSON file of public key records.") from None
 
 

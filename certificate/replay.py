@@ -19,13 +19,15 @@ from typing import Any
 
 from affidavit.certificate.certified_plan import certified_plan
 from affidavit.certificate.execution import Execution, Required
-from affidavit.certificate.run_record import VERSION, Entry
-from affidavit.plan.canonical import digest_of
+from affidavit.certificate.run_record import VERSION, Entry, is_guarded, misread
+from affidavit.plan.canonical import canonical_json, digest_of
 
 Found = Iterator[tuple[str, str]]
 """Codes and messages."""
 
 GENERATOR = "chacha20"
+DRAWN = frozenset({"noise", "sampling"})
+"""What a run draws at random, each from a generator that its header names."""
 CODES = {
     "steps": "too_many_steps",
     "sampling": "other_sampler",
@@ -51,7 +53,7 @@ class Replay:
         self._keys: dict[str, int] = {}
         self._parameters: str | None = None
         self._checkpoints: dict[int, str] = {}
-        self._open = self.ended = False
+        self._open = self.ended = self._guarded = False
 
     def of(self, number: int, entry: Entry) -> Found:
         """What does not fit in line ``number``, counted from 1."""
@@ -59,6 +61,12 @@ class Replay:
             yield "out_of_order", "a record begins with its header."
         if self.ended:
             yield "out_of_order", "nothing follows the last line of a run."
+        if entry["type"] == "header":
+            self._guarded = is_guarded(entry)
+        wrong = ", ".join(misread(entry, guarded=self._guarded))
+        if wrong:
+            yield "unknown_fields", f"the entry cannot be read: {wrong}."
+        # It is walked all the same: a charge that says too little was charged.
         try:
             match entry["type"]:
                 case "header":
@@ -74,7 +82,8 @@ class Replay:
                 case _:
                     yield from self._final(entry)
         except (TypeError, AttributeError, KeyError, ValueError) as error:
-            yield "unknown_fields", f"the entry cannot be read: {error}."
+            if not wrong:
+                yield "unknown_fields", f"the entry cannot be read: {error}."
 
     def _header(self, number: int, entry: Entry) -> Found:
         if number != 1:
@@ -102,10 +111,16 @@ class Replay:
                 plan.optimizer.model_dump(mode="json", exclude_none=True),
             ),
         ):
-            if said != certified:
+            if not _same(said, certified):
                 yield code, f"{what} is {said!r}, and {certified!r} was certified."
         yield from self._phases(entry["phases"])
         yield from self._tensors(entry["tensors"])
+        if entry["generator"].keys() != DRAWN:
+            named = ", ".join(sorted(entry["generator"])) or "nothing"
+            yield (
+                "statistical_generator",
+                f"generators are named for {named}, not for {' and '.join(sorted(DRAWN))}.",
+            )
         for use, name in entry["generator"].items():
             if name != GENERATOR:
                 yield "statistical_generator", f"{use} is drawn from {name}, not {GENERATOR}."
@@ -123,7 +138,7 @@ class Replay:
                 yield "unknown_fields", f"phase {index} has other fields."
                 continue
             for field, code in CODES.items():
-                if one[field] != other[field]:
+                if not _same(one[field], other[field]):
                     yield code, f"phase {index}: {field} is not what was certified."
 
     def _tensors(self, said: list[dict[str, Any]]) -> Found:
@@ -150,7 +165,8 @@ class Replay:
             yield "out_of_order", "a checkpoint stands between two steps."
         if self._parameters is not None and entry["parameters"] != self._parameters:
             yield "wrong_weights", "the checkpoint's parameters are not those of the last step."
-        self._checkpoints[entry["step"]] = entry["parameters"]
+        # A release may say nothing of its weights; the checkpoint after it always does.
+        self._parameters = self._checkpoints[entry["step"]] = entry["parameters"]
 
     def _resumed(self, entry: Entry) -> Found:
         step, before = entry["step"], entry["from_step"]
@@ -195,6 +211,9 @@ class Replay:
             )
         if entry["ended"] == "diverged":
             yield "diverged", "an update was not finite, and the run was ended."
+            # Its weights are those of that update, of which no line says anything before.
+            if not self._open:
+                yield "out_of_order", "a run diverges in a step that is charged and not released."
         elif entry["ended"] == "stopped":
             yield "stopped", f"it was stopped after {self.charged} steps."
             if self._open or self._parameters not in (None, entry["parameters"]):
@@ -207,12 +226,14 @@ class Replay:
             yield "wrong_weights", "the weights are not those of the last step."
 
 
+def _same(said: Any, certified: Any) -> bool:
+    """Whether they are one JSON value; to Python, ``True`` would be 1."""
+    return canonical_json(said) == canonical_json(certified)
+
+
 def _parameters(entry: Entry, required: Required) -> Found:
     """A charge's public parameters against what its step must be."""
     step = entry["step"]
-    numbers = (*entry["clip_norm"].values(), *entry["noise_std"].values())
-    if any(isinstance(each, bool) for each in numbers):
-        yield "unknown_fields", f"step {step}: a number is true or false."
     if entry["phase"] != required.phase:
         yield "other_plan", f"step {step} is in phase {required.phase}, not {entry['phase']}."
     if entry["divisor"] != required.divisor:

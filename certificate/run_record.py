@@ -31,6 +31,8 @@ affidavit.certificate.run_record.BrokenLine: the line is not what its digest say
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from affidavit.plan.canonical import canonical_json, digest_of
@@ -84,6 +86,74 @@ FIELDS: dict[str, frozenset[str]] = {
 }
 """The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
 
+KINDS: dict[str, dict[str, str]] = {
+    "header": {
+        "version": "an integer",
+        "run": "a text",
+        "started_at": "a time",
+        "code.version": "a text",
+        "code.digest": "a digest",
+        "data.commitment": "a digest",
+        "parameters": "a digest",
+    },
+    "checkpoint": {"step": "an integer", "checkpoint": "a digest", "parameters": "a digest"},
+    "resumed": {
+        "step": "an integer",
+        "from_step": "an integer",
+        "lost": "an integer",
+        "parameters": "a digest",
+        "at": "a time",
+    },
+    "charge": {
+        "step": "an integer",
+        "phase": "an integer",
+        "clip_norm": "a number for each release",
+        "noise_std": "a number for each release",
+        "learning_rate": "a number",
+        "key_commitment": "a digest",
+    },
+    "release": {
+        "step": "an integer",
+        "lot_size_commitment": "a digest",
+        "parameters": "a digest or null",
+    },
+    "final": {
+        "charged": "an integer",
+        "released": "an integer",
+        "parameters": "a digest",
+        "at": "a time",
+    },
+}
+"""What stands in the fields that no certificate gives the value of."""
+
+LEFT_OUT = frozenset({"data.commitment", "checkpoint", "lot_size_commitment", "learning_rate"})
+"""Fields that are null in the record of a guarded loop: the guard reads no data."""
+
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
+_TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+
+def _number(value: Any) -> bool:
+    """Whether it is one, always finite as ``load_json`` reads it; ``true`` is not 1 here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
+
+
+_IS: dict[str, Callable[[Any], bool]] = {
+    "a text": lambda value: isinstance(value, str) and value != "",
+    "a time": lambda value: isinstance(value, str) and _TIME.fullmatch(value) is not None,
+    "a digest": _digest,
+    "a digest or null": lambda value: value is None or _digest(value),
+    "a number": _number,
+    "an integer": lambda value: isinstance(value, int) and _number(value),
+    "a number for each release": lambda value: (
+        isinstance(value, dict) and all(map(_number, value.values()))
+    ),
+}
+
 
 class BrokenLine(ValueError):
     """A line that is not one of a chain; ``code`` says how."""
@@ -119,3 +189,31 @@ def unsealed(line: bytes, previous: str) -> Entry:
     if wanted is None or said.keys() != wanted | {"type", "previous", "digest"}:
         raise BrokenLine("unknown_fields", f"an entry {said['type']!r} has other fields.")
     return said
+
+
+def is_guarded(header: Entry) -> bool:
+    """Whether the record is of a loop of its own under the guard, not of the trainer."""
+    return _IS["a text"](_at(header, "code.loop"))
+
+
+def misread(entry: Entry, *, guarded: bool) -> Iterator[str]:
+    """What stands in a field of ``entry`` where something else belongs, in words.
+
+    A ``guarded`` loop leaves out what the guard does not know, and the key where none is said.
+    """
+    for path, kind in KINDS[entry["type"]].items():
+        value = _at(entry, path)
+        if guarded and value is None and path in LEFT_OUT:
+            continue
+        if guarded and path == "key_commitment" and value == f"undisclosed:{entry['step']}":
+            continue
+        if not _IS[kind](value):
+            yield f"{path} is not {kind}"
+
+
+def _at(entry: Entry, path: str) -> Any:
+    """What stands at a dotted path; None where nothing does."""
+    found: Any = entry
+    for name in path.split("."):
+        found = found.get(name) if isinstance(found, dict) else None
+    return found

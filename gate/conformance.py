@@ -1,7 +1,7 @@
 """``affidavit conformance``: a run's record against its certificate, and what it is charged.
 
 Exit codes: 0 the run did what was certified; 1 it did not, or that cannot be shown; 2 usage,
-or a certificate that cannot be read.
+or a certificate that cannot be read, or a record whose first line is nested beyond reading.
 """
 
 from __future__ import annotations
@@ -44,10 +44,9 @@ def conformance(
 ) -> None:
     """Compare what a run did with what was certified; 0 only if it conforms."""
     said, bundle = _read(record), _read(certificate)
+    began = _began(record, said)
     try:
-        verified = verify(
-            bundle, Trust(keys or [], keyset or [], root).public_keys(), now=_began(said)
-        )
+        verified = verify(bundle, Trust(keys or [], keyset or [], root).public_keys(), now=began)
         found = compare(said, verified.predicate)
     except VerificationError as error:
         err.print(
@@ -86,13 +85,15 @@ def _line(finding: Finding) -> str:
     return f"{sign} {where}{finding.code}: {escape(finding.message)}"
 
 
-def _began(record: bytes) -> datetime | None:
+def _began(path: Path, record: bytes) -> datetime | None:
     """When the run says that it began, which the certificate must have been valid at."""
     try:
         header = json.loads(record.split(b"\n", 1)[0])
         return datetime.strptime(header["started_at"], TIME_FORMAT).replace(tzinfo=UTC)
     except (ValueError, KeyError, TypeError):
         return None
+    except RecursionError:
+        stop(f"{path} is no run record: its first line is nested too deeply to be read.")
 
 
 def _read(path: Path) -> bytes:

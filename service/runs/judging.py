@@ -140,7 +140,11 @@ def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[F
 
 
 def _steps_of_keys(record: bytes) -> dict[str, int]:
-    return {entry["key_commitment"]: entry["step"] for entry in _entries(record, b"charge")}
+    return {
+        key: entry["step"]
+        for entry in _entries(record, b"charge")
+        if isinstance(key := entry.get("key_commitment"), str)
+    }
 
 
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
@@ -150,10 +154,10 @@ def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
         if wanted.search(line):
             try:
                 entry = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(entry, dict) and isinstance(entry.get("step"), int):
-                yield {"key_commitment": None, **entry}
+                yield entry
 
 
 def _steps_stand_alone(predicate: dict[str, Any]) -> bool:

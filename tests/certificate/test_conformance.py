@@ -71,6 +71,17 @@ def signed(key: SigningKey) -> tuple[dict[str, Any], bytes]:
     return predicate_of(plan_with(), key, datetime.now(UTC).replace(microsecond=0))
 
 
+def digest(text: str) -> str:
+    """A digest that no other text has."""
+    return digest_of(text)
+
+
+def checkpoint(step: int, parameters: str) -> Entry:
+    """The line of a checkpoint with those parameters."""
+    named = {"checkpoint": digest(f"c{step}"), "parameters": digest(parameters)}
+    return {"type": "checkpoint", "step": step, **named}
+
+
 def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
     """A run of that certificate; with ``lost`` it died in step 3 and lost steps 2 and 3."""
     execution = Execution.of(certified_plan(predicate))
@@ -91,19 +102,19 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
             "certificate_id": predicate["certificate_id"],
             "plan_digest": digest_of(predicate["plan"]),
             "started_at": began,
-            "code": {"version": "0", "digest": "sha256:0"},
+            "code": {"version": "0", "digest": digest("code")},
             "generator": {"sampling": "chacha20", "noise": "chacha20"},
             "adjacency": "zero_out",
             "unit": "example",
             "steps": STEPS,
-            "data": {"size": 60, "commitment": "sha256:1"},
+            "data": {"size": 60, "commitment": digest("data")},
             "phases": execution.phases(),
             "optimizer": {"name": "dp_sgd"},
             "tensors": tensors,
-            "parameters": "p0",
+            "parameters": digest("p0"),
             "performance": {"ranks": 1},
         },
-        {"type": "checkpoint", "step": 0, "checkpoint": "c0", "parameters": "p0"},
+        checkpoint(0, "p0"),
     ]
     for step in range(STEPS):
         required = execution.at(step)
@@ -117,7 +128,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
                 "noise_std": required.noise_std,
                 "divisor": required.divisor,
                 "learning_rate": 0.1,
-                "key_commitment": f"k{step}",
+                "key_commitment": digest(f"k{step}"),
             }
         )
         if lost and step == 3:
@@ -127,30 +138,30 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
                     "step": 4,
                     "from_step": 2,
                     "lost": 2,
-                    "parameters": "p2",
+                    "parameters": digest("p2"),
                     "performance": {"ranks": 1},
                     "at": began,
                 },
-                {"type": "checkpoint", "step": 4, "checkpoint": "c4", "parameters": "p2"},
+                checkpoint(4, "p2"),
             ]
             continue
         found.append(
             {
                 "type": "release",
                 "step": step,
-                "lot_size_commitment": f"l{step}",
-                "parameters": f"p{step + 1}",
+                "lot_size_commitment": digest(f"l{step}"),
+                "parameters": digest(f"p{step + 1}"),
             }
         )
         if step == 1:
-            found.append({"type": "checkpoint", "step": 2, "checkpoint": "c2", "parameters": "p2"})
+            found.append(checkpoint(2, "p2"))
     found.append(
         {
             "type": "final",
             "ended": "completed",
             "charged": STEPS,
             "released": STEPS - lost,
-            "parameters": f"p{STEPS}",
+            "parameters": digest(f"p{STEPS}"),
             "at": began,
         }
     )
@@ -238,7 +249,8 @@ def test_every_line_dropped_repeated_or_moved_is_found(
 def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes]) -> None:
     predicate, _ = signed
     deep = b"[" * 100_000 + b"]" * 100_000 + b"\n"
-    for record in (b"", b"\n", b"{}\n", b"\xff\n", b"null\n", b'{"type":1}\n', deep):
+    big = b'{"type":"charge","step":1e999}\n'
+    for record in (b"", b"\n", b"{}\n", b"\xff\n", b"null\n", b'{"type":1}\n', big, deep):
         found = conformance(record, predicate)
         assert not found.conformant
         assert found.steps_to_charge == STEPS
@@ -272,7 +284,18 @@ def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any])
         ("header", 0, {"data.size": 61}, "other_sampler"),
         ("header", 0, {"generator.noise": "mersenne_twister"}, "statistical_generator"),
         ("header", 0, {"generator.sampling": "philox"}, "statistical_generator"),
+        ("header", 0, {"generator": {}}, "statistical_generator"),
+        ("header", 0, {"generator": {"noise": "chacha20"}}, "statistical_generator"),
+        ("header", 0, {"generator.more": "chacha20"}, "statistical_generator"),
         ("header", 0, {"version": 2}, "unknown_fields"),
+        ("header", 0, {"version": True}, "unknown_fields"),
+        ("header", 0, {"run": ""}, "unknown_fields"),
+        ("header", 0, {"code": {}}, "unknown_fields"),
+        ("header", 0, {"code.digest": "sha256:0"}, "unknown_fields"),
+        ("header", 0, {"code.loop": 1, "data.commitment": None}, "unknown_fields"),
+        ("header", 0, {"data.commitment": "sha256:" + 64 * "A"}, "unknown_fields"),
+        ("header", 0, {"parameters": None}, "unknown_fields"),
+        ("header", 0, {"started_at": "2026-1-1T0:0:0Z"}, "unknown_fields"),
         ("header", 0, {"started_at": "2001-01-01T00:00:00Z"}, "outside_validity"),
         ("header", 0, {"started_at": "2901-01-01T00:00:00Z"}, "outside_validity"),
         ("header", 0, {"phases.0.steps": 3}, "too_many_steps"),
@@ -282,6 +305,8 @@ def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any])
         ("header", 0, {"phases.1.divisor": "13"}, "other_sampler"),
         ("header", 0, {"phases.1.clipping": "flat"}, "other_blocks"),
         ("header", 0, {"phases.1.scheduled": False}, "clip_norm_above"),
+        ("header", 0, {"phases.0.scheduled": 0}, "clip_norm_above"),
+        ("header", 0, {"phases.0.releases.1.count": True}, "other_blocks"),
         ("header", 0, {"phases.1.noise.kind": "tree"}, "other_noise"),
         ("header", 0, {"phases.1.releases.0.count": 3}, "other_blocks"),
         ("header", 0, {"phases": []}, "other_plan"),
@@ -299,20 +324,34 @@ def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any])
         ("charge", 0, {"noise_std.auxiliary": "9"}, "unknown_fields"),
         ("charge", 0, {"noise_std.hidden": True}, "unknown_fields"),
         ("charge", 0, {"noise_std": {"hidden": 4.5}}, "other_blocks"),
-        ("charge", 5, {"key_commitment": "k0"}, "key_reused"),
+        ("charge", 5, {"key_commitment": digest("k0")}, "key_reused"),
+        ("charge", 0, {"key_commitment": ["k0"]}, "unknown_fields"),
+        ("charge", 0, {"key_commitment": "undisclosed:0"}, "unknown_fields"),
+        ("charge", 0, {"learning_rate": None}, "unknown_fields"),
+        ("charge", 0, {"phase": False}, "unknown_fields"),
+        ("charge", 1, {"step": True}, "unknown_fields"),
         ("charge", 3, {"step": 2}, "out_of_order"),
+        ("release", 0, {"lot_size_commitment": 12}, "unknown_fields"),
+        ("release", 0, {"parameters": False}, "unknown_fields"),
+        ("release", -1, {"parameters": None}, "wrong_weights"),
         ("release", 1, {"step": 0}, "out_of_order"),
         ("checkpoint", 1, {"step": 1}, "out_of_order"),
-        ("checkpoint", 1, {"parameters": "p9"}, "wrong_weights"),
+        ("checkpoint", 1, {"parameters": digest("p9")}, "wrong_weights"),
+        ("checkpoint", 0, {"checkpoint": None}, "unknown_fields"),
+        ("checkpoint", 0, {"parameters": None}, "unknown_fields"),
+        ("resumed", 0, {"parameters": None}, "unknown_fields"),
+        ("resumed", 0, {"at": 0}, "unknown_fields"),
         ("resumed", 0, {"lost": 1}, "out_of_order"),
         ("resumed", 0, {"step": 3, "lost": 1}, "out_of_order"),
         ("resumed", 0, {"from_step": 1, "lost": 3}, "wrong_weights"),
-        ("resumed", 0, {"parameters": "p3"}, "wrong_weights"),
+        ("resumed", 0, {"parameters": digest("p3")}, "wrong_weights"),
         ("final", 0, {"charged": STEPS - 1}, "wrong_counts"),
         ("final", 0, {"released": STEPS}, "wrong_counts"),
-        ("final", 0, {"parameters": "p9"}, "wrong_weights"),
+        ("final", 0, {"parameters": digest("p9")}, "wrong_weights"),
+        ("final", 0, {"parameters": None}, "unknown_fields"),
+        ("final", 0, {"ended": "diverged"}, "out_of_order"),
         ("final", 0, {"ended": "somehow"}, "unknown_fields"),
-        ("final", 0, {"ended": "stopped", "parameters": "p9"}, "wrong_weights"),
+        ("final", 0, {"ended": "stopped", "parameters": digest("p9")}, "wrong_weights"),
     ],
 )
 def test_what_was_not_certified_is_found_in_a_chain_made_anew(
@@ -350,6 +389,49 @@ def test_what_is_wrong_in_a_header_is_named(
     assert finding.message.startswith(said)
 
 
+def test_what_belongs_in_a_field_is_named(signed: tuple[dict[str, Any], bytes]) -> None:
+    predicate, _ = signed
+    wrong = {"key_commitment": [], "step": "0", "clip_norm": 1}
+    found = conformance(chained(changed(entries_of(predicate), "charge", 0, wrong)), predicate)
+    assert (
+        "the entry cannot be read: step is not an integer, clip_norm is not a number for each "
+        "release, key_commitment is not a digest."
+    ) in {finding.message for finding in found.findings}
+    assert found.steps_charged == STEPS
+
+
+def test_a_guarded_loop_leaves_out_what_the_guard_does_not_know(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    entries = entries_of(predicate, lost=False)
+    for kind, path, value in (
+        ("header", "data.commitment", None),
+        ("checkpoint", "checkpoint", None),
+        ("charge", "learning_rate", None),
+        ("charge", "key_commitment", "undisclosed:0"),
+        ("release", "lot_size_commitment", None),
+    ):
+        entries = changed(entries, kind, 0, {path: value})
+    assert codes(conformance(chained(entries), predicate)) == {"unknown_fields"}
+    guarded = changed(entries, "header", 0, {"code.loop": "own"})
+    assert conformance(chained(guarded), predicate).findings == ()
+    other = changed(guarded, "charge", 0, {"key_commitment": "undisclosed:1"})
+    assert codes(conformance(chained(other), predicate)) == {"unknown_fields"}
+
+
+def test_the_weights_are_those_of_the_last_line_that_names_some(
+    signed: tuple[dict[str, Any], bytes],
+) -> None:
+    predicate, _ = signed
+    entries = changed(entries_of(predicate, lost=False), "release", 1, {"parameters": None})
+    ended = {**entries[-1], "ended": "stopped", "charged": 2, "released": 2}
+    for parameters, found in (("p2", {"stopped"}), ("p9", {"stopped", "wrong_weights"})):
+        final = {**ended, "parameters": digest(parameters)}
+        for lines in (entries[:7], [*entries[:7], checkpoint(2, "p2")]):
+            assert codes(conformance(chained([*lines, final]), predicate)) == found
+
+
 def leaves(value: Any, path: str = "") -> Iterator[str]:
     """Dotted paths of everything in ``value`` that holds nothing else, and of what holds it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
@@ -364,16 +446,20 @@ def test_whatever_stands_in_a_field_is_judged_and_never_fails(
 ) -> None:
     predicate, _ = signed
     entries = entries_of(predicate)
-    free = {"code", "performance", "learning_rate", "at", "run", "lot_size_commitment", "shape"}
+    free = {"performance", "shape"}
     for kind in ("header", "checkpoint", "charge", "release", "resumed", "final"):
         entry = next(each for each in entries if each["type"] == kind)
         for path in leaves(entry):
             if path == "type" or free & set(path.split(".")):
                 continue
-            for value in (None, [], {"a": 1}, "x"):
-                found = conformance(chained(changed(entries, kind, 0, {path: value})), predicate)
-                harmless = path in {"parameters", "key_commitment", "checkpoint"} or (
-                    path.startswith(("data.commitment", "tensors"))
+            for value in (None, [], {"a": 1}, "x", True, [True]):
+                record = chained(changed(entries, kind, 0, {path: value}))
+                found = conformance(record, predicate)
+                harmless = (
+                    record == chained(entries)
+                    or path.startswith("tensors")
+                    or (path in {"run", "code.version"} and value == "x")
+                    or (kind, path, value) == ("release", "parameters", None)
                 )
                 assert harmless or not found.conformant, (kind, path, value)
 
@@ -394,7 +480,7 @@ def test_more_steps_than_certified_are_all_charged(signed: tuple[dict[str, Any],
     predicate, _ = signed
     *entries, final = entries_of(predicate)
     more = {**next(e for e in entries if e["type"] == "charge"), "step": STEPS,
-            "key_commitment": "more"}  # fmt: skip
+            "key_commitment": digest("more")}  # fmt: skip
     found = conformance(chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate)
     assert "too_many_steps" in codes(found)
     assert found.steps_to_charge == STEPS + 1
@@ -486,6 +572,9 @@ def test_the_command_says_what_it_found(
     assert bad.exit_code == 1
     assert "not conformant" in bad.stdout
     assert command(record, trusted=SigningKey.generate("other")).exit_code == 1
+    deep = command(b"[" * 100_000)
+    assert deep.exit_code == 2
+    assert "nested too deeply" in deep.stderr
     missing = CliRunner().invoke(app, ["conformance", "--record", "/none", "--certificate", "x"])
     assert missing.exit_code == 2
 

@@ -82,7 +82,9 @@ def test_records_survive_the_trip(tmp_path: Path) -> None:
         assert read_public_keys(file) == (key.public,)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"keys": 3}', "nonsense", '{"key_id": "a"}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"keys": 3}', "nonsense", '{"key_id": "a"}', "[" * 100_000]
+)
 def test_files_that_hold_no_keys_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.json"
     file.write_text(text)

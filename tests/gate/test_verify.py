@@ -159,6 +159,7 @@ def test_what_cannot_be_read_is_a_mistake_of_use(bundle: Path, run: Any, save: A
         (str(bundle), "--keys", "missing.json"),
         (str(bundle), "--keys", save("[1]", "keys.json")),
         (str(bundle), "--keys", save("not json", "keys.json")),
+        (str(bundle), "--keys", save("[" * 100_000, "deep.json")),
     ):
         result = run("verify", *arguments)
         assert result.exit_code == 2, arguments

@@ -18,6 +18,10 @@ def digest() -> str:
     return "sha256:" + secrets.token_hex(32)
 
 
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 @dataclass
 class Chain:
     """The keys of an attempt from a step on: the same for whoever has its checkpoint."""
@@ -71,8 +75,8 @@ class Record:
                 "run": secrets.token_hex(16),
                 "certificate_id": self.predicate["certificate_id"],
                 "plan_digest": digest_of(self.predicate["plan"]),
-                "started_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                "code": {},
+                "started_at": now(),
+                "code": {"version": "0", "digest": digest()},
                 "generator": {"sampling": "chacha20", "noise": "chacha20"},
                 "adjacency": plan.adjacency,
                 "unit": plan.dataset.unit,
@@ -124,7 +128,7 @@ class Record:
         self.parameters = self.checkpoint_parameters
         lost = self.charged - self.checkpoint_at
         at = {"step": self.charged, "from_step": self.checkpoint_at, "lost": lost}
-        said = {"parameters": self.parameters, "performance": {}, "at": "x"}
+        said = {"parameters": self.parameters, "performance": {}, "at": now()}
         self.add({"type": "resumed", **at, **said})
 
     def go_on(self, granted: int) -> None:
@@ -138,7 +142,7 @@ class Record:
 
     def end(self, ended: str = "completed") -> Record:
         counts = {"charged": self.charged, "released": self.released}
-        said = {"parameters": self.parameters, "at": "x"}
+        said = {"parameters": self.parameters, "at": now()}
         self.add({"type": "final", "ended": ended, **counts, **said})
         return self
 
