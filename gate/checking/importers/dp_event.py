@@ -4,23 +4,36 @@ Only the kinds below are read, by name; nothing that the document names is ever 
 
 A Poisson sample of several Gaussians is one joint release of a step. Gaussians that are
 composed outside a sample are steps of their own. An event knows neither the clip norm (noise
-multipliers are relative to it) nor the adjacency, the size of the data set, or a target.
+multipliers are relative to it) nor the adjacency, the size of the data set, or a target. It has
+all the fields of its kind and no other: what was run has nothing left to solve for.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from affidavit.gate.checking.importers.fields import only, positive, share, whole
 from affidavit.gate.checking.importers.partial import Partial, not_taken
 
 KIND = "DpEvent"
-COMPOSED = ("ComposedDpEvent", "SelfComposedDpEvent")
-SAMPLED = (
-    "PoissonSampledDpEvent",
-    "SampledWithoutReplacementDpEvent",
-    "TruncatedSubsampledGaussianDpEvent",
-)
+FIELDS = {
+    "NoOpDpEvent": (),
+    "GaussianDpEvent": ("noise_multiplier",),
+    "LaplaceDpEvent": ("noise_multiplier",),
+    "ComposedDpEvent": ("events",),
+    "SelfComposedDpEvent": ("event", "count"),
+    "PoissonSampledDpEvent": ("sampling_probability", "event"),
+    "SampledWithoutReplacementDpEvent": ("source_dataset_size", "sample_size", "event"),
+    "TruncatedSubsampledGaussianDpEvent": (
+        "dataset_size",
+        "sampling_probability",
+        "truncated_batch_size",
+        "noise_multiplier",
+    ),
+}
+"""The kinds that are read, with their fields in dp-accounting 0.6."""
 MOST_PARTS = 1000
+MOST_TIMES = 10**9
 
 Phase = dict[str, Any]
 
@@ -68,10 +81,10 @@ def _walk(
         case "NoOpDpEvent":
             return
         case "ComposedDpEvent":
-            for each in _list(event, "events"):
+            for each in _list(event):
                 _walk(each, times, phases, extra, depth + 1)
         case "SelfComposedDpEvent":
-            _walk(event.get("event"), times * _count(event, "count"), phases, extra, depth + 1)
+            _walk(event["event"], times * _times(event), phases, extra, depth + 1)
         case "GaussianDpEvent":
             phases.append(_phase({"scheme": "full_batch"}, times, [_release(event, 1, 0)]))
         case "LaplaceDpEvent":
@@ -80,25 +93,25 @@ def _walk(
                 {
                     "kind": "laplace",
                     "name": number,
-                    "noise_multiplier": event.get("noise_multiplier"),
+                    "noise_multiplier": _noise(event),
                     "count": times,
                 }
             )
         case "PoissonSampledDpEvent":
-            sampling = {"scheme": "poisson", "probability": event.get("sampling_probability")}
-            phases.append(_phase(sampling, times, _releases(event.get("event"), 1)))
+            sampling = {"scheme": "poisson", "probability": _probability(event)}
+            phases.append(_phase(sampling, times, _releases(event["event"], 1)))
         case "SampledWithoutReplacementDpEvent":
-            sampling = {"scheme": "fixed_size", "lot_size": event.get("sample_size")}
-            found = _phase(sampling, times, _releases(event.get("event"), 1))
-            phases.append(found | {"_size": event.get("source_dataset_size")})
+            sampling = {"scheme": "fixed_size", "lot_size": _count(event, "sample_size")}
+            found = _phase(sampling, times, _releases(event["event"], 1))
+            phases.append(found | {"_size": _count(event, "source_dataset_size")})
         case "TruncatedSubsampledGaussianDpEvent":
             sampling = {
                 "scheme": "truncated_poisson",
-                "probability": event.get("sampling_probability"),
-                "max_lot_size": event.get("truncated_batch_size"),
+                "probability": _probability(event),
+                "max_lot_size": _count(event, "truncated_batch_size"),
             }
             found = _phase(sampling, times, [_release(event, 1, 0)])
-            phases.append(found | {"_size": event.get("dataset_size")})
+            phases.append(found | {"_size": _count(event, "dataset_size")})
         case _:
             raise not_taken(
                 KIND,
@@ -113,9 +126,9 @@ def _releases(event: Any, times: int) -> list[dict[str, Any]]:
         case "GaussianDpEvent":
             return [_release(event, times, 0)]
         case "SelfComposedDpEvent":
-            return _releases(event.get("event"), times * _count(event, "count"))
+            return _releases(event["event"], times * _times(event))
         case "ComposedDpEvent":
-            found = [one for each in _list(event, "events") for one in _releases(each, times)]
+            found = [one for each in _list(event) for one in _releases(each, times)]
             return [one | {"name": f"block-{index}"} for index, one in enumerate(found)]
         case other:
             raise not_taken(KIND, f"{other} inside a sample is not read.", "Write a plan instead.")
@@ -126,7 +139,7 @@ def _release(event: dict[str, Any], count: int, index: int) -> dict[str, Any]:
         "name": f"block-{index}",
         "count": count,
         "clip_norm": 1,
-        "noise_multiplier": event.get("noise_multiplier"),
+        "noise_multiplier": _noise(event),
     }
 
 
@@ -135,20 +148,40 @@ def _phase(sampling: dict[str, Any], steps: int, releases: list[dict[str, Any]])
 
 
 def _name(event: Any) -> str:
+    """The kind of an event that has all of its kind's fields and no other."""
     if not isinstance(event, dict) or not isinstance(event.get("class_name"), str):
         raise not_taken(KIND, "a part of it has no class_name.", "Write the whole named tuple.")
-    return str(event["class_name"])[:80]
+    name: str = event["class_name"]
+    if not str(event.get("module_name", "dp_accounting")).startswith("dp_accounting"):
+        raise not_taken(KIND, f"{name[:80]} is not dp-accounting's.", "Write a plan instead.")
+    if name not in FIELDS:
+        return name[:80]
+    only(f"{KIND}: {name}", event, ("module_name", "class_name", *FIELDS[name]))
+    for field in FIELDS[name]:
+        if event.get(field) is None:
+            raise not_taken(KIND, f"{name}: {field} is missing.", "Write the whole named tuple.")
+    return name
 
 
-def _list(event: dict[str, Any], field: str) -> list[Any]:
-    found = event.get(field)
+def _list(event: dict[str, Any]) -> list[Any]:
+    found = event["events"]
     if not isinstance(found, list):
-        raise not_taken(KIND, f"{field} is not a list.", "Write the whole named tuple.")
+        raise not_taken(KIND, "events is not a list.", "Write the whole named tuple.")
     return found
+
+
+def _noise(event: dict[str, Any]) -> float:
+    return positive(KIND, f"{event['class_name']}: noise_multiplier", event["noise_multiplier"])
+
+
+def _probability(event: dict[str, Any]) -> float:
+    field = "sampling_probability"
+    return share(KIND, f"{event['class_name']}: {field}", event[field])
 
 
 def _count(event: dict[str, Any], field: str) -> int:
-    found = event.get(field)
-    if not isinstance(found, int) or isinstance(found, bool) or not 0 < found <= 10**9:
-        raise not_taken(KIND, f"{field} is not a positive whole number.", "Correct it.")
-    return found
+    return whole(KIND, f"{event['class_name']}: {field}", event[field])
+
+
+def _times(event: dict[str, Any]) -> int:
+    return whole(KIND, f"{event['class_name']}: count", event["count"], MOST_TIMES)

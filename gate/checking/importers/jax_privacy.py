@@ -5,6 +5,10 @@ correlated over b steps by the strategy's Toeplitz coefficients. Their lots are 
 times a b-th of the data set, rounded up; without ``num_examples`` their size is asked for.
 ``accountant`` is written as its neighbouring relation.
 
+The library draws noise of noise_multiplier times the norm of the coefficients, so that their
+scale changes nothing. A plan's noise_multiplier is that of the noise before it is correlated,
+which is the same number once the coefficients have norm 1.
+
 Reference: jax_privacy.experimental.execution_plan, release 2.0.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from affidavit.gate.checking.importers.fields import is_number, only, positive, share, whole
 from affidavit.gate.checking.importers.partial import Partial, not_taken
 
 KIND = "jax-privacy plan"
@@ -21,6 +26,23 @@ RELATIONS = {
     "REPLACE_ONE": "replace_one",
     "REPLACE_SPECIAL": "zero_out",
 }
+READ = (
+    "iterations",
+    "strategy",
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "l2_clip_norm",
+    "sampling_prob",
+    "truncated_batch_size",
+    "num_examples",
+    "partition_type",
+    "column_normalize",
+    "accountant",
+    "neighboring_relation",
+)
+WITHOUT_EFFECT = ("rescale_to_unit_norm", "normalize_by", "dtype", "noise_seed")
+"""Fields that scale what is clipped and the noise alike, or neither."""
 
 
 def recognises(document: Any) -> bool:
@@ -38,54 +60,133 @@ def recognises(document: Any) -> bool:
 
 def read(document: dict[str, Any]) -> Partial:
     """The plan that it says; raises ``MalformedPlan``."""
-    strategy = document["strategy"]
-    if not isinstance(strategy, list) or not strategy:
-        raise not_taken(KIND, "strategy is not a list of coefficients.", "Write it out.")
-    if document.get("column_normalize"):
+    only(KIND, document, (*READ, *WITHOUT_EFFECT))
+    if document.get("column_normalize", False) is not False:
         raise not_taken(
             KIND, "column_normalize is not read.", "Give the normalised matrix in a plan."
         )
+    steps = whole(KIND, "iterations", document["iterations"])
+    strategy = _normalised(document["strategy"])
+    if len(strategy) > steps:
+        raise not_taken(KIND, "strategy is longer than iterations.", "Write what was run.")
+    release = {
+        "name": "all",
+        "clip_norm": positive(KIND, "l2_clip_norm", document.get("l2_clip_norm", 1.0)),
+    }
     noise = document.get("noise_multiplier")
-    release = {"name": "all", "clip_norm": document.get("l2_clip_norm", 1.0)}
+    if noise is not None:
+        release["noise_multiplier"] = positive(KIND, "noise_multiplier", noise)
     data: dict[str, Any] = {
-        "steps": document["iterations"],
-        "releases": [release if noise is None else release | {"noise_multiplier": noise}],
+        "steps": steps,
+        "releases": [release],
         "sampling": _sampling(document, len(strategy)),
     }
     if len(strategy) > 1:
         data["noise"] = {"kind": "toeplitz", "coefficients": strategy}
-    if (relation := _relation(document)) is not None:
+    relation = _relation(document)
+    in_turn = _splits_equally(document) and len(strategy) > 1
+    if in_turn and relation == "add_remove":
+        raise not_taken(
+            KIND,
+            "partition_type is EQUAL_SPLIT, which does not go with ADD_OR_REMOVE_ONE.",
+            "Use INDEPENDENT, or REPLACE_SPECIAL.",
+        )
+    if relation is not None:
         data["adjacency"] = relation
-    if document.get("num_examples") is not None:
-        data["dataset"] = {"size": document["num_examples"]}
-    target = {key: document[key] for key in ("epsilon", "delta") if document.get(key) is not None}
-    if target:
+    if (size := _size(document)) is not None:
+        data["dataset"] = {"size": size}
+    if target := _target(document):
         data["target"] = target
     return Partial(
         kind=KIND,
         data=data,
-        assumed=("jax-privacy: noise_multiplier is taken as the noise before it is correlated.",),
+        assumed=_assumed(document),
+        excluded=(("adjacency", ("add_remove",)),) if in_turn else (),
     )
 
 
+def _normalised(strategy: Any) -> list[float]:
+    """The coefficients over their norm, no smaller than exactly: the norm is at least 1."""
+    if not isinstance(strategy, list) or not strategy or not all(map(is_number, strategy)):
+        raise not_taken(KIND, "strategy is not a list of coefficients.", "Write it out.")
+    norm = math.hypot(*strategy)
+    if strategy[0] == 0 or not math.isfinite(norm):
+        raise not_taken(KIND, "strategy has no inverse, or is out of range.", "Write what was run.")
+    least = math.nextafter(norm, 0)
+    return [math.nextafter(c / least, math.copysign(math.inf, c)) if c else 0.0 for c in strategy]
+
+
 def _sampling(document: dict[str, Any], bands: int) -> dict[str, Any]:
-    rate, most = document["sampling_prob"], document.get("truncated_batch_size")
+    rate = share(KIND, "sampling_prob", document["sampling_prob"])
+    most = document.get("truncated_batch_size")
     if bands > 1 and most is not None:
         raise not_taken(
             KIND, "truncated lots of groups in turn are not certified.", "Leave out the truncation."
         )
     if bands > 1:
         # A plan says how large the lots are; the size of the data set is often left out here.
-        size = document.get("num_examples")
+        size = _size(document)
         lot = {} if size is None else {"lot_size": math.ceil(rate * size / bands)}
         return {"scheme": "cyclic_poisson", "groups": bands, **lot}
     if most is not None:
-        return {"scheme": "truncated_poisson", "probability": rate, "max_lot_size": most}
+        lots = whole(KIND, "truncated_batch_size", most)
+        return {"scheme": "truncated_poisson", "probability": rate, "max_lot_size": lots}
     return {"scheme": "poisson", "probability": rate}
 
 
+def _size(document: dict[str, Any]) -> int | None:
+    size = document.get("num_examples")
+    return None if size is None else whole(KIND, "num_examples", size)
+
+
+def _target(document: dict[str, Any]) -> dict[str, float]:
+    found = {}
+    if (epsilon := document.get("epsilon")) is not None:
+        found["epsilon"] = positive(KIND, "epsilon", epsilon)
+    if (delta := document.get("delta")) is not None:
+        found["delta"] = share(KIND, "delta", delta)
+    return found
+
+
 def _relation(document: dict[str, Any]) -> str | None:
-    accountant = document.get("accountant", document.get("neighboring_relation"))
+    said = (document.get(key) for key in ("accountant", "neighboring_relation"))
+    found = {_adjacency(each) for each in said if each is not None}
+    if len(found) > 1:
+        raise not_taken(KIND, "accountant and neighboring_relation differ.", "Keep one of them.")
+    return found.pop() if found else None
+
+
+def _splits_equally(document: dict[str, Any]) -> bool:
+    """Whether the groups are of one size, so that one record more would move the others."""
+    partition = str(document.get("partition_type", "EQUAL_SPLIT")).rpartition(".")[2]
+    if partition not in ("EQUAL_SPLIT", "INDEPENDENT"):
+        raise not_taken(
+            KIND, "partition_type is not read.", "Write EQUAL_SPLIT or INDEPENDENT, by name."
+        )
+    return partition == "EQUAL_SPLIT"
+
+
+def _adjacency(accountant: Any) -> str:
     if isinstance(accountant, dict):
         accountant = accountant.get("neighboring_relation")
-    return None if accountant is None else RELATIONS.get(str(accountant).rpartition(".")[2])
+    relation = RELATIONS.get(str(accountant).rpartition(".")[2])
+    if relation is None:
+        raise not_taken(
+            KIND, "accountant is no neighbouring relation.", f"Write one of {', '.join(RELATIONS)}."
+        )
+    return relation
+
+
+def _assumed(document: dict[str, Any]) -> tuple[str, ...]:
+    found = [
+        "jax-privacy: noise_multiplier is taken as the noise over the clip norm and the norm of "
+        "the strategy, whose coefficients are read divided by that norm."
+    ]
+    if document.get("noise_multiplier") is None:
+        found.append(
+            "jax-privacy: without noise_multiplier the library calibrates its own, which is not "
+            "checked; what is certified is the noise that is found here."
+        )
+    if document.get("noise_seed") is not None:
+        found.append("jax-privacy: noise_seed is taken as secret, although it is in this file.")
+    return tuple(found)

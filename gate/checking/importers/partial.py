@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,15 @@ from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 class Partial:
     """Fields of a plan as a document of ``kind`` has them; ``assumed`` in sentences.
 
-    ``lines`` says where in the file a field came from, by its JSON pointer.
+    ``lines`` says where in the file a field came from, by its JSON pointer. ``excluded`` has
+    the values that the document rules out for the adjacency or a ``scheme`` of sampling.
     """
 
     kind: str
     data: dict[str, Any]
     assumed: tuple[str, ...] = ()
     lines: tuple[tuple[str, int], ...] = ()
+    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def completed(self, given: dict[str, Any], name: str) -> dict[str, Any]:
         """The plan's document; raises ``MalformedPlan`` where ``given`` contradicts it."""
@@ -34,6 +37,10 @@ class Partial:
             whole["phases"] = [
                 _merged(phase, each, ("phases", index), name) for index, phase in enumerate(phases)
             ]
+        for key, values in self.excluded:
+            said = next((each for each in _said(whole, key) if each in values), None)
+            if said is not None:
+                raise _conflict((key,), f"{key} is given as {said}, which {name} rules out.", name)
         return {"version": 1, **whole}
 
 
@@ -55,12 +62,27 @@ def _merged(
         elif mine is None or mine == value:
             found[key] = value
         else:
-            raise MalformedPlan(
-                Reason(
-                    code="given_conflict",
-                    pointer=pointer_to(*path, key),
-                    message=f"{key} is given as {value}, and {name} says {mine}.",
-                    remedy=f'Correct [tool.affidavit.given."{name}"] or the file.',
-                )
-            )
+            message = f"{key} is given as {value}, and {name} says {mine}."
+            raise _conflict((*path, key), message, name)
     return found
+
+
+def _said(part: Any, key: str) -> Iterator[Any]:
+    """What is said of ``key`` in a plan's document, at any depth."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from (value,) if name == key else _said(value, key)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _said(each, key)
+
+
+def _conflict(path: tuple[str | int, ...], message: str, name: str) -> MalformedPlan:
+    return MalformedPlan(
+        Reason(
+            code="given_conflict",
+            pointer=pointer_to(*path),
+            message=message,
+            remedy=f'Correct [tool.affidavit.given."{name}"] or the file.',
+        )
+    )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
+
+from affidavit.gate.checking.importers import jax_privacy, opacus_script
+from affidavit.plan.reasons import MalformedPlan
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(2.3395)
 STEP = dp_accounting.PoissonSampledDpEvent(0.02, GAUSSIAN)
@@ -195,9 +199,257 @@ def test_kinds_that_are_not_listed_are_refused(checked: Any, event: Any) -> None
 
 def test_bands_are_groups_in_turn_with_correlated_noise(checked: Any) -> None:
     bands = {"strategy": [1.0, 0.5], "delta": 1e-5, "num_examples": 10_000}
+    bands["partition_type"] = "INDEPENDENT"
     Path("jax.json").write_text(json.dumps(JAX | bands))
     code, document = checked("jax.json")
     assert code == 0, document
     result = document["plans"][0]["result"]
     assert result["strategy"]["kind"] == "toeplitz"
     assert result["sampling"]["scheme"] == "cyclic_poisson"
+
+
+BANDS = {
+    "iterations": 100, "sampling_prob": 0.2, "noise_multiplier": 1.0, "num_examples": 1000,
+    "neighboring_relation": "REPLACE_SPECIAL", "delta": 1e-5,
+}  # fmt: skip
+
+
+def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
+    """jax-privacy multiplies its noise by the norm, and accounts for b groups at sampling_prob."""
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(1.0)), 50
+    )
+    theirs = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL).compose(event)
+    expected = theirs.get_epsilon(1e-5)
+    for scale in (0.1, 1.0, 0.4472135954999579 * 2, 7.0):
+        Path("jax.json").write_text(json.dumps(BANDS | {"strategy": [scale, scale / 2]}))
+        code, document = checked("jax.json")
+        assert code == 0, document
+        found = document["plans"][0]["result"]["epsilon"]["upper"]
+        assert expected - 1e-3 < found < expected + 2e-3
+
+
+@pytest.mark.parametrize("strategy", [[0.1, 0.05], [3, 4], [1e-9, 1e9, -1.0], [0.7, 0.0, 1e-300]])
+def test_a_strategy_s_norm_is_never_taken_for_less(strategy: list[float]) -> None:
+    partial = jax_privacy.read(BANDS | {"strategy": strategy})
+    square = sum(Fraction(each) ** 2 for each in partial.data["noise"]["coefficients"])
+    assert 1 <= square < 1 + Fraction(1, 10**14)
+
+
+def _jax(**fields: Any) -> dict[str, Any]:
+    return BANDS | {"strategy": [1.0, 0.5]} | fields
+
+
+def _gaussian(**fields: Any) -> dict[str, Any]:
+    return {"class_name": "GaussianDpEvent", "noise_multiplier": 1.0} | fields
+
+
+def _sample(**fields: Any) -> dict[str, Any]:
+    sample = {"class_name": "PoissonSampledDpEvent", "sampling_probability": 0.5}
+    return sample | {"event": _gaussian()} | fields
+
+
+def _state(*entry: Any, **fields: Any) -> dict[str, Any]:
+    return {"history": [[1.0, 0.01, 10], list(entry)], "mechanism": "prv"} | fields
+
+
+WITHOUT = {"class_name": "SampledWithoutReplacementDpEvent", "event": _gaussian()}
+CUT = {
+    "class_name": "TruncatedSubsampledGaussianDpEvent", "dataset_size": 1000,
+    "sampling_probability": 0.1, "truncated_batch_size": 200, "noise_multiplier": 1.0,
+}  # fmt: skip
+NOT_RECORDS = [
+    ("noise_multiplier", {"class_name": "GaussianDpEvent"}),
+    ("noise_multiplier", {"class_name": "LaplaceDpEvent"}),
+    ("noise_multiplier", _sample(event=_gaussian(noise_multiplier=None))),
+    ("noise_multiplier", _gaussian(noise_multiplier="1")),
+    ("noise_multiplier", _gaussian(noise_multiplier=True)),
+    ("noise_multiplier", _gaussian(noise_multiplier=[1.0])),
+    ("noise_multiplier", _gaussian(noise_multiplier=0)),
+    ("sigma", _gaussian(sigma=0.5)),
+    ("GaussianDpEvent", _gaussian(module_name="mine")),
+    ("sampling_probability", _sample(sampling_probability=None)),
+    ("sampling_probability", _sample(sampling_probability=1.5)),
+    ("sampling_prob", _sample(sampling_prob=0.5)),
+    ("event", {"class_name": "SelfComposedDpEvent", "count": 3}),
+    ("count", {"class_name": "SelfComposedDpEvent", "event": _gaussian()}),
+    ("count", {"class_name": "SelfComposedDpEvent", "event": _gaussian(), "count": "3"}),
+    ("count", _sample(event={"class_name": "SelfComposedDpEvent", "event": _gaussian()})),
+    ("events", {"class_name": "ComposedDpEvent"}),
+    ("sample_size", WITHOUT | {"source_dataset_size": 10}),
+    ("source_dataset_size", WITHOUT | {"sample_size": 10}),
+    *((field, CUT | {field: None}) for field in CUT if field != "class_name"),
+    ("noise_multiplier", _state(None, 0.01, 10)),
+    ("sample_rate", _state(1.0, None, 10)),
+    ("sample_rate", _state(1.0, "0.01", 10)),
+    ("num_steps", _state(1.0, 0.01, None)),
+    ("num_steps", _state(1.0, 0.01, 2.5)),
+    ("history", _state(1.0, 0.01)),
+    ("mechanism", _state(1.0, 0.01, 10, mechanism=None)),
+    ("noise", _state(1.0, 0.01, 10, noise=0.1)),
+    ("iterations", _jax(iterations=None)),
+    ("iterations", _jax(iterations=True)),
+    ("iterations", _jax(iterations=1)),
+    ("sampling_prob", _jax(sampling_prob=None)),
+    ("sampling_prob", _jax(sampling_prob="0.2")),
+    ("num_examples", _jax(num_examples="1000")),
+    ("noise_multiplier", _jax(noise_multiplier=False)),
+    ("noise_multiplyer", _jax(noise_multiplyer=0.1, noise_multiplier=None)),
+    ("l2_clip_norm", _jax(l2_clip_norm=None)),
+    ("delta", _jax(delta="1e-5")),
+    ("epsilon", _jax(epsilon=[8])),
+    ("truncated_batch_size", _jax(strategy=[1.0], truncated_batch_size="9")),
+    ("column_normalize", _jax(column_normalize=None)),
+    ("strategy", _jax(strategy=[1.0, None])),
+    ("strategy", _jax(strategy=[0.0, 1.0])),
+    ("strategy", _jax(strategy=[1.7e308, 1.7e308])),
+    ("accountant", _jax(accountant="ADD_OR_REMOVE")),
+    ("accountant", _jax(accountant="ADD_OR_REMOVE_ONE")),
+    ("partition_type", _jax(neighboring_relation="ADD_OR_REMOVE_ONE")),
+    ("partition_type", _jax(partition_type=2)),
+]
+
+
+@pytest.mark.parametrize(("field", "record"), NOT_RECORDS)
+def test_a_record_has_nothing_to_solve_for(checked: Any, field: str, record: Any) -> None:
+    Path("record.json").write_text(json.dumps(record))
+    target = {"epsilon": 8.0, "delta": 1e-5}
+    given("record.json", adjacency="zero_out", sampling={"scheme": "poisson"}, target=target)
+    code, document = checked("record.json")
+    (found,) = document["plans"][0]["findings"]
+    assert (code, found["rule"]) == (2, "not_imported")
+    assert field in found["message"]
+
+
+def _told(document: dict[str, Any]) -> str:
+    found = document["plans"][0]["findings"]
+    return " ".join(each["message"] for each in found if each["rule"] == "assumed")
+
+
+def test_a_calibration_of_the_library_s_own_is_not_what_is_certified(checked: Any) -> None:
+    Path("jax.json").write_text(json.dumps(_jax(noise_multiplier=None, epsilon=8.0)))
+    code, document = checked("jax.json")
+    assert code == 0, document
+    assert "calibrates its own" in _told(document)
+    Path("train.py").write_text(
+        "from opacus import PrivacyEngine\n"
+        "PrivacyEngine().make_private_with_epsilon(module=m, optimizer=o, data_loader=d,\n"
+        "    target_epsilon=8.0, target_delta=1e-5, epochs=2, max_grad_norm=1.0)\n"
+    )
+    size = {"dataset": {"size": 60000}}
+    given(
+        "train.py", adjacency="add_remove", sampling={"scheme": "poisson", "lot_size": 600}, **size
+    )
+    code, document = checked("train.py")
+    assert code == 0, document
+    assert "calibrates its own" in _told(document)
+
+
+OPTION = """\
+import argparse
+p = argparse.ArgumentParser(description="x")
+p.add_argument("-s", "--sigma", type=float, default=4.0)
+args = p.parse_args()
+"""
+BODY = "engine.make_private(module=m, noise_multiplier={noise}, max_grad_norm=1.0{more})\n"
+KNOWN = [
+    ("SIGMA = 4.0\n", "SIGMA"),
+    ("SIGMA = 4.0\ndef f():\n    return SIGMA\n", "SIGMA"),
+    (OPTION, "args.sigma"),
+    (OPTION + "print(args)\nargs.device = 'cpu'\n", "args.sigma"),
+    (OPTION.replace("args = p.parse_args", "args, _ = p.parse_known_args"), "args.sigma"),
+    (OPTION.replace("argparse.A", "A").replace("import ", "from argparse import ArgumentParser #"),
+     "args.sigma"),
+]  # fmt: skip
+UNKNOWN_NAMES = [
+    "SIGMA /= 8", "SIGMA: float = 0.5", "SIGMA, C = 0.5, 1.0", "for SIGMA in [0.5]: pass",
+    "def train(SIGMA): pass", "f = lambda SIGMA: 0", "def f():\n  SIGMA = 0.5",
+    "if (SIGMA := 0.5): pass", "with f() as SIGMA: pass", "import SIGMA",
+    "from x import y as SIGMA",
+    "from x import *", "try: f()\nexcept E as SIGMA: pass", "def SIGMA(): pass",
+    "class SIGMA: pass",
+    "def f():\n  global SIGMA", "del SIGMA", "[0 for SIGMA in x]", "globals()['SIGMA'] = 0.5",
+    "match x:\n  case SIGMA: pass", "match x:\n  case [*SIGMA]: pass",
+    "match x:\n  case {**SIGMA}: pass", "sys.modules[__name__].SIGMA = 0.5", "exec('SIGMA = 0.5')",
+]  # fmt: skip
+UNKNOWN_OPTIONS = [
+    "args.sigma = 0.5", "args.sigma /= 8", "setattr(args, 'sigma', 0.5)",
+    "vars(args)['sigma'] = 0.5", "args.__dict__.update(sigma=0.5)", "p.set_defaults(sigma=0.5)",
+    "args = other()",
+    "def f(args): pass", "q = argparse.ArgumentParser()\nq.add_argument('--sigma', default=0.5)",
+    "p.add_argument('--noise', dest='sigma', default=0.5)", "p.add_argument(name, default=0.5)",
+    "p.add_argument('--noise', **more)", "configure(p)", "configure(args)", "import argparse",
+    "a = p\n", "a.default = 0.5", "p = other()", "argparse = other()",
+]  # fmt: skip
+CHANGED_OPTIONS = [
+    ("p.parse_args()", "p.parse_args(['--sigma', '0.5'])"),
+    ("p.parse_args()", "p.parse_args(argv)"),
+    ("default=4.0", "default=other"), ("default=4.0", "default=4.0, required=True"),
+    ('"-s", "--sigma"', '"sigma"'), ('description="x"', "parents=[other]"),
+    ("argparse.ArgumentParser", "Parser"), ("import argparse", "import other as argparse"),
+    ("args = p", "args: N = p"), ("p.add_argument", "p.add_argument_group().add_argument"),
+]  # fmt: skip
+
+
+def _script(before: str, noise: str, more: str = "") -> str:
+    return f"from opacus import PrivacyEngine\n{before}" + BODY.format(noise=noise, more=more)
+
+
+@pytest.mark.parametrize(("before", "noise"), KNOWN)
+def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
+    partial = opacus_script.read(_script(before, noise).encode())
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+    defaults = any("at their defaults: noise_multiplier" in each for each in partial.assumed)
+    assert defaults == noise.startswith("args")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        *(_script(f"SIGMA = 4.0\n{change}\n", "SIGMA") for change in UNKNOWN_NAMES),
+        *(_script(f"{change}\nSIGMA = 4.0\n", "SIGMA") for change in UNKNOWN_NAMES),
+        *(_script(f"{OPTION}{change}\n", "args.sigma") for change in UNKNOWN_OPTIONS),
+        *(_script(OPTION.replace(*change), "args.sigma") for change in CHANGED_OPTIONS),
+        _script("if x:\n  SIGMA = 4.0\n", "SIGMA"),
+        _script("SIGMA = OTHER = 4.0\n", "SIGMA"),
+        _script(OPTION + "class cfg:\n  sigma = 0.5\n", "cfg.sigma"),
+        _script("", "4.0", ", **cfg"),
+        _script("", "4.0", ", *cfg"),
+        _script("", "True"),
+        _script("", "1e400"),
+        _script("", "0x" + "f" * 9000),
+        _script("", "1+2j"),
+        _script("", "..."),
+        _script("def make_private(noise_multiplier): pass\n", "4.0"),
+        _script("class E:\n  def make_private(self, **more): pass\n", "4.0"),
+        _script("from other import make_private\n", "4.0"),
+        _script("", "4.0").replace("engine.", ""),
+        _script("", "4.0").replace("opacus", "other"),
+        _script("", "4.0") + "f = engine.make_private\n",
+        _script("", "4.0") + "optimizer.noise_multiplier *= 0.9\n",
+        _script("from opacus.schedulers import ExponentialNoise\n", "4.0"),
+    ],
+)
+def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:
+    with pytest.raises(MalformedPlan) as refused:
+        opacus_script.read(script.encode())
+    assert [each.code for each in refused.value.reasons] == ["not_imported"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fields"),
+    [
+        ("train.py", _script("", "4.0", ", poisson_sampling=False"),
+         {"sampling": {"scheme": "poisson"}}),
+        ("jax.json", json.dumps({k: v for k, v in _jax().items() if k != "neighboring_relation"}),
+         {"adjacency": "add_remove"}),
+    ],
+)  # fmt: skip
+def test_what_a_document_rules_out_cannot_be_given(
+    checked: Any, name: str, text: str, fields: dict[str, Any]
+) -> None:
+    Path(name).write_text(text)
+    given(name, **fields)
+    code, document = checked(name)
+    assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "given_conflict")
