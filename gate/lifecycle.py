@@ -105,7 +105,7 @@ def status(
     raw = ask(server, "GET", "/v1/status").content
     try:
         found = StatusList.model_validate_json(read_envelope(json.loads(raw)).payload)
-    except (BadEnvelope, ValueError):
+    except (BadEnvelope, ValueError, RecursionError):
         err.print(f"[red]✗[/] {escape(server)} did not answer a status list", highlight=False)
         raise typer.Exit(Exit.UNDECIDED) from None
     if to is not None:

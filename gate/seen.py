@@ -38,7 +38,7 @@ class SeenCheckpoints:
             document = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self._bad(str(error)) from None
         notes = document.get("checkpoints") if isinstance(document, dict) else None
         if not isinstance(notes, dict) or document.get("version") != VERSION:

@@ -44,7 +44,7 @@ class SeenStatusLists:
             }
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadStore(
                 f"{self.path} cannot be read ({error}). It is the memory by which an old status "
                 "list is found out: restore it, or move it away to begin anew."

@@ -100,7 +100,7 @@ def events(server: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
                     in_vain = -1
                 elif answer.read() is not None and (answer.status_code < 500 or in_vain == MOST):
                     _end_by(answer)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, RecursionError) as error:
             if in_vain == MOST:
                 _end(f"{server} did not answer as a service does: {error}", Exit.UNDECIDED)
         in_vain += 1

@@ -184,6 +184,7 @@ def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:
         f"example.com/{number}": 16 for number in range(4)
     }
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    path.write_text("{")
-    with pytest.raises(BadStore):
-        SeenCheckpoints(path).notes()
+    for damaged in ("{", "[" * 100_000):
+        path.write_text(damaged)
+        with pytest.raises(BadStore):
+            SeenCheckpoints(path).notes()
