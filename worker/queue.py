@@ -39,7 +39,7 @@ TEXTS = {
         r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}"
     ),
 }
-"""What a service takes when a run is asked for: of these, folders and command lines are made."""
+"""The forms of what folders and command lines are made of; the service takes no others either."""
 LEAST = {"fence": 1, "granted": 0, "time_limit": 1, "previous": 1}
 MAY_BE_NONE = ("time_limit", "previous")
 

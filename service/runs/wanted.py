@@ -16,9 +16,10 @@ from pydantic import Field, StringConstraints
 from affidavit.plan.loading import MAX_JSON_BYTES
 from affidavit.plan.types import Integer, Name, Part
 from affidavit.service.wanted import UUID, Comment, Digest, MalformedRequest, Wanted, read_wanted
+from affidavit.worker.queue import TEXTS
 
-REFERENCE = r"^[A-Za-z0-9][!-~]{0,499}$"
-OUTPUT = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}$"
+REFERENCE = f"^{TEXTS['data'].pattern}$"
+OUTPUT = f"^{TEXTS['output'].pattern}$"
 
 Reference = Annotated[str, StringConstraints(strict=True, pattern=REFERENCE)]
 Memory = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
