@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -100,14 +101,16 @@ def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
         return None
     phase, joint = lowered.plan.phases[0], lowered.phases[0].joint
     sigmas = [float(noise_multiplier(release)) for release in phase.releases]
-    energy = noise_energy(phase, sigmas, joint)
     found: dict[str, Any] = {"kind": lowered.plan.allocation}
-    if energy is not None:
-        found |= {
-            "noise_energy": energy.allocated,
-            "uniform_noise_energy": energy.uniform,
-            "saving": energy.saving,
-        }
+    # An energy that no double holds is left out: it decides nothing.
+    with contextlib.suppress(ArithmeticError):
+        energy = noise_energy(phase, sigmas, joint)
+        if energy is not None and math.isfinite(energy.allocated + energy.uniform):
+            found |= {
+                "noise_energy": energy.allocated,
+                "uniform_noise_energy": energy.uniform,
+                "saving": energy.saving,
+            }
     return found
 
 

@@ -11,7 +11,9 @@ in ``affidavit.mechanisms.newton_schulz``.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat
@@ -64,36 +66,51 @@ def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
 def _of_release(
     plan: Plan, phase: Phase, release: Release, divisor: float, steps: int
 ) -> dict[str, Any]:
-    sigma = float(noise_multiplier(release))
-    nu = planning.noise_std_of_the_mean(
-        noise_multiplier=sigma, clip_norm=release.clip_norm, divisor=divisor
-    )
     found: dict[str, Any] = {"release": release.name}
+    try:
+        sigma = float(noise_multiplier(release))
+        nu = planning.noise_std_of_the_mean(
+            noise_multiplier=sigma, clip_norm=release.clip_norm, divisor=divisor
+        )
+    except ArithmeticError:
+        return found
     match phase.noise:
         case Independent():
-            found |= {
-                "noise_std_of_mean": nu,
-                "phi": nu**2,
-                "prefix_sum_std": planning.prefix_sum_std(nu, steps=steps),
-            }
+            found |= _held(
+                noise_std_of_mean=lambda: nu,
+                phi=lambda: nu**2,
+                prefix_sum_std=lambda: planning.prefix_sum_std(nu, steps=steps),
+            )
         case Bidiagonal(lambda_=float(lambda_), normalized=False):
-            prefix = planning.prefix_sum_std(nu, steps=steps, lambda_=lambda_)
-            return {
-                **found,
-                "noise_std_of_mean": nu * math.hypot(1, lambda_),
-                "prefix_sum_std": prefix,
-            }
+            return found | _held(
+                noise_std_of_mean=lambda: nu * math.hypot(1, lambda_),
+                prefix_sum_std=lambda: planning.prefix_sum_std(nu, steps=steps, lambda_=lambda_),
+            )
         case _:
             return found
-    if release.dimension is not None:
-        found["signal_to_noise_at_most"] = planning.most_signal_to_noise(
-            noise_multiplier=sigma, divisor=divisor, entries=release.dimension
-        )
-        found["noise_share_at_least"] = planning.least_noise_share(
-            noise_multiplier=sigma, divisor=divisor, entries=release.dimension
+    entries = release.dimension
+    if entries is not None:
+        found |= _held(
+            signal_to_noise_at_most=lambda: planning.most_signal_to_noise(
+                noise_multiplier=sigma, divisor=divisor, entries=entries
+            ),
+            noise_share_at_least=lambda: planning.least_noise_share(
+                noise_multiplier=sigma, divisor=divisor, entries=entries
+            ),
         )
         if plan.optimizer.name in MUON and not release.name.lower().startswith(AUXILIARY):
-            found |= _muon(plan, release.dimension, nu, steps)
+            found |= _muon(plan, entries, nu, steps)
+    return found
+
+
+def _held(**figures: Callable[[], float]) -> dict[str, float]:
+    """The figures that a double holds; the others are left out."""
+    found = {}
+    for name, figure in figures.items():
+        with contextlib.suppress(ArithmeticError):
+            value = figure()
+            if math.isfinite(value):
+                found[name] = value
     return found
 
 
@@ -104,21 +121,27 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
     degree = optimizer.newton_schulz_degree or newton_schulz.DEGREE
     iterations = optimizer.newton_schulz_steps or newton_schulz.STEPS
     start = optimizer.newton_schulz_start or "paper"
-    norm = planning.momentum_norm(
-        nu, entries=entries, momentum=momentum, steps=steps, normalised=corrected
+    found: dict[str, Any] = _held(
+        momentum_norm=lambda: planning.momentum_norm(
+            nu, entries=entries, momentum=momentum, steps=steps, normalised=corrected
+        )
     )
-    found: dict[str, Any] = {
-        "momentum_norm": norm,
-        "newton_schulz": {
+    if found:
+        found["newton_schulz"] = {
             "start": start,
             "degree": degree,
             "steps": iterations,
             "gain": newton_schulz.gain(degree=degree, steps=iterations),
             "singular_value": newton_schulz.typical_singular_value(
-                norm, entries=entries, degree=degree, steps=iterations, start=start
+                found["momentum_norm"],
+                entries=entries,
+                degree=degree,
+                steps=iterations,
+                start=start,
             ),
-        },
-    }
+        }
     if corrected:
-        found["probe_std"] = planning.probe_std(nu, momentum=momentum, steps=steps)
+        found |= _held(
+            probe_std=lambda: planning.probe_std(nu, momentum=momentum, steps=steps),
+        )
     return found

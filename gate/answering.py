@@ -2,8 +2,8 @@
 
 Lines are assessed by a pool of processes, a bounded number ahead of what has been
 printed, so that a sweep of any length streams; an answer is given as soon as it and those
-before it are known, even while the next line is still awaited. A line that is not a plan, or whose
-accounting dies, yields a result of its own and stops nothing.
+before it are known, even while the next line is still awaited. A line that is not a plan, whose
+accounting dies, or that meets a fault of ours, yields a result of its own and stops nothing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ Answer = tuple[dict[str, Any], Exit]
 
 
 def answer(line: bytes, engine: str | None, second_opinion: bool, directory: Path = HERE) -> Answer:
-    """The result document of one line and the exit code it stands for."""
+    """The result document of one line and the exit code it stands for; nothing is raised."""
     try:
         plan = parse_plan(line, "json")
         attach(plan, directory)
+        assessment = certify(plan, engine=engine, second_opinion=second_opinion)
+        return assessment.as_result(), OF_VERDICT[assessment.verdict]
     except MalformedPlan as error:
         return malformed_result(error.reasons), Exit.USAGE
-    assessment = certify(plan, engine=engine, second_opinion=second_opinion)
-    return assessment.as_result(), OF_VERDICT[assessment.verdict]
+    except Exception as fault:  # whatever it is, the other lines are judged
+        reason = Reason(
+            code="internal_error",
+            pointer="",
+            message=f"the gate met a fault of its own ({fault!r}).",
+            remedy="Please report the plan.",
+        )
+        return _undecided(reason)
 
 
 def answers(
@@ -100,4 +108,8 @@ def _failed(message: str) -> Answer:
         message=message,
         remedy="Certify this plan alone, with --engine to choose a cheaper accountant.",
     )
+    return _undecided(reason)
+
+
+def _undecided(reason: Reason) -> Answer:
     return {**malformed_result((reason,)), "verdict": "undecided"}, Exit.UNDECIDED

@@ -59,10 +59,9 @@ def headline(assessment: Assessment) -> str:
             return f"refused by policy: ε ≤ {epsilon} at δ = {delta}{chance} is proved, {scope}."
         case "under_noised":
             target = assessment.target_epsilon
-            return (
-                f"under-noised: ε ≤ {epsilon} at δ = {delta} is proved{chance}, "
-                f"{target:g} is asked."
-            )
+            # Without a target it is the plan's claim that does not hold; the reasons name it.
+            less = "less is claimed" if target is None else f"{target:g} is asked"
+            return f"under-noised: ε ≤ {epsilon} at δ = {delta} is proved{chance}, {less}."
         case _:
             return "undecided: independent engines contradict each other; nothing is claimed."
 

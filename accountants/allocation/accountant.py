@@ -74,9 +74,11 @@ class AllocationAccountant:
         once = self._curve(leaf.bins, 1 / leaf.noise_multiplier)
         attained = once if leaf.attained_at is None else self._attained(leaf)
         if count > 1:
-            kept = self._curve(leaf.bins, math.sqrt(count) / leaf.noise_multiplier * (1 + 1e-15))
             added = RenyiAllocationAccountant().curve(event)
-            return DominatedAllocationCurve(attained=attained, dominating=(kept, added))
+            rate = math.sqrt(count) / leaf.noise_multiplier * (1 + 1e-15)
+            # Many passes as one have less noise than the lattice's terms are doubles at.
+            kept = (self._curve(leaf.bins, rate),) if rate <= 1 / NOISE_MULTIPLIERS[0] else ()
+            return DominatedAllocationCurve(attained=attained, dominating=(*kept, added))
         if leaf.attained_at is None:
             return once
         return DominatedAllocationCurve(attained=attained, dominating=(once,))

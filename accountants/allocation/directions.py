@@ -207,15 +207,17 @@ class Direction:
         beyond: Beyond,
         step: float,
     ) -> Curves:
-        """δ from bounds of the lattice's payoff and of what lies beyond it."""
+        """δ from bounds of the lattice's payoff and of what lies beyond it; 1 and 0 from NaN."""
 
         def upper_delta(epsilon: float) -> float:
             inside = self.scale(epsilon) * upper(self.threshold(epsilon))
-            return min(1.0, (inside + beyond.upper(_ratio(epsilon))) * (1 + 1e-13))
+            found = (inside + beyond.upper(_ratio(epsilon))) * (1 + 1e-13)
+            return found if found < 1 else 1.0
 
         def lower_delta(epsilon: float) -> float:
             inside = self.scale(epsilon) * lower(self.threshold(epsilon))
-            return (inside + beyond.lower(_ratio(epsilon))) * (1 - 1e-13)
+            found = (inside + beyond.lower(_ratio(epsilon))) * (1 - 1e-13)
+            return found if found > 0 else 0.0
 
         return Curves(upper=upper_delta, lower=lower_delta, step=step)
 

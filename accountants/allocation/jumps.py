@@ -134,7 +134,8 @@ class LargeTerms:
         mean, _, q, relative = self._chances
         reach = self.others.bins * ratio * (1 + 1e-15) - self.cut
         short = q * float(self.others.shortfall(np.array([reach]))[0]) * (1 + relative)
-        return max(0.0, min(mean * (1 + relative), linear + error + short))
+        # numpy's keep a NaN, which bounds nothing; Python's would make 0 of it.
+        return float(np.maximum(0.0, np.minimum(mean * (1 + relative), linear + error + short)))
 
     def lower(self, ratio: float) -> float:
         """A lower bound of E[(S - α)_+; J]."""

@@ -36,7 +36,7 @@ from affidavit.accountants.allocation.reach import check_range
 from affidavit.accountants.allocation.terms import UNIT_ROUNDOFF, Array
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.protocol import Unsupported, require_delta, require_epsilon
+from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.versions import OURS
 from affidavit.plan.events import (
     Event,
@@ -102,6 +102,10 @@ class RenyiAllocationAccountant:
         divergences = np.zeros((2, ORDERS.size))
         for leaf, count in parts:
             divergences += count * np.stack(_divergences(leaf))
+        if np.isnan(divergences).any():
+            raise OutOfReach(
+                "the Rényi orders failed numerically.", "Change the noise or the rate."
+            )
         return RenyiAllocationCurve(divergences=tuple(divergences * (1 + 1e-13)))
 
 

@@ -108,14 +108,19 @@ class PhaseAccount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Account:
-    """A whole run as it would be accounted; ``extra`` are Gaussian events outside training."""
+    """A whole run as it would be accounted; ``extra`` are Gaussian events outside training.
+
+    ``extra`` is None where something else happens there, which no reading here can take.
+    """
 
     phases: tuple[PhaseAccount, ...]
-    extra: Parts
+    extra: Parts | None
     delta: float
 
     def parts(self) -> Parts | None:
         """All releases, equal ones merged; None where one cannot be accounted."""
+        if self.extra is None:
+            return None
         counts: Counter[Part] = Counter()
         for phase in self.phases:
             found = phase.parts()

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from affidavit.accountants.composition import leaves
-from affidavit.certificate.diagnose.account import Account, Pair, Part, PhaseAccount
+from affidavit.certificate.diagnose.account import Account, Pair, Part, Parts, PhaseAccount
 from affidavit.certificate.diagnose.correlation import Correlation, correlation
 from affidavit.mechanisms.dp_disk import combination
 from affidavit.mechanisms.extra import Extras, jointly, lower_extra
@@ -134,7 +134,6 @@ def _phase_account(
         steps=facts.steps,
         participations=facts.steps,
         distance=records * (2.0 if replaces else 1.0),
-        known=extras.selection is None,
     )
     if filtered is not None and optimizer.noise_divisor == "filter_norm":
         account = replace(account, scale=1 / filtered.norm)
@@ -182,8 +181,13 @@ def _extras(plan: Plan) -> Extras:
         return Extras()
 
 
-def _beside(extras: Extras) -> tuple[tuple[Part, int], ...]:
-    """The metrics as parts of the account."""
+def _beside(extras: Extras) -> Parts | None:
+    """The metrics as parts of the account; None beside a selection or Laplace noise.
+
+    No reading takes either, and leaving them out would explain claims about another run.
+    """
+    if extras.selection is not None:
+        return None
     found = []
     for event, times in leaves(Composed(events=(*extras.repeated, *extras.beside))):
         if isinstance(event, PoissonSubsampledGaussian):
@@ -191,6 +195,6 @@ def _beside(extras: Extras) -> tuple[tuple[Part, int], ...]:
         elif isinstance(event, Gaussian):
             q = None
         else:
-            raise TypeError(f"a metric is never a {type(event).__name__}")
+            return None
         found.append((Part(noise_multiplier=event.noise_multiplier, probability=q), times))
     return tuple(found)

@@ -105,12 +105,7 @@ def _explained(
         limit = any(way.central_limit for way in ways)
         if not parts or ((parts, account.delta) == truth and not limit):
             continue
-        read = (
-            _central_limit(parts, account)
-            if limit
-            else readings(parts, account.delta, judgement, effort)
-        )
-        for reading in read:
+        for reading in _read(parts, account, judgement, effort, limit=limit):
             agreement = judgement.agreement(reading.epsilon, reading.below, reading.above)
             if agreement is not None:
                 yield Explanation(
@@ -119,6 +114,18 @@ def _explained(
                     agreement=agreement,
                     differs_by=reading.epsilon - judgement.value,
                 )
+
+
+def _read(
+    parts: Parts, account: Account, judgement: Judgement, effort: Effort, *, limit: bool
+) -> tuple[Reading, ...]:
+    """The readings of ``parts``; none where its numbers are beyond what doubles hold."""
+    try:
+        if limit:
+            return tuple(_central_limit(parts, account))
+        return tuple(readings(parts, account.delta, judgement, effort))
+    except (ArithmeticError, ValueError):
+        return ()
 
 
 def _central_limit(parts: Parts, account: Account) -> Iterator[Reading]:

@@ -175,7 +175,9 @@ def sentence_of(found: Assessment) -> str:
         case "certified":
             return f"Would be certified: {bound}."
         case "under_noised":
-            return f"Under-noised: {bound} is proved, and ε = {found.target_epsilon:g} is asked."
+            target = found.target_epsilon
+            less = "less is claimed" if target is None else f"ε = {target:g} is asked"
+            return f"Under-noised: {bound} is proved, and {less}."
         case "undecided":
             return "Undecided: two engines contradict each other, and nothing is claimed."
         case _:

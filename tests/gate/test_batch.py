@@ -14,7 +14,11 @@ from typing import Any
 
 import pytest
 
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certify import certify
+from affidavit.gate import answering
 from affidavit.gate.reading import lines_as_they_come
+from affidavit.plan.model import Plan
 
 Make = Callable[..., dict[str, Any]]
 
@@ -73,6 +77,25 @@ def test_the_exit_code_is_the_worst_of_the_lines(
     result = run("batch", save(content, "plans.jsonl"), "--jobs", "1")
     assert result.exit_code == code
     assert len(result.stdout.splitlines()) == len(kinds)
+
+
+def test_a_fault_of_ours_is_one_lines_answer_and_stops_nothing(
+    document: Make, save: Any, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def certify_or_fail(plan: Plan, **options: Any) -> Assessment:
+        if plan.phases[0].steps == 2:
+            raise TypeError("a fault")
+        return certify(plan, **options)
+
+    monkeypatch.setattr(answering, "certify", certify_or_fail)
+    content = "\n".join(json.dumps(document(steps=steps)) for steps in (1, 2, 3))
+    result = run("batch", save(content, "plans.jsonl"), "--jobs", "1")
+    first, failed, last = results(result.stdout)
+    assert result.exit_code == 3
+    assert [first["verdict"], last["verdict"]] == ["certified", "certified"]
+    assert (failed["verdict"], failed["plan_digest"]) == ("undecided", None)
+    assert [each["code"] for each in failed["reasons"]] == ["internal_error"]
+    assert "a fault" in failed["reasons"][0]["message"]
 
 
 def test_an_empty_file_checks_nothing(save: Any, run: Any) -> None:

@@ -197,6 +197,14 @@ def test_delta_alone_is_answered_with_epsilon(document: Make, save: Any, answer:
     assert gaussian_delta(mu, low * (1 - 1e-9)) >= 1e-5 * (1 - 1e-9)
 
 
+def test_a_claim_that_fails_is_told_to_people_without_a_target(
+    document: Make, save: Any, run: Any
+) -> None:
+    result = run("certify", save(document(target={"delta": 1e-5}, claim=1e-3)))
+    assert result.exit_code == 1
+    assert "less is claimed" in result.stdout
+
+
 def test_a_plan_for_people_says_what_it_needs(document: Make, save: Any, run: Any) -> None:
     result = run("certify", save(document(**UNDER_NOISED)))
     assert result.exit_code == 1

@@ -183,9 +183,11 @@ def _counts(facts: Facts) -> Iterator[tuple[int, str, float]]:
             whole.add(facts.steps // lots)
     for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
         yield epochs, "epochs were counted", 1.2
+    # A longer pass than the run tells nothing, and at the least rates it is infinitely long.
+    full = math.floor(min(1 / facts.rate * (1 + 1e-12), facts.steps))
     for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
         yield (
-            epochs * math.floor(1 / facts.rate * (1 + 1e-12)),
+            epochs * full,
             f"{epochs} epochs of the full lots alone",
             1.6,
         )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from affidavit.accountants.allocation.directions import Direction
 from affidavit.accountants.allocation.jumps import LargeTerms, LeastOfOthers, choose_cut
 from affidavit.accountants.allocation.measures import lower_masses, upper_masses
 from affidavit.accountants.allocation.power import PayoffCeiling, PowerOfMeasure, Window
@@ -129,3 +130,10 @@ def test_a_cut_lies_at_or_below_the_threshold() -> None:
     others = LeastOfOthers(bins=1000, rate=1.0)
     loose, tight = (choose_cut(others, 1.2, allowed) for allowed in (1e-6, 1e-12))
     assert loose <= tight <= 1200 * (1 + 1e-12)
+
+
+def test_what_is_no_number_bounds_nothing() -> None:
+    unknown = LargeTerms(others=LeastOfOthers(bins=40, rate=1.5), cut=math.nan)
+    direction = Direction(bins=40, rate=1.5, side="remove")
+    curves = direction._join(lambda _: 0.0, lambda _: 0.0, unknown, 1.0)
+    assert (curves.upper(1.0), curves.lower(1.0)) == (1.0, 0.0)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 
-from affidavit.accountants.allocation import AllocationAccountant, RenyiAllocationAccountant
+from affidavit.accountants.allocation import (
+    AllocationAccountant,
+    RenyiAllocationAccountant,
+    renyi,
+)
 from affidavit.accountants.allocation.jumps import log_laplace
 from affidavit.accountants.allocation.renyi import ORDERS
 from affidavit.accountants.bracket import Bracket
@@ -94,6 +98,21 @@ def test_where_moments_are_loose_kept_bins_bound_fresh_ones() -> None:
     run = Repeated(event=allocated(1000, 20.0), count=4)
     found = AllocationAccountant().curve(run).epsilon(1e-6)
     assert found.upper < upper(run)
+
+
+def test_so_many_fresh_passes_that_kept_bins_have_no_number_are_bounded_by_moments() -> None:
+    run = Repeated(event=allocated(1000, 0.5), count=1000)
+    curve = AllocationAccountant().curve(run)
+    assert curve.epsilon(1e-5).upper == upper(run, 1e-5)
+    assert 0 < curve.epsilon(1e-5).lower < curve.epsilon(1e-5).upper
+    assert curve.delta(10.0).upper == RenyiAllocationAccountant().curve(run).delta(10.0).upper
+
+
+def test_a_moment_that_is_no_number_bounds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = np.full(ORDERS.size, np.nan)
+    monkeypatch.setattr(renyi, "_divergences", lambda _: (failed, failed))
+    with pytest.raises(OutOfReach, match="numerically"):
+        RenyiAllocationAccountant().curve(allocated(10, 1.0))
 
 
 def test_composition_adds_and_does_not_depend_on_order() -> None:

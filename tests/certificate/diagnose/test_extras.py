@@ -1,0 +1,83 @@
+"""Releases outside training: a claim about a plan with any of them gets its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affidavit.certificate.certify import certify
+from affidavit.certificate.diagnose.case import Case
+from affidavit.certificate.diagnose.diagnosis import diagnose
+from affidavit.certificate.diagnose.judgement import Judgement
+from affidavit.certificate.diagnose.search import search
+from affidavit.plan.claim import Claim
+from affidavit.plan.model import Plan
+from affidavit.plan.parse import plan_from
+
+GAUSSIAN = {"kind": "gaussian", "name": "metric", "noise_multiplier": 5}
+LAPLACE = {"kind": "laplace", "name": "counts", "noise_multiplier": 5}
+SELECTION = {"kind": "repeat_and_select", "name": "best", "distribution": "geometric", "mean": 3}
+EXTRAS: dict[str, list[dict[str, Any]]] = {
+    "gaussian": [GAUSSIAN],
+    "sampled": [{**GAUSSIAN, "sampling_probability": 0.1}],
+    "laplace": [LAPLACE],
+    "quantile": [{"kind": "adaptive_clipping_quantile", "name": "clip", "noise_std": 10}],
+    "selection": [SELECTION],
+    "all": [GAUSSIAN, {**LAPLACE, "each_repetition": True}, SELECTION],
+}
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "poisson": {},
+    "truncated_poisson": {"max_lot_size": 40},
+    "fixed_size": {},
+    "balls_in_bins": {},
+    "shuffled": {},
+    "cyclic": {},
+    "cyclic_poisson": {"groups": 5},
+}
+CLAIM = Claim(epsilon="1.0")
+
+
+def plan_with(extra: str, scheme: str, adjacency: str) -> Plan:
+    return plan_from(
+        {
+            "version": 1,
+            "dataset": {"size": 1000},
+            "adjacency": adjacency,
+            "sampling": {"scheme": scheme, "lot_size": 20, **SAMPLERS[scheme]},
+            "steps": 60,
+            "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 0.8123}],
+            "extra": EXTRAS[extra],
+            "target": {"epsilon": 1, "delta": 1e-5},
+        }
+    )
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("scheme", SAMPLERS)
+def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> None:
+    for adjacency in ("add_remove", "replace_one", "zero_out"):
+        plan = plan_with(extra, scheme, adjacency)
+        for found in search(Case.of(plan, 1e-5), Judgement.of(CLAIM, plan)):
+            assert found.reading.epsilon >= 0
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:
+    plan = plan_with(extra, "poisson", "add_remove")
+    found = certify(plan.model_copy(update={"claim": CLAIM}), second_opinion=False)
+    codes = {each.code for each in found.reasons}
+    assert (found.verdict, "under_noised" in codes) == ("under_noised", True)
+    # Beside a selection no lower bound is known that could contradict a claim.
+    contradicted = "claim_below_certified" in codes
+    assert contradicted == (SELECTION not in EXTRAS[extra])
+    assert diagnose(plan, CLAIM).holds != contradicted
+
+
+@pytest.mark.parametrize("extra", ["laplace", "selection", "all"])
+@pytest.mark.parametrize("scheme", ["poisson", "shuffled"])
+def test_no_mistake_is_named_that_would_leave_a_release_out(extra: str, scheme: str) -> None:
+    plan = plan_with(extra, scheme, "zero_out")
+    case = Case.of(plan, 1e-5)
+    assert case.account.parts() is None
+    assert search(case, Judgement(value=1.0, unit=1e6, loose=0.0)) == ()
