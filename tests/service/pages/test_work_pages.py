@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from typing import Any
 
@@ -335,6 +336,9 @@ def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
     before = yard.ask("GET", "/v1/certificates", "audit").json()["items"]
     checked = _post(yard, "/plans/new", "submit", do="check", **fields)
     assert "Would be certified: ε ≤ 0.56" in _main(checked.text)
+    text = json.dumps({**yard.document(), "target": {"delta": 1e-5}, "claim": 0.1})
+    claimed = _post(yard, "/plans/new", "submit", do="check", mode="yaml", yaml=text)
+    assert "is proved, and less is claimed." in _main(claimed.text)
     assert yard.ask("GET", "/v1/certificates", "audit").json()["items"] == before
     made = _post(yard, "/plans/new", "submit", do="certify", **fields)
     assert made.headers["location"] == f"/certificates/{yard.certify()}"
