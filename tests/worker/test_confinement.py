@@ -32,6 +32,7 @@ OFFERED = {
 }
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any, inside: bool) -> None:
     """By way of the service every reader of runs would have it, outside of any guarantee."""
