@@ -165,28 +165,23 @@ def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
     file = Path(source.file).resolve()
     if not _fixes(found) or source.file == "-" or not file.is_file():
         return None
-    now = _read_again(source)
+    whole = file.read_bytes()
+    now = source.same_in(whole)
     if now is not None and now.text != source.text:
         # Another plan of the same file was mended before, and its edits have moved this one.
         found = asked.judge(now)
     fixes = _fixes(found)
-    whole = file.read_bytes().decode("utf-8")
-    text = applied(whole, tuple(edit for fix in fixes for edit in fix.edits))
+    edits = tuple(edit for fix in fixes for edit in fix.edits)
+    text = applied(whole.decode("utf-8"), edits)
     write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
     for each in fixes:
         err.print(f"{escape(printable(source.name))}: fixed: {escape(each.description)}")
-    again = _read_again(source)
+    again = source.same_in(text.encode())
     return None if again is None else asked.judge(again)
 
 
 def _fixes(found: Judged) -> list[Fix]:
     return [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
-
-
-def _read_again(source: Source) -> Source | None:
-    """The same plan as it stands in its file now; None if it is not there any more."""
-    found = sources_of(source.file, asked_for=True)
-    return next((each for each in found if each.pointer == source.pointer), None)
 
 
 def _print(one: Judged) -> None:
@@ -215,7 +210,7 @@ def _print_difference(source: Source, base: str) -> None:
     if before is None:
         err.print(f"{name}: there was no such plan in {escape(base)}.", highlight=False)
         return
-    found = difference(before, source.data)
+    found = difference(before.data, source.data)
     err.print(f"{name}: {found.before} -> {found.after}", highlight=False)
     for each in found.changes:
         line = printable(f"  {each.pointer}: {each.before} -> {each.after}; alone: {each.alone}")

@@ -290,6 +290,17 @@ def issues(connection: Connection, certificate_id: str) -> list[StoredCertificat
     return [_stored(row) for row in connection.execute(_ISSUES, _now(certificate_id)).mappings()]
 
 
+def has_asked(connection: Connection, requester: str, plan_digest: str) -> bool:
+    """Whether ``requester`` ever sent this plan, under whatever rules and with whatever verdict."""
+    query = (
+        select(requests.c.id)
+        .join(certificates, certificates.c.id == requests.c.certificate_id)
+        .where(certificates.c.plan_digest == plan_digest, requests.c.requester == requester)
+        .limit(1)
+    )
+    return connection.execute(query).first() is not None
+
+
 def keep(
     connection: Connection,
     certificate: StoredCertificate,

@@ -75,13 +75,13 @@ class Source:
         """Whether the plan takes noise from another file, on which it then depends too."""
         return '"file"' in json.dumps(self.data, default=str)
 
-    def same_in(self, raw: bytes) -> Any | None:
-        """The data of the plan at the same place of another text of the file, if there is one."""
+    def same_in(self, raw: bytes) -> Source | None:
+        """The plan at the same place of another text of the file, if there is one."""
         try:
             found = list(_sources(self.file, raw, asked_for=True))
         except MalformedPlan:
             return None
-        return next((one.data for one in found if one.pointer == self.pointer), None)
+        return next((one for one in found if one.pointer == self.pointer), None)
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """``reasons`` with line and column in the file."""

@@ -29,8 +29,8 @@ from affidavit.service.lifecycle.tables import approvals
 from affidavit.service.lifecycle.wanted import WantedDecision
 from affidavit.service.log.entries import append
 from affidavit.service.signer import Signers
-from affidavit.service.store import StoredCertificate, audited, current, hold, keep
-from affidavit.service.tables import certificates, requests
+from affidavit.service.store import StoredCertificate, audited, current, has_asked, hold, keep
+from affidavit.service.tables import requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +110,7 @@ def _require_possible(
         )
     if found.status is not Status.AWAITING_APPROVAL:
         raise Impossible("not_awaiting_approval", f"this certificate is {found.status.value}.")
-    asked = (
-        select(requests.c.id)
-        .join(certificates, certificates.c.id == requests.c.certificate_id)
-        .where(
-            certificates.c.plan_digest == found.plan_digest,
-            requests.c.requester == actor.name,
-        )
-        .limit(1)
-    )
-    if connection.execute(asked).first() is not None:
+    if has_asked(connection, actor.name, found.plan_digest):
         raise Impossible(
             "own_request", f"{actor.name} asked for this plan; somebody else must decide."
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert
 
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.policy.document import Policy
@@ -29,8 +29,7 @@ from affidavit.service.policies.store import (
 )
 from affidavit.service.policies.tables import waiver_revocations
 from affidavit.service.policies.wanted import WantedWaiver
-from affidavit.service.store import current, hold
-from affidavit.service.tables import certificates, requests
+from affidavit.service.store import current, has_asked, hold
 
 LONGEST = timedelta(days=366)
 
@@ -136,16 +135,6 @@ def _withdraw(
 def _require_another(connection: Connection, waiver: Waiver) -> None:
     if waiver.owner in (waiver.created_by, waiver.created_by.partition(":")[2]):
         raise NotYours("who answers for a waiver cannot grant it")
-    if waiver.plan_digest is None:
-        return
-    asked = (
-        select(requests.c.id)
-        .join(certificates, certificates.c.id == requests.c.certificate_id)
-        .where(
-            certificates.c.plan_digest == waiver.plan_digest,
-            requests.c.requester == waiver.created_by,
-        )
-        .limit(1)
-    )
-    if connection.execute(asked).first() is not None:
+    about = waiver.plan_digest
+    if about is not None and has_asked(connection, waiver.created_by, about):
         raise NotYours("who asked for a plan cannot grant a waiver for it")

@@ -49,7 +49,7 @@ def read(raw: bytes) -> Partial | None:
 def _refuse_doubts(tree: ast.Module, call: ast.Call) -> None:
     """Refuse what may not be Opacus' own method with the arguments and noise that are written."""
     name = _called(call.func)
-    if not isinstance(call.func, ast.Attribute) or any(bound(tree)[each] for each in CALLS):
+    if not isinstance(call.func, ast.Attribute) or not bound(tree).keys().isdisjoint(CALLS):
         raise not_taken(KIND, f"its {name} may not be Opacus'.", "Write a plan.")
     if not _imports_opacus(tree):
         raise not_taken(KIND, f"{name} is called, and opacus not imported.", "Write a plan.")
