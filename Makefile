@@ -71,8 +71,8 @@ lock: install
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 
 docs: install-trainer
-	$(BIN)/python -m affidavit.mechanisms.document > docs/mechanisms.md
-	$(BIN)/python -m affidavit.certificate.diagnose.document > docs/mistakes.md
+	$(BIN)/python -m affidavit.mechanisms.reference > docs/mechanisms.md
+	$(BIN)/python -m affidavit.certificate.diagnosis.document > docs/mistakes.md
 	$(BIN)/python -m affidavit.service.described > docs/openapi.json
 	$(BIN)/python -m docs.generate
 

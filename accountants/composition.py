@@ -16,7 +16,7 @@ from collections import Counter
 from typing import assert_never
 
 from affidavit.accountants.protocol import Unsupported
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
     Event,

@@ -17,7 +17,7 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from affidavit.accountants.composition import parts
 from affidavit.accountants.protocol import Unsupported
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Event,
     Gaussian,

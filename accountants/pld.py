@@ -27,11 +27,11 @@ from dp_accounting.pld import privacy_loss_distribution as library
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.engine_versions import PLD
 from affidavit.accountants.fourier.truncation import attained_rate
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.accountants.versions import PLD
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
     Event,

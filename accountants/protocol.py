@@ -20,7 +20,7 @@ import math
 from typing import Protocol, runtime_checkable
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.plan.events import Event
+from affidavit.plan import Event
 
 
 class AccountantError(Exception):

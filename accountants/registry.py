@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+from affidavit.accountants.engine_versions import DP_ACCOUNTING, OURS, PLD, PRV_ACCOUNTANT
 from affidavit.accountants.protocol import Accountant
-from affidavit.accountants.versions import DP_ACCOUNTING, OURS, PLD, PRV_ACCOUNTANT
 
 _PLACES = {
     "gaussian": (OURS, "affidavit.accountants.gaussian", "GaussianAccountant"),

@@ -39,10 +39,9 @@ import dp_accounting
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.calibration import least_noise
-from affidavit.accountants.fourier import FourierAccountant, estimate_cost
-from affidavit.plan.events import Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.accountants import Bracket, FourierAccountant, least_noise
+from affidavit.accountants.fourier import estimate_cost
+from affidavit.plan import Event, Gaussian, PoissonSubsampledGaussian, Repeated
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,10 +22,9 @@ import time
 import tracemalloc
 from pathlib import Path
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, estimate_cost
-from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+from affidavit.accountants import Bracket, FourierAccountant, OutOfReach
+from affidavit.accountants.fourier import estimate_cost
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 STEPS = tuple(10**power for power in range(2, 8))
 LINES = ((0.01, 2.0), (1e-3, 1.0), (1e-4, 0.8))

@@ -21,14 +21,12 @@ from typing import NamedTuple
 import numpy as np
 from jax_client import Oracle
 
+from affidavit.mechanisms.strategies import Dense, Participation, Workload
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.optimal_banded import optimal_banded
 from affidavit.mechanisms.strategies.optimal_dense import optimal_dense
 from affidavit.mechanisms.strategies.optimal_toeplitz import optimal_toeplitz
-from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.mechanisms.strategies.workload import Workload
 
 STEPS, MOST, SEPARATION = 60, 4, 15
 APART = Participation.min_separation(participations=MOST, separation=SEPARATION)

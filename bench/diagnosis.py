@@ -24,12 +24,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.diagnose import readings, renyi
-from affidavit.certificate.diagnose.diagnosis import diagnose
-from affidavit.plan.claim import Claim
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import certify
+from affidavit.certificate.diagnosis import diagnose, readings, renyi
+from affidavit.plan import Claim, Plan, plan_from
 
 VECTORS = Path(__file__).parents[1] / "tests" / "vectors" / "mistakes.json"
 CACHES = [

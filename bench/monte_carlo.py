@@ -19,7 +19,7 @@ import numpy as np
 from affidavit.accountants.monte_carlo import MonteCarloAccountant
 from affidavit.accountants.monte_carlo.design import design_at_delta
 from affidavit.accountants.monte_carlo.tilts import tilts
-from affidavit.plan.events import BallsInBinsGaussian, Gram
+from affidavit.plan import BallsInBinsGaussian, Gram
 
 CASES = (
     (100, 10, 0.0, 3.03, 1e-6),

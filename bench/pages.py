@@ -22,7 +22,7 @@ from pathlib import Path
 
 from sqlalchemy import Engine, text
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.cursors import cursor_at
 from affidavit.service.database import open_engine

@@ -17,8 +17,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from affidavit.certificate.log.checkpoint import sign_checkpoint
-from affidavit.certificate.log.tree import Frontier, leaf_hash
+from affidavit.certificate.log import Frontier, leaf_hash, sign_checkpoint
 from affidavit.service.services import Services
 from affidavit.service.store import Request, StoredCertificate, facets_of
 from affidavit.service.tables import certificates

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from sqlalchemy import Engine
 
-from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate import KeyStore, SigningKey
 from affidavit.service.runs.rows import Filters
 from affidavit.service.services import Services
-from affidavit.worker.queue import Wanting
+from affidavit.worker import Wanting
 from bench.explained import Reading, Statement, explain, noted
 from bench.simulated_workers import LEASE, Clock, Share, services_of, take_one
 

@@ -34,7 +34,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.calls import Call
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.rows import Scope

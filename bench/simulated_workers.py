@@ -23,8 +23,7 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.conformance import Conformance, conformance
-from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate import Conformance, KeyStore, SigningKey, conformance
 from affidavit.service.calls import Call
 from affidavit.service.log.bundles import with_place
 from affidavit.service.refusals import Refusal
@@ -34,8 +33,9 @@ from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.serve import prepare_process
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
+from affidavit.worker import Wanting
 from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job, Wanting
+from affidavit.worker.queue import Job
 from tests.service.runs.records import record_of
 
 T = TypeVar("T")

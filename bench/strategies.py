@@ -28,21 +28,17 @@ import numpy as np
 import scipy
 from jax_client import Oracle
 
+from affidavit.mechanisms.strategies import Dense, Participation, Strategy, Workload, best_lambda
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.optimal_bidiagonal import best_lambda
 from affidavit.mechanisms.strategies.optimal_blt import optimal_blt
 from affidavit.mechanisms.strategies.optimal_dense import optimal_dense
 from affidavit.mechanisms.strategies.optimal_toeplitz import (
     optimal_banded_inverse,
     optimal_toeplitz,
 )
-from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.square_root import banded_inverse_root, square_root
-from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.mechanisms.strategies.workload import Workload
 
 ONCE = Participation.single()
 

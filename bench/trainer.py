@@ -112,7 +112,7 @@ def hidden_of(model: Model) -> list[str]:
 
 def plan_of(model: Model) -> Any:
     """DP-Muon on the whole of ``LOT`` records at every step."""
-    from affidavit.plan.parse import plan_from
+    from affidavit.plan import plan_from
 
     return plan_from(
         {
@@ -186,7 +186,7 @@ class Adapter:
 
 def private(model: Model) -> Callable[[], None]:
     """The trainer's own step."""
-    from affidavit.certificate.execution import Execution
+    from affidavit.certificate import Execution
     from affidavit.trainer.binding import Bound
     from affidavit.trainer.distributed import Peers
     from affidavit.trainer.machine import Machine, RunKeys

@@ -1,6 +1,6 @@
 """An assessment: what is true of a plan, and what may be said about it.
 
-It is a value: built once by ``affidavit.certificate.certify``, then printed, signed and
+It is a value: built once by ``affidavit.certificate.certification``, then printed, signed and
 stored as it is. ``as_result`` is the result document that the command line prints and
 the HTTP service returns. All numbers in it are finite; an unbounded upper end is null.
 """
@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from affidavit.accountants.bracket import Bracket, decimal_down
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import Bracket, decimal_down
+from affidavit.plan import Reason
 
 Verdict = Literal["certified", "under_noised", "refused", "undecided"]
 

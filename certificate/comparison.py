@@ -23,10 +23,9 @@ from affidavit.certificate.measured import (
     measure,
     strategy_of,
 )
-from affidavit.mechanisms.correlation import Streamed
-from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
+from affidavit.mechanisms import Streamed
+from affidavit.mechanisms.strategies import Strategy
+from affidavit.plan import Plan, Reason, RefusedPlan
 
 MOST_POINTS = 400
 """Steps drawn of a long run."""

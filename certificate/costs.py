@@ -28,18 +28,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.composition import parts
-from affidavit.accountants.filter.cost import UNIT, Cost
-from affidavit.accountants.filter.divergences import divergences
-from affidavit.accountants.gaussian import joint_mu
-from affidavit.accountants.protocol import AccountantError, Sampling, Unsupported
-from affidavit.accountants.registry import NAMES, accountant
+from affidavit.accountants import (
+    NAMES,
+    AccountantError,
+    Bracket,
+    Sampling,
+    Unsupported,
+    accountant,
+    joint_mu,
+    parts,
+)
+from affidavit.accountants.privacy_filter import UNIT, Cost, divergences
 from affidavit.certificate import describe
 from affidavit.certificate.solving import Solver, lower_open
-from affidavit.mechanisms.lowering import Lowered, LoweredPhase
-from affidavit.plan.events import Composed, Event
-from affidavit.plan.model import Plan
+from affidavit.mechanisms import Lowered, LoweredPhase
+from affidavit.plan import Composed, Event, Plan
 
 __all__ = ["UNIT", "CertificateDiffers", "Run", "composed_epsilon", "run_of"]
 

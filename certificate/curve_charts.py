@@ -1,6 +1,6 @@
 """The pictures of a plan's curves: profile, trade-off, attack rates, Rényi, belief.
 
-Each is a chart of what ``affidavit.certificate.curves`` computed; nothing is computed here
+Each is a chart of what ``affidavit.certificate.privacy_curves`` computed; nothing is computed here
 beside what is read off it.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from affidavit.accountants.bracket import decimal_up
+from affidavit.accountants import decimal_up
 from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, Mark, draw_panels
-from affidavit.certificate.curves import Curves
+from affidavit.certificate.privacy_curves import Curves
 
 _SHOWN_DELTA = 1e-12
 _SPREAD = tuple(index / 100 for index in range(101))

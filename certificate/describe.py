@@ -7,12 +7,8 @@ import math
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat, ReleaseNoise
-from affidavit.mechanisms.closing import scaled_noise
-from affidavit.mechanisms.extra import jointly
-from affidavit.mechanisms.joint import noise_energy, noise_multiplier
-from affidavit.mechanisms.lowering import Lowered
-from affidavit.plan.model import Plan
-from affidavit.plan.schedule import ONE_LOT_AN_EPOCH, lots_per_epoch
+from affidavit.mechanisms import Lowered, jointly, noise_energy, noise_multiplier, scaled_noise
+from affidavit.plan import ONE_LOT_AN_EPOCH, Plan, lots_per_epoch
 
 
 def joint_of(lowered: Lowered) -> float | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from affidavit.certificate.keys import SigningPort
-from affidavit.plan.canonical import digest_of
+from affidavit.plan import digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 

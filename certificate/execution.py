@@ -23,9 +23,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
-from affidavit.mechanisms.joint import noise_multiplier
-from affidavit.plan import schedule
-from affidavit.plan.model import Phase, Plan, Release
+from affidavit.mechanisms import noise_multiplier
+from affidavit.plan import Phase, Plan, Release, schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat
-from affidavit.mechanisms import newton_schulz, planning
-from affidavit.mechanisms.joint import noise_multiplier
-from affidavit.plan import schedule
-from affidavit.plan.model import Phase, Plan, Release
-from affidavit.plan.strategies import Bidiagonal, Independent
+from affidavit.mechanisms import newton_schulz, noise_multiplier, planning
+from affidavit.plan import Bidiagonal, Independent, Phase, Plan, Release, schedule
 
 MOMENTUM = 0.95
 """Published momentum of DP-Muon, for a plan that does not give it."""

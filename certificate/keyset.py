@@ -36,12 +36,10 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from affidavit.certificate.cosigned import Cosigned, read_cosigned
+from affidavit.certificate.cosignatures import Cosigned, read_cosigned
 from affidavit.certificate.envelope import BadEnvelope
 from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort, as_instant, read_instant
-from affidavit.plan.canonical import canonical_json
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
 PAYLOAD_TYPE = "application/vnd.affidavit.keyset.v1+json"

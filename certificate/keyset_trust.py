@@ -25,8 +25,7 @@ from affidavit.certificate.keyset import (
     read_keyset,
     read_model,
 )
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, load_json
 
 Anchor = Roots | SignedKeyset
 """What is trusted beforehand: root keys, or the keyset that was accepted last."""

@@ -22,15 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.certify import certify
-from affidavit.mechanisms.correlation import Correlation, Streamed
-from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.strategies.identity import identity
-from affidavit.mechanisms.strategies.strategy import LARGEST_ERROR, Strategy, TooLarge
-from affidavit.plan.canonical import as_document
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import MalformedPlan, Reason, RefusedPlan
+from affidavit.certificate.certification import certify
+from affidavit.mechanisms import Correlation, Streamed, lower
+from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy, TooLarge, identity
+from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from
 
 Array = NDArray[np.float64]
 

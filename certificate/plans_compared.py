@@ -11,7 +11,7 @@ below the other's lower bound; where the brackets overlap, or both plans had the
 for one target, nothing more is claimed than that the two are not told apart.
 
 Which change moved ε is found by recomputing: each change is made alone to the first plan, and
-the result certified (``affidavit.plan.changes``). Effects of single changes do not add up, and
+the result certified (``affidavit.plan.diff``). Effects of single changes do not add up, and
 one that cannot be made alone says why. Where the plans leave the noise open, ε stays at its
 target and it is the noise multiplier that moves.
 
@@ -30,12 +30,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from affidavit.accountants.bracket import Bracket, decimal_up
+from affidavit.accountants import Bracket, decimal_up
 from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.certify import certify
-from affidavit.plan.changes import ABSENT, Change, changed, changes
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.certificate.certification import certify
+from affidavit.plan import ABSENT, Change, MalformedPlan, Plan, Reason, changed, changes
 
 MOST_ALONE = 24
 """Changes that are made alone; two plans that differ in more have little in common."""

@@ -1,6 +1,7 @@
 """Replay: a run record walked line by line, held against what its certificate obliges.
 
-Each rule yields a code and a message for what does not fit; ``affidavit.certificate.conformance``
+Each rule yields a code and a message for what does not fit;
+``affidavit.certificate.conformance_check``
 says what the codes mean and what follows from them. The walk keeps only what a later line
 must agree with: how many steps were charged and released, the keys that were committed to, the
 digests of checkpoints and of the parameters so far.
@@ -17,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.certificate.certified_plan import certified_plan
 from affidavit.certificate.execution import Execution, Required
+from affidavit.certificate.plan_of_certificate import certified_plan
 from affidavit.certificate.run_record import VERSION, Entry, is_guarded, misread
-from affidavit.plan.canonical import canonical_json, digest_of
+from affidavit.plan import canonical_json, digest_of
 
 Found = Iterator[tuple[str, str]]
 """Codes and messages."""

@@ -35,9 +35,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from affidavit.plan.canonical import canonical_json, digest_of
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 
 Entry = dict[str, Any]
 

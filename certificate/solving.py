@@ -12,23 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.calibration import (
+from affidavit.accountants import (
+    Accountant,
+    Approximating,
+    Bracket,
+    OutOfReach,
+    PrivacyCurve,
+    Sampling,
+    Unsupported,
+    confirmed_noise,
     largest_probability,
     least_noise,
     most,
     most_steps,
 )
-from affidavit.accountants.confirmation import confirmed_noise
-from affidavit.accountants.protocol import (
-    Accountant,
-    Approximating,
-    OutOfReach,
-    PrivacyCurve,
-    Sampling,
-    Unsupported,
-)
-from affidavit.mechanisms.closing import (
+from affidavit.mechanisms import (
+    Lowered,
+    lower,
     rescaled,
     stand_in,
     with_lot_size,
@@ -36,11 +36,7 @@ from affidavit.mechanisms.closing import (
     with_probability,
     with_steps,
 )
-from affidavit.mechanisms.lowering import Lowered, lower
-from affidavit.plan import schedule
-from affidavit.plan.events import Event
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.plan import Event, Plan, RefusedPlan, schedule
 
 Value = TypeVar("Value", int, float)
 

@@ -15,13 +15,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
-from affidavit.accountants.registry import versions
+from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
 from affidavit.certificate.approval import NONE_NEEDED, Approvals
 from affidavit.certificate.assessment import Assessment, Confidence
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
-from affidavit.plan.canonical import digest_of
+from affidavit.plan import digest_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"

@@ -38,9 +38,7 @@ from affidavit.certificate.envelope import BadEnvelope, Envelope, read_envelope,
 from affidavit.certificate.keys import PublicKey, SigningPort, by_id
 from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.plan.canonical import canonical_json
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
 STATUS_TYPE = "https://affidavit.dev/status-list/v1"

@@ -17,12 +17,16 @@ from typing import Any
 import numpy as np
 
 from affidavit.certificate.assessment import Caveat
-from affidavit.mechanisms.correlation import Streamed
-from affidavit.mechanisms.lowering import Lowered, LoweredPhase
-from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
-from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, Strategy, TooLarge
-from affidavit.mechanisms.strategies.workload import Workload
+from affidavit.mechanisms import Lowered, LoweredPhase, Streamed
+from affidavit.mechanisms.strategies import (
+    LARGEST_DENSE,
+    Dense,
+    Strategy,
+    TooLarge,
+    Workload,
+    coefficients_digest,
+    coefficients_of,
+)
 
 MOST_COEFFICIENTS = 64
 """Coefficients of a recurrence that a result spells out."""
@@ -67,7 +71,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
 def _constructed(strategy: Strategy) -> dict[str, Any]:
     """The digest of the very numbers that were judged, and how far from the optimum they are."""
     coefficients = coefficients_of(strategy)
-    found: dict[str, Any] = {"digest": digest_of(coefficients)} if coefficients else {}
+    found: dict[str, Any] = {"digest": coefficients_digest(coefficients)} if coefficients else {}
     if isinstance(strategy, Dense) and strategy.gap is not None and math.isfinite(strategy.gap):
         found["gap"] = strategy.gap
     return found

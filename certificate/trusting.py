@@ -10,7 +10,7 @@ from pathlib import Path
 from affidavit.certificate.keys import KeyFailure, KeyStore, PublicKey, home, read_public_keys
 from affidavit.certificate.keyset import KeysetError, read_keyset
 from affidavit.certificate.keyset_trust import accept, read_anchor
-from affidavit.certificate.verify import VerificationError
+from affidavit.certificate.verification import VerificationError
 
 KEY_STEP = 3
 

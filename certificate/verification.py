@@ -1,6 +1,6 @@
 """What a verification is: its numbered steps, what a verifier asks beyond them, its outcome.
 
-The steps stand in ``affidavit.certificate.verify``; those about the log and about the
+The steps stand in ``affidavit.certificate.verifier``; those about the log and about the
 status of a certificate stand beside what they check, and share this.
 """
 

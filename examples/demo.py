@@ -21,7 +21,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from affidavit.accountants.bracket import decimal_up
+from affidavit.accountants import decimal_up
 
 EXAMPLES = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or EXAMPLES.parent / ".affidavit")

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.advise import Advice
-from affidavit.certificate.advise import advise as advice_for
+from affidavit.certificate import Advice
+from affidavit.certificate import advise as advice_for
 from affidavit.gate.console import err, out, read, refuse, write
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.strategy import table
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.plan import RefusedPlan
 
 
 def advise(

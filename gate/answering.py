@@ -18,12 +18,10 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from affidavit.certificate.assessment import malformed_result
-from affidavit.certificate.certify import certify
+from affidavit.certificate import certify, malformed_result
 from affidavit.gate.exits import OF_VERDICT, Exit
-from affidavit.mechanisms.attachments import attach
-from affidavit.plan.parse import parse_plan
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.mechanisms import attach
+from affidavit.plan import MalformedPlan, Reason, parse_plan
 
 SECONDS_A_LINE = 120.0
 AHEAD = 8

@@ -10,13 +10,18 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify as assess
-from affidavit.certificate.issue import Certificate, issue
-from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
-from affidavit.certificate.policy.document import BUILT_IN
-from affidavit.certificate.policy.judgement import judge
-from affidavit.certificate.signers.choice import private_halves
+from affidavit.certificate import (
+    Assessment,
+    Certificate,
+    KeyFailure,
+    KeyStore,
+    SigningPort,
+    home,
+    issue,
+)
+from affidavit.certificate import certify as assess
+from affidavit.certificate.policy import BUILT_IN, judge
+from affidavit.certificate.signers import private_halves
 from affidavit.gate.console import out, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.files import print_json

@@ -22,10 +22,10 @@ from affidavit.gate.console import err, out, stop, write
 from affidavit.gate.exits import Exit, worst
 from affidavit.gate.options import PolicyFileOption
 from affidavit.gate.report import printable
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan
 
 if TYPE_CHECKING:
-    from affidavit.certificate.policy.document import Policy
+    from affidavit.certificate.policy import Policy
     from affidavit.gate.checking.server import Server
 
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}

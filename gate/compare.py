@@ -8,16 +8,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
-from affidavit.certificate.plans_compared import Alone, PlansCompared, compare_plans
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Alone, Assessment, PlansCompared, certify, compare_plans
 from affidavit.gate.console import err, out, read
 from affidavit.gate.exits import OF_VERDICT, Exit, worst
 from affidavit.gate.files import print_json
 from affidavit.gate.report import headline
-from affidavit.plan.changes import ABSENT
-from affidavit.plan.model import Plan
+from affidavit.plan import ABSENT, Plan
 
 SHOWN = 32
 """Characters of a value in the table; the document has it whole."""

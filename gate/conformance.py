@@ -14,17 +14,21 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.certified_plan import NotClosed
-from affidavit.certificate.conformance import Conformance, Finding
-from affidavit.certificate.conformance import conformance as compare
-from affidavit.certificate.keys import KeyFailure
-from affidavit.certificate.statement import TIME_FORMAT
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verify import VerificationError, verify
+from affidavit.certificate import (
+    TIME_FORMAT,
+    Conformance,
+    Finding,
+    KeyFailure,
+    NotClosed,
+    Trust,
+    VerificationError,
+    verify,
+)
+from affidavit.certificate import conformance as compare
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
-from affidavit.plan.reasons import PlanError
+from affidavit.plan import PlanError
 
 
 def conformance(

@@ -14,14 +14,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.accountants.registry import NAMES
-from affidavit.certificate.assessment import malformed_result
-from affidavit.certificate.files import write_whole
+from affidavit.accountants import NAMES
+from affidavit.certificate import malformed_result, write_whole
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import Output, print_json
 from affidavit.gate.reading import PlanFile, read_plan
 from affidavit.gate.report import finding
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Reason
 
 out = Output(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)

@@ -10,12 +10,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants.bracket import Bracket, decimal_down, decimal_up
-from affidavit.accountants.posterior import belief
-from affidavit.accountants.registry import NAMES
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.curve_charts import KINDS, picture
-from affidavit.certificate.curves import ALPHAS, FALSE_POSITIVE_RATES, Curves, curves
+from affidavit.accountants import NAMES, Bracket, belief, decimal_down, decimal_up
+from affidavit.certificate import (
+    ALPHAS,
+    FALSE_POSITIVE_RATES,
+    KINDS,
+    Assessment,
+    Curves,
+    curves,
+    picture,
+)
 from affidavit.gate.console import err, out, print_findings, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.files import print_json

@@ -9,13 +9,12 @@ from typing import Annotated
 
 import typer
 
-from affidavit.accountants.registry import NAMES
-from affidavit.certificate.log.inclusion import BadLogPart, Consistency, read_consistency
-from affidavit.certificate.policy.document import Policy
+from affidavit.accountants import NAMES
+from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
+from affidavit.certificate.policy import Policy
 from affidavit.gate.console import stop
 from affidavit.gate.policy import read_policy
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, load_json
 
 AccountantOption = Annotated[
     list[str] | None,

@@ -16,11 +16,10 @@ from affidavit.gate.console import out, refuse
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.plan.claim import Claim
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import Claim, MalformedPlan, Reason
 
 if TYPE_CHECKING:
-    from affidavit.certificate.diagnose.diagnosis import Diagnosis
+    from affidavit.certificate.diagnosis import Diagnosis
 
 
 def diagnose(
@@ -39,7 +38,7 @@ def diagnose(
 ) -> None:
     """Name the known mistakes that lead from a plan to a claimed ε or noise multiplier."""
     # Other commands need not wait for what this one loads.
-    from affidavit.certificate.diagnose.diagnosis import diagnose as find
+    from affidavit.certificate.diagnosis import diagnose as find
 
     try:
         file = read_plan(plan)

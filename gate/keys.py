@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import key_rotation
-from affidavit.certificate.keys import KeyFailure, KeyStore, home
+from affidavit.certificate import KeyFailure, KeyStore, home, key_rotation
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.files import print_json
 from affidavit.gate.options import JsonOption

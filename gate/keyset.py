@@ -13,25 +13,24 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.keys import (
+from affidavit.certificate import (
     KeyFailure,
+    KeysetError,
     KeyStore,
     PublicKey,
-    as_instant,
-    home,
-    read_public_keys,
-    read_root_key,
-)
-from affidavit.certificate.keyset import (
-    KeysetError,
     Revocation,
     Roots,
     SignedKeyset,
+    accept,
+    as_instant,
     draft,
+    home,
+    read_anchor,
     read_keyset,
     read_model,
+    read_public_keys,
+    read_root_key,
 )
-from affidavit.certificate.keyset_trust import accept, read_anchor
 from affidavit.gate.console import err, out, stop, write
 from affidavit.gate.exits import Exit
 from affidavit.gate.roots import read_roots

@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.envelope import BadEnvelope, read_envelope
-from affidavit.certificate.status import StatusList
+from affidavit.certificate import BadEnvelope, StatusList, read_envelope
 from affidavit.gate.console import err, out, stop, write
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json

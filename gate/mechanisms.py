@@ -16,8 +16,7 @@ from rich.table import Table
 from affidavit.gate.console import out, stop
 from affidavit.gate.files import print_json
 from affidavit.gate.report import printable
-from affidavit.mechanisms.mechanism import Mechanism
-from affidavit.mechanisms.registry import catalogue
+from affidavit.mechanisms import Mechanism, catalogue
 
 
 def mechanisms(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.accountants.registry import NAMES
+from affidavit.accountants import NAMES
 
 PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]

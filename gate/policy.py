@@ -12,15 +12,13 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.policy.document import MalformedPolicy, Policy
-from affidavit.certificate.policy.reading import parse_policy
+from affidavit.certificate.policy import MalformedPolicy, Policy, parse_policy
 from affidavit.gate.console import out, print_findings
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.options import JsonOption
 from affidavit.gate.reading import read_bytes
-from affidavit.plan.parse import syntax_of
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, syntax_of
 
 policy = typer.Typer(help="Policies: what an organisation lets through.", no_args_is_help=True)
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from affidavit.mechanisms.attachments import attach
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax, locate, parse_plan, syntax_of
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.mechanisms import attach
+from affidavit.plan import MalformedPlan, Plan, Reason, Syntax, locate, parse_plan, syntax_of
 
 MOMENT = 0.05
 """Seconds for which a line is awaited before its reader may do something else."""

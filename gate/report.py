@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.policy.facts import refused_by_policy
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate import Assessment
+from affidavit.certificate.policy import refused_by_policy
+from affidavit.plan import Reason
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red", "undecided": "yellow"}
 DIGITS = 6

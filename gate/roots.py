@@ -7,8 +7,14 @@ from typing import Annotated
 
 import typer
 
-from affidavit.certificate.keys import KeyFailure, SigningKey, read_public_keys, write_private
-from affidavit.certificate.keyset import KeysetError, Roots
+from affidavit.certificate import (
+    KeyFailure,
+    KeysetError,
+    Roots,
+    SigningKey,
+    read_public_keys,
+    write_private,
+)
 from affidavit.gate.console import out, stop, write
 from affidavit.gate.files import as_json_file
 

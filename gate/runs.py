@@ -16,10 +16,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from affidavit.certificate.keys import KeyFailure
-from affidavit.certificate.provenance import BadProvenance, Reported, read_provenance
-from affidavit.certificate.run_record import START, BrokenLine, unsealed
-from affidavit.certificate.trusting import Trust
+from affidavit.certificate import (
+    START,
+    BadProvenance,
+    BrokenLine,
+    KeyFailure,
+    Reported,
+    Trust,
+    read_provenance,
+    unsealed,
+)
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json

@@ -14,10 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from affidavit.certificate.files import write_whole
-from affidavit.certificate.keys import home
-from affidavit.certificate.log.checkpoint import read_checkpoint
-from affidavit.certificate.log.note import BadNote
+from affidavit.certificate import home, write_whole
+from affidavit.certificate.log import BadNote, read_checkpoint
 
 VERSION = 1
 

@@ -15,10 +15,14 @@ from datetime import UTC, datetime
 
 from rich.markup import escape
 
-from affidavit.certificate.files import write_whole
-from affidavit.certificate.keys import PublicKey, home
-from affidavit.certificate.status import current_status
-from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.certificate import (
+    Demands,
+    PublicKey,
+    VerificationError,
+    current_status,
+    home,
+    write_whole,
+)
 from affidavit.gate.console import err
 from affidavit.gate.seen import BadStore
 

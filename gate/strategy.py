@@ -12,17 +12,14 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.comparison import Comparison, compare
-from affidavit.certificate.measured import Measured
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Assessment, Comparison, Measured, compare
 from affidavit.gate.console import err, out, print_findings, read, refuse, stop, write
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
 from affidavit.gate.report import headline
-from affidavit.mechanisms.strategies.contents import digest_of
-from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.mechanisms.strategies import Strategy, TooLarge, content_digest
+from affidavit.plan import RefusedPlan
 
 FORMATS = (".json", ".npy", ".npz")
 
@@ -77,7 +74,7 @@ def _write(found: Comparison, svg: Path | None, export: Path | None) -> dict[str
             stop(f"--export: {error}.")
     for path, content in contents.items():
         write(path, content)
-    return {str(path): digest_of(content) for path, content in contents.items()}
+    return {str(path): content_digest(content) for path, content in contents.items()}
 
 
 class NotSquare(ValueError):

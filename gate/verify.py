@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.certificate.keys import KeyFailure
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verification import Demands
+from affidavit.certificate import Demands, KeyFailure, Trust
 from affidavit.gate.console import out, read, stop
 from affidavit.gate.demands import (
     AccountantOption,
@@ -30,7 +28,7 @@ from affidavit.gate.options import JsonOption
 from affidavit.gate.seen import BadStore, SeenCheckpoints
 from affidavit.gate.seen_status import SeenStatusLists
 from affidavit.gate.verifying import Reporting, verify_bundle
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan
 
 
 def verify(

@@ -8,10 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.policy.facts import accounted
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verify import Demands, VerificationError, Verified, verify
+from affidavit.certificate import Demands, Trust, VerificationError, Verified, certify, verify
+from affidavit.certificate.policy import accounted
 from affidavit.gate.console import err
 from affidavit.gate.contents import contents
 from affidavit.gate.exits import OF_VERDICT, Exit
@@ -19,7 +17,7 @@ from affidavit.gate.files import print_json
 from affidavit.gate.reading import PlanFile, read_bytes
 from affidavit.gate.seen import SeenCheckpoints
 from affidavit.gate.seen_status import SeenStatusLists
-from affidavit.plan.parse import plan_from
+from affidavit.plan import plan_from
 
 RECOMPUTED_WITHIN = 1e-3
 """Relative room for another release of an engine to answer differently."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Plan, Reason
 
 
 def attach(plan: Plan, directory: Path) -> None:
@@ -25,18 +24,18 @@ def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Pa
     from affidavit.mechanisms.strategies.contents import (
         LARGEST_FILE,
         NotAStrategyFile,
-        digest_of,
+        content_digest,
         remember,
     )
 
     at_file = plan.pointer(index, "noise", "file")
     content = _read(directory, name, at_file, LARGEST_FILE)
-    if digest_of(content) != sha256:
+    if content_digest(content) != sha256:
         raise MalformedPlan(
             Reason(
                 code="digest_mismatch",
                 pointer=plan.pointer(index, "noise", "sha256"),
-                message=f"{name} has the sha256 {digest_of(content)}.",
+                message=f"{name} has the sha256 {content_digest(content)}.",
                 remedy="Give the file that was meant, or its digest.",
             )
         )

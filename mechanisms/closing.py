@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Context
 
 from affidavit.mechanisms.joint import allocate, noise_multiplier, rounded_up
-from affidavit.plan.model import Phase, Plan
+from affidavit.plan import Phase, Plan
 
 DIGITS = 7
 """Significant digits of a sampling probability that is solved for."""

@@ -12,10 +12,9 @@ References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, Theore
 from collections.abc import Mapping
 from typing import Any
 
-from affidavit.mechanisms.mechanism import Mechanism
 from affidavit.mechanisms.obligation import Obligation
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.mechanisms.protocol import Mechanism
+from affidavit.plan import Plan, Reason
 
 RELEASE = "each step's clipped sum plus that step's row of the correlated noise N z"
 BY_STRATEGY = (

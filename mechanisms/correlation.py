@@ -44,19 +44,21 @@ from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import IllConditioned, Strategy, TooLarge
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan import schedule
-from affidavit.plan.events import (
+from affidavit.plan import (
     MOST_BINS,
     BallsInBinsGaussian,
     Event,
     Gaussian,
     Gram,
+    Noise,
+    Phase,
+    Plan,
     PoissonSubsampledGaussian,
+    Reason,
+    RefusedPlan,
     Repeated,
+    schedule,
 )
-from affidavit.plan.model import Phase, Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
-from affidavit.plan.strategies import Noise
 
 Route = Literal["gaussian", "cyclic_poisson", "balls_in_bins"]
 

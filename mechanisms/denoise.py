@@ -18,8 +18,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.mechanism import Mechanism
-from affidavit.plan.optimizer import Denoise
+from affidavit.mechanisms.protocol import Mechanism
+from affidavit.plan import Denoise
 
 THRESHOLD = Denoise().threshold
 

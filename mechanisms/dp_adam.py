@@ -1,6 +1,6 @@
 """DP-Adam: clip each record's gradient, sum, add noise, and update from the noisy mean."""
 
-from affidavit.mechanisms.mechanism import JOINT, JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT, JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_adam",

@@ -1,6 +1,6 @@
 """DP-Adam with a floor: clip, sum, add noise, and update above a public second moment."""
 
-from affidavit.mechanisms.mechanism import JOINT, JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT, JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_adam_floor",

@@ -1,6 +1,6 @@
 """DP-Adam with a low-pass filter on the first moment, which is already private."""
 
-from affidavit.mechanisms.mechanism import JOINT, JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT, JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_adam_lowpass",

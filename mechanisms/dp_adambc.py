@@ -4,7 +4,7 @@ The noise adds Φ = (σC/B)² to each entry of the second moment in expectation;
 constant, so that subtracting it costs nothing.
 """
 
-from affidavit.mechanisms.mechanism import JOINT, JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT, JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_adambc",

@@ -25,11 +25,9 @@ from __future__ import annotations
 
 import math
 
-from affidavit.mechanisms.mechanism import INDEPENDENT, Mechanism, RunSensitivity
 from affidavit.mechanisms.obligation import Obligation
-from affidavit.plan import schedule
-from affidavit.plan.model import Phase, Plan
-from affidavit.plan.reasons import Reason
+from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, RunSensitivity
+from affidavit.plan import Phase, Plan, Reason, schedule
 
 THEOREM = "docs/theorems/dp-dice.md"
 SCHEMES = ("poisson", "full_batch", "fixed_size", "shuffled", "cyclic")

@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import math
 
-from affidavit.mechanisms.mechanism import Mechanism
 from affidavit.mechanisms.obligation import Obligation
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.mechanisms.protocol import Mechanism
+from affidavit.plan import Plan, Reason
 
 KAPPA, GAMMA = 0.7, 0.5
 """Published defaults of the filter's gain and look-ahead."""

@@ -6,7 +6,7 @@ too little of it.
 """
 
 from affidavit.mechanisms.correlated import FIXED_ORDER, check_objective, with_correlated_noise
-from affidavit.mechanisms.mechanism import CORRELATED
+from affidavit.mechanisms.protocol import CORRELATED
 
 MECHANISM = with_correlated_noise(
     name="dp_matrix_me_lambda",

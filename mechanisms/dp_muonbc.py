@@ -5,8 +5,8 @@ released values, so that the guarantee is DP-Muon's for any number of probes.
 """
 
 from affidavit.mechanisms.dp_muon import BLOCKS, ONE_LOT
-from affidavit.mechanisms.mechanism import JOINT_PROOF, Mechanism
 from affidavit.mechanisms.obligation import Obligation
+from affidavit.mechanisms.protocol import JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_muonbc",

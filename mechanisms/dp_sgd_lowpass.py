@@ -4,7 +4,7 @@ The filter is causal and linear with public coefficients, so that it acts on rel
 values alone.
 """
 
-from affidavit.mechanisms.mechanism import JOINT, JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT, JOINT_PROOF, Mechanism
 
 MECHANISM = Mechanism(
     name="dp_sgd_lowpass",

@@ -23,18 +23,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from affidavit.plan.events import (
+from affidavit.plan import (
+    ClippingQuantile,
     Composed,
     Event,
     Gaussian,
     Laplace,
+    LaplaceMetric,
+    Metric,
+    Plan,
     PoissonSubsampledGaussian,
+    Reason,
+    RefusedPlan,
     RepeatAndSelect,
     Repeated,
+    Selection,
 )
-from affidavit.plan.extra import ClippingQuantile, LaplaceMetric, Metric, Selection
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
 
 SHAPES = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
 """η of the distributions that have a name of their own."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 
-from affidavit.plan.model import Allocation, Phase, Release
+from affidavit.plan import Allocation, Phase, Release
 
 REQUIRED_DIGITS = 7
 """Significant digits of a required noise multiplier; rounding up costs at most 1e-6 of it."""

@@ -18,13 +18,10 @@ from typing import TYPE_CHECKING
 
 from affidavit.mechanisms.extra import Extras, jointly, lower_extra
 from affidavit.mechanisms.joint import joint_noise_multiplier
-from affidavit.mechanisms.mechanism import Mechanism, RunSensitivity
+from affidavit.mechanisms.protocol import Mechanism, RunSensitivity
 from affidavit.mechanisms.registry import mechanism
 from affidavit.mechanisms.samplers import Sampled, sample
-from affidavit.plan import schedule
-from affidavit.plan.events import Composed, Event, Gaussian, Repeated
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
+from affidavit.plan import Composed, Event, Gaussian, Plan, Reason, RefusedPlan, Repeated, schedule
 
 if TYPE_CHECKING:
     from affidavit.mechanisms.correlation import Correlation

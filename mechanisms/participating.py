@@ -21,9 +21,7 @@ Reference: docs/theorems/correlated-noise.md, Theorem 8.
 from __future__ import annotations
 
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.plan import schedule
-from affidavit.plan.model import Phase, Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
+from affidavit.plan import Phase, Plan, Reason, RefusedPlan, schedule
 
 AMPLIFIED = frozenset({"poisson", "truncated_poisson", "fixed_size"})
 """Schemes with fresh random lots: a record may take part in any steps."""

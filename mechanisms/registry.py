@@ -22,8 +22,8 @@ from affidavit.mechanisms import (
     dp_sgd,
     dp_sgd_lowpass,
 )
-from affidavit.mechanisms.mechanism import Mechanism
-from affidavit.plan.optimizer import OptimizerName
+from affidavit.mechanisms.protocol import Mechanism
+from affidavit.plan import OptimizerName
 
 MECHANISMS: dict[str, Mechanism] = {
     module.MECHANISM.name: module.MECHANISM

@@ -42,19 +42,21 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from affidavit.plan import schedule
-from affidavit.plan.events import (
+from affidavit.plan import (
     Event,
     Gaussian,
     Leaf,
+    Phase,
+    Plan,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    Reason,
+    RefusedPlan,
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
+    schedule,
 )
-from affidavit.plan.model import Phase, Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
 
 StepEvent = Callable[[float], Leaf]
 """From σ_joint (noise std over clip norm, all blocks) to one release's event."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, text
 
-from affidavit.service.schema import metadata
+from affidavit.service import metadata
 
 MIGRATION_LOCK = 0x0AFF_1DA7
 """Names our advisory lock among all those of a PostgreSQL server."""

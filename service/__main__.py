@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate.keys import KeyFailure
+from affidavit.certificate import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens_kept import TokenRefused

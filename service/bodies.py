@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 from affidavit.service.problems import Problem
 
 READ_SECONDS = 10.0

@@ -12,8 +12,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from affidavit.plan.claim import CLAIM_PATTERN, LARGEST, SMALLEST
-from affidavit.plan.schemas import plan_schemas
+from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST, plan_schemas
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
 from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS

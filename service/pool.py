@@ -26,9 +26,8 @@ from typing import ParamSpec, TypeVar
 from pebble import ProcessExpired, ProcessPool
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
-from affidavit.plan.model import Plan
+from affidavit.certificate import Assessment, certify
+from affidavit.plan import Plan
 from affidavit.service.batches import Batches
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})

@@ -36,8 +36,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from affidavit.certificate.keys import KeyFailure
-from affidavit.plan.reasons import MalformedPlan, PlanError, Reason, pointer_to
+from affidavit.certificate import KeyFailure
+from affidavit.plan import MalformedPlan, PlanError, Reason, pointer_to
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import Altered
 

@@ -9,9 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.reasons import Reason
-from affidavit.plan.types import Part
+from affidavit.plan import Part, Reason, digest_of
 from affidavit.service.bodies import read_body
 from affidavit.service.calls import Call
 from affidavit.service.identity.actor import Actor

@@ -41,10 +41,10 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from affidavit.certificate.keys import PrivateHalves, home
-from affidavit.certificate.log.note import BadNote, NoteKey, require_name
-from affidavit.certificate.signers.choice import private_halves
-from affidavit.certificate.signers.environment import VARIABLE as PRIVATE_KEY
+from affidavit.certificate import PrivateHalves, home
+from affidavit.certificate.log import BadNote, NoteKey, require_name
+from affidavit.certificate.signers import VARIABLE as PRIVATE_KEY
+from affidavit.certificate.signers import private_halves
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
 
 MIB = 1024 * 1024

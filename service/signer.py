@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from affidavit.certificate.keys import (
+from affidavit.certificate import (
     KeyFailure,
     KeyStore,
     PrivateHalves,

@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate import read_envelope
 from affidavit.service import database
 from affidavit.service.database import reader, writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at

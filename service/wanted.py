@@ -7,10 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import StringConstraints, ValidationError
 
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan, PlanError, Reason
-from affidavit.plan.types import Part
-from affidavit.plan.validation import Kind
+from affidavit.plan import Kind, MalformedPlan, Part, PlanError, Reason, load_json
 
 LARGEST = 64 * 1024
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"

@@ -19,8 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import affidavit
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import Plan, plan_from
 from tests.databases import (  # noqa: F401
     database_url,
     migrated_postgresql,

@@ -16,13 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate.keys import KeyFailure
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.mechanisms.attachments import attach
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import parse_plan, syntax_of
-from affidavit.plan.reasons import PlanError
+from affidavit.certificate import Demands, KeyFailure, Trust, VerificationError
+from affidavit.mechanisms import attach
+from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.distributed import Peers

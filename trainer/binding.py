@@ -24,17 +24,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.certificate.certified_plan import NotClosed, certified_plan
-from affidavit.certificate.execution import Execution
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.certificate.verify import verify
-from affidavit.mechanisms.correlation import Correlation
-from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
-from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, Strategy
-from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import PlanError
+from affidavit.certificate import (
+    Demands,
+    Execution,
+    NotClosed,
+    PublicKey,
+    VerificationError,
+    certified_plan,
+    verify,
+)
+from affidavit.mechanisms import Correlation
+from affidavit.mechanisms.strategies import (
+    LARGEST_DENSE,
+    Strategy,
+    coefficients_digest,
+    coefficients_of,
+)
+from affidavit.plan import Plan, PlanError, digest
 from affidavit.trainer.failures import NotCertified
 
 OBLIGATIONS = frozenset(
@@ -209,7 +215,7 @@ def _require_same_strategies(
 
 def _same(entry: dict[str, Any], strategy: Strategy) -> bool:
     arrays = coefficients_of(strategy)
-    if "digest" in entry and (not arrays or entry["digest"] != digest_of(arrays)):
+    if "digest" in entry and (not arrays or entry["digest"] != coefficients_digest(arrays)):
         return False
     if "coefficients" in entry:
         return list(entry["coefficients"]) == list(strategy.streaming.coefficients)

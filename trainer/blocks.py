@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import nn
 
-from affidavit.certificate.execution import Execution, Required
-from affidavit.plan.model import Phase
+from affidavit.certificate import Execution, Required
+from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
 from affidavit.trainer.failures import NotCertified

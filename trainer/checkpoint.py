@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from affidavit.certificate.files import synchronise
+from affidavit.certificate import synchronise
 from affidavit.trainer.failures import RunFailure
 from affidavit.trainer.journal import Journal, unwritable, write_all
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from affidavit.certificate.files import synchronise
-from affidavit.certificate.run_record import START, BrokenLine, Entry, sealed, unsealed
+from affidavit.certificate import START, BrokenLine, Entry, sealed, synchronise, unsealed
 from affidavit.trainer.failures import RunFailure
 
 NAME = "record.jsonl"

@@ -31,9 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.verification import Demands
-from affidavit.plan.model import Plan
+from affidavit.certificate import Demands, PublicKey
+from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.binding import Bound, bind

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from affidavit.plan import schedule
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan, schedule
 from affidavit.trainer import sampling
 from affidavit.trainer.noise.chacha import derived_key
 

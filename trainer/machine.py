@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate.execution import Required
-from affidavit.plan.model import Plan
+from affidavit.certificate import Required
+from affidavit.plan import Plan
 from affidavit.trainer.adapters import (
     DataAdapter,
     ModelAdapter,

@@ -1,1 +1,5 @@
 """The worker: claims certified runs, supervises the trainer, signs and reports what it did."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

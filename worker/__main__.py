@@ -17,9 +17,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from affidavit.certificate.keys import KeyFailure, KeyStore, SigningPort, home
-from affidavit.certificate.signers.choice import private_halves
-from affidavit.certificate.trusting import Trust
+from affidavit.certificate import KeyFailure, KeyStore, SigningPort, Trust, home
+from affidavit.certificate.signers import private_halves
 from affidavit.worker.handover import place_of
 from affidavit.worker.job import Site
 from affidavit.worker.queue import Wanting

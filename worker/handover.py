@@ -24,7 +24,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from affidavit.certificate.files import synchronise, write_whole
+from affidavit.certificate import synchronise, write_whole
 
 RECORD = "record.jsonl"
 KEPT = "checkpoint.pt"

@@ -29,13 +29,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from affidavit.certificate.conformance import Conformance, conformance
-from affidavit.certificate.keys import KeyFailure, SigningPort
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.certificate.verify import verify
-from affidavit.plan.canonical import canonical_json
-from affidavit.plan.reasons import PlanError
+from affidavit.certificate import (
+    Conformance,
+    Demands,
+    KeyFailure,
+    SigningPort,
+    Trust,
+    VerificationError,
+    conformance,
+    verify,
+)
+from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import executor
 from affidavit.worker.failures import why
 from affidavit.worker.handover import forget, has_ended, place_of, take_over

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.conformance import Conformance
-from affidavit.certificate.envelope import seal
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.provenance import BUILD_TYPE, PREDICATE_TYPE
-from affidavit.certificate.statement import STATEMENT_TYPE
-from affidavit.plan.canonical import canonical_json
+from affidavit.certificate import (
+    BUILD_TYPE,
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
+    Conformance,
+    SigningPort,
+    seal,
+)
+from affidavit.plan import canonical_json
 from affidavit.worker.queue import Job
 
 MOST_FINDINGS = 20

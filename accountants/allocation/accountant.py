@@ -41,9 +41,9 @@ from affidavit.accountants.allocation.search import (
 )
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.engine_versions import OURS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.versions import OURS
-from affidavit.plan.events import Event, RandomAllocationGaussian
+from affidavit.plan import Event, RandomAllocationGaussian
 
 SMALLEST_DELTA, LARGEST_DELTA = 1e-15, 0.5
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import RandomAllocationGaussian
+from affidavit.plan import RandomAllocationGaussian
 
 NOISE_MULTIPLIERS = (0.1, 1000.0)
 """σ over the root of the epochs for which bins are kept."""

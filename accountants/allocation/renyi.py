@@ -36,9 +36,9 @@ from affidavit.accountants.allocation.reach import check_range
 from affidavit.accountants.allocation.terms import UNIT_ROUNDOFF, Array
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.engine_versions import OURS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
-from affidavit.accountants.versions import OURS
-from affidavit.plan.events import (
+from affidavit.plan import (
     Event,
     Gaussian,
     Leaf,

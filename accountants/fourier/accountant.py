@@ -38,7 +38,7 @@ from affidavit.accountants.fourier.steering import (
     steer,
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
-from affidavit.plan.events import Event
+from affidavit.plan import Event
 
 SMALLEST_DELTA = 1e-20
 LARGEST_DELTA = 0.999

@@ -16,7 +16,7 @@ import math
 
 from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.steering import Laws, saddle_at_delta, saddle_at_epsilon
-from affidavit.plan.events import Event
+from affidavit.plan import Event
 
 
 def approximate_epsilon(event: Event, delta: float) -> float:

@@ -26,7 +26,7 @@ from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.normal_masses import normal_masses
 from affidavit.accountants.fourier.refine import EpsilonSearch
 from affidavit.accountants.fourier.steering import Laws, Work, saddle_at_delta
-from affidavit.plan.events import Event
+from affidavit.plan import Event
 
 SECONDS_A_POINT = 1.4e-7
 """Processor seconds for a point, on one core of a 2020s server."""

@@ -34,7 +34,7 @@ from affidavit.accountants.fourier.losses import (
 )
 from affidavit.accountants.fourier.truncation import attained_law, truncated_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Event,
     Gaussian,

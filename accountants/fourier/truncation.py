@@ -34,7 +34,7 @@ from affidavit.accountants.fourier.losses import (
     WorseOfBothLaw,
 )
 from affidavit.accountants.fourier.normal_masses import Array
-from affidavit.plan.events import TruncatedPoissonGaussian
+from affidavit.plan import TruncatedPoissonGaussian
 
 TAIL_ERROR = 1e-10
 """Relative error allowed for ``scipy.stats.binom.sf``."""

@@ -37,6 +37,7 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.engine_versions import OURS
 from affidavit.accountants.monte_carlo.bets import (
     first_true,
     last_true,
@@ -55,8 +56,7 @@ from affidavit.accountants.monte_carlo.draws import Draws, draw
 from affidavit.accountants.monte_carlo.pair import Pair, pair_of
 from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, Tilt, tilts
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
-from affidavit.accountants.versions import OURS
-from affidavit.plan.events import Event
+from affidavit.plan import Event
 
 FAILURE_PROBABILITY = 1e-9
 LOOKS = 64

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky
 
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan.events import BallsInBinsGaussian, Gaussian, Gram, Leaf
+from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Leaf
 
 Array = NDArray[np.float64]
 

@@ -32,8 +32,8 @@ import torch
 from checks import all_checks
 from torch import Tensor, nn
 
-from affidavit.certificate.execution import Execution
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import Execution
+from affidavit.plan import plan_from
 from affidavit.trainer.binding import Bound
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.machine import Machine, RunKeys

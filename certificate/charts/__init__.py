@@ -9,7 +9,6 @@ A ``Chart`` is data: two axes and the marks on them. ``draw`` makes one SVG elem
 True
 """
 
-from affidavit.certificate.charts.drawing import draw, draw_panels
-from affidavit.certificate.charts.marks import Axis, Band, Bars, Chart, Dots, Line, Mark, Rule
+import lazy_loader
 
-__all__ = ["Axis", "Band", "Bars", "Chart", "Dots", "Line", "Mark", "Rule", "draw", "draw_panels"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,3 +4,7 @@ Pure: no database and no network. ``tree`` has the hashes and the proofs of RFC 
 ``note`` and ``checkpoint`` what C2SP puts them in, ``leaf`` the bytes that are logged, and
 ``inclusion`` what a certificate's bundle says of its place.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

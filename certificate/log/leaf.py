@@ -23,7 +23,7 @@ from typing import Any
 from affidavit.certificate.envelope import Envelope
 from affidavit.certificate.log.tree import leaf_hash
 from affidavit.certificate.statement import TIME_FORMAT
-from affidavit.plan.canonical import canonical_json, digest_of
+from affidavit.plan import canonical_json, digest_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

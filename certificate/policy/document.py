@@ -27,11 +27,23 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.accountants.registry import NAMES
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.model import Adjacency, PrivacyUnit, Scheme
-from affidavit.plan.reasons import PlanError, Reason, pointer_to
-from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Text, at_most
+from affidavit.accountants import NAMES
+from affidavit.plan import (
+    Adjacency,
+    Integer,
+    Name,
+    Part,
+    PlanError,
+    Positive,
+    PrivacyUnit,
+    Probability,
+    Reason,
+    Scheme,
+    Text,
+    at_most,
+    digest_of,
+    pointer_to,
+)
 
 SCHEMA_VERSION = 1
 MOST_DATASETS = 1000

@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from affidavit.accountants.bracket import decimal_up
+from affidavit.accountants import decimal_up
 from affidavit.certificate.assessment import Assessment, Verdict
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import Plan, plan_from
 
 Budget = Literal["fits", "exceeded", "none", "unknown"]
 """Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""

@@ -20,7 +20,7 @@ from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.policy.facts import Facts
 from affidavit.certificate.policy.rules import violations
 from affidavit.certificate.policy.waiver import instant
-from affidavit.plan.reasons import PlanError, Reason
+from affidavit.plan import PlanError, Reason
 
 
 def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:

@@ -23,8 +23,7 @@ from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.facts import Budget, Facts
 from affidavit.certificate.policy.rules import violations
 from affidavit.certificate.policy.waiver import Waived, Waiver
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Plan, Reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

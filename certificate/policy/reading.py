@@ -15,10 +15,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from affidavit.certificate.policy.document import Caps, MalformedPolicy, Policy
-from affidavit.plan.loading import load_json, load_yaml, locate_in_json
-from affidavit.plan.parse import Syntax, located
-from affidavit.plan.reasons import MalformedPlan, Reason
-from affidavit.plan.validation import Kind
+from affidavit.plan import (
+    Kind,
+    MalformedPlan,
+    Reason,
+    Syntax,
+    load_json,
+    load_yaml,
+    locate_in_json,
+    located,
+)
 
 
 def parse_policy(raw: bytes, syntax: Syntax) -> Policy:

@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
+from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.policy.facts import Facts
-from affidavit.plan.reasons import Reason
-from affidavit.plan.schedule import exactly
+from affidavit.plan import Reason, exactly
 
 Rule = Callable[[Policy, Facts], Iterator[Reason]]
 DIGITS = 6

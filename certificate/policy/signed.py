@@ -11,9 +11,7 @@ from typing import Any, Literal
 
 from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, read_envelope, seal
 from affidavit.certificate.keys import PublicKey, SigningPort
-from affidavit.plan.canonical import canonical_json, digest_of
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 
 Kind = Literal["policy", "waiver"]
 

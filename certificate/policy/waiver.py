@@ -19,9 +19,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.policy.rules import WAIVABLE
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.reasons import Reason
-from affidavit.plan.types import Name, Part
+from affidavit.plan import Name, Part, Reason, digest_of
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"

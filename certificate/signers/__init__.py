@@ -5,3 +5,7 @@ no secret. A module here answers one question, ``find(public)``: whoever can sig
 key, or None if its private half is not kept there. Files are the ordinary way and live in
 ``certificate.keys``.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import SigningKey, certify, issue
+from affidavit.plan import plan_from
 
 PLAN = {
     "version": 1,

@@ -8,9 +8,9 @@ from typing import Any
 
 from typer.main import get_command
 
-from affidavit.gate.cli import app
-from affidavit.trainer.__main__ import app as trainer
-from affidavit.worker.__main__ import app as worker
+from affidavit.gate import app
+from affidavit.trainer import app as trainer
+from affidavit.worker import app as worker
 from docs.generate.tables import table
 
 BECOMES = {"affidavit train": trainer, "affidavit worker": worker}

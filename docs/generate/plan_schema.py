@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
-from affidavit.plan.schemas import plan_schemas
+from affidavit.plan import plan_schemas
 from docs.generate.tables import Schema, table, words
 
 HEAD = """# The plan's schema

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dp_accounting import dp_event, pld, rdp
 
-from affidavit.certificate.certify import certify
-from affidavit.plan.parse import parse_plan
+from affidavit.certificate import certify
+from affidavit.plan import parse_plan
 
 PLAN = Path(__file__).with_name("small-delta.yaml")
 DELTAS = ("1.0e-5", "1.0e-9", "1.0e-13", "1.0e-14")

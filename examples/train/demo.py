@@ -20,8 +20,7 @@ from rich.table import Table
 from torch import nn
 from torch.nn import functional
 
-from affidavit.trainer.data.numbers import Labelled, digits
-from affidavit.trainer.models.mlp import mlp
+from affidavit.trainer import Labelled, digits, mlp
 
 HERE = Path(__file__).resolve().parent
 HOME = Path(os.environ.get("AFFIDAVIT_HOME") or HERE.parents[1] / ".affidavit")

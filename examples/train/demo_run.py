@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from tests.service import postgresql_server
 
 HERE = Path(__file__).resolve().parent

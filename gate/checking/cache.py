@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from affidavit import __version__
-from affidavit.accountants.registry import versions
-from affidavit.certificate.files import write_whole
+from affidavit.accountants import versions
+from affidavit.certificate import write_whole
 from affidavit.gate.checking.finding import Edit, Finding, Fix
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
-from affidavit.plan.canonical import digest_of
+from affidavit.plan import digest_of
 
 FORMAT = 1
 

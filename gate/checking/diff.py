@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import PlanError, pointer_to
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Assessment, certify
+from affidavit.plan import PlanError, plan_from, pointer_to
 
 ABSENT = object()
 """Stands for the value of a field that is not there."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from affidavit.gate.checking.project import SETTINGS, settings
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Reason
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml")
 PASSED_OVER = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 
 Level = Literal["error", "warning", "note"]
 

@@ -11,15 +11,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Assessment, certify
 from affidavit.gate.checking.edits import Tokens, edit
 from affidavit.gate.checking.finding import Fix
 from affidavit.gate.checking.source import Source
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import PlanError, pointer_to
+from affidavit.plan import Plan, PlanError, plan_from, pointer_to
 
 DIGITS = 7
 

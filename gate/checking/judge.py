@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
-from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.facts import Budget
-from affidavit.certificate.policy.judgement import judge as judge_by
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Assessment, certify
+from affidavit.certificate.policy import BUILT_IN, Budget, Policy
+from affidavit.certificate.policy import judge as judge_by
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.fixes import fixes_for
 from affidavit.gate.checking.source import Source
 from affidavit.gate.checking.verdict import Judged, unreadable
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.report import headline
-from affidavit.plan.claim import Claim, unanswerable
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan import Claim, MalformedPlan, Plan, Reason, pointer_to, unanswerable
 
 FINE = 1.5e-3
 """Relative precision, in ε, below which a number says enough to tell by which mistake it came:
@@ -123,8 +119,7 @@ def _wrong_claim(source: Source, plan: Plan, found: Assessment) -> Finding:
 def _explained(plan: Plan) -> tuple[str, str] | None:
     """The known mistakes that lead to the plan's noise or target, and where the first stands."""
     # Most plans are right, and need not wait for what explains mistakes to load.
-    from affidavit.certificate.diagnose.diagnosis import diagnose
-    from affidavit.certificate.diagnose.judgement import Judgement
+    from affidavit.certificate.diagnosis import Judgement, diagnose
 
     for claim in _claims(plan):
         if tuple(unanswerable(claim, plan)) or Judgement.of(claim, plan).precision > FINE:

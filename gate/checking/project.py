@@ -6,7 +6,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from affidavit.gate.checking import toml
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Reason
 
 SETTINGS = Path("pyproject.toml")
 

@@ -16,8 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from affidavit.plan.loading import MAX_JSON_BYTES, MAX_YAML_BYTES
-from affidavit.plan.reasons import pointer_to
+from affidavit.plan import MAX_JSON_BYTES, MAX_YAML_BYTES, pointer_to
 
 FIELDS = frozenset(
     {"adjacency", "dataset", "epochs", "phases", "releases", "sampling", "steps", "target"}

@@ -18,14 +18,13 @@ from typing import Any
 
 import httpx
 
-from affidavit.certificate.files import write_whole
+from affidavit.certificate import write_whole
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.source import Source
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
 from affidavit.gate.service_client import authorization
-from affidavit.plan.canonical import as_document, digest_of
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason, as_document, digest_of
 
 SECONDS = 60.0
 WORDS = ("block", "warn")

@@ -20,12 +20,20 @@ from affidavit.gate.checking.sections import (
     sections,
 )
 from affidavit.gate.reading import read_bytes
-from affidavit.mechanisms.attachments import attach
-from affidavit.plan.loading import load_json, load_yaml, locate_in_json
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax, located, plan_from, syntax_of
-from affidavit.plan.reasons import MalformedPlan, Reason
-from affidavit.plan.strictness import Document
+from affidavit.mechanisms import attach
+from affidavit.plan import (
+    Document,
+    MalformedPlan,
+    Plan,
+    Reason,
+    Syntax,
+    load_json,
+    load_yaml,
+    locate_in_json,
+    located,
+    plan_from,
+    syntax_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,8 +18,7 @@ import re
 import tomllib
 from typing import Any
 
-from affidavit.plan.reasons import MalformedPlan, Reason
-from affidavit.plan.strictness import Document, Path, Position
+from affidavit.plan import Document, MalformedPlan, Path, Position, Reason
 
 TABLE = ("tool", "affidavit")
 _HEADER = re.compile(r"\s*\[(\[)?\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")

@@ -8,7 +8,7 @@ from typing import Any
 
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.exits import Exit
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

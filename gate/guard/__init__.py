@@ -14,8 +14,6 @@ with ``GuardStop`` before anything is released that does not fit, and write the 
 ['Guard', 'GuardStop', 'opacus']
 """
 
-from affidavit.gate.guard.loop import Guard
-from affidavit.gate.guard.opacus_run import opacus
-from affidavit.gate.guard.stopping import GuardStop
+import lazy_loader
 
-__all__ = ["Guard", "GuardStop", "opacus"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

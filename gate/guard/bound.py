@@ -19,18 +19,20 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.certified_plan import NotClosed, certified_plan
-from affidavit.certificate.execution import Execution
-from affidavit.certificate.keys import KeyFailure, PublicKey
-from affidavit.certificate.trusting import Trust
-from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.certificate.verify import verify
+from affidavit.certificate import (
+    Demands,
+    Execution,
+    KeyFailure,
+    NotClosed,
+    PublicKey,
+    Trust,
+    VerificationError,
+    certified_plan,
+    verify,
+)
 from affidavit.gate.guard.stopping import GuardStop
 from affidavit.gate.reading import read_bytes, read_plan
-from affidavit.plan import schedule
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.model import Phase, Plan
-from affidavit.plan.reasons import MalformedPlan, PlanError
+from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
 
 KEPT = frozenset(
     {

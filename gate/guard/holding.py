@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from affidavit.certificate.execution import Required
+from affidavit.certificate import Required
 from affidavit.gate.guard.stopping import GuardStop
 
 

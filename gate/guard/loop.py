@@ -26,8 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from affidavit.certificate.execution import Required
-from affidavit.certificate.verification import Demands
+from affidavit.certificate import Demands, Required
 from affidavit.gate.guard.arrays import digest_of_arrays, noise_in, shape_of
 from affidavit.gate.guard.blocks import entries_of, require_tensors
 from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
@@ -35,8 +34,7 @@ from affidavit.gate.guard.holding import require_public, std_of
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.stopping import GuardStop, Stops
 from affidavit.gate.guard.watching import NoiseWatch
-from affidavit.plan.model import Plan
-from affidavit.plan.schedule import exactly
+from affidavit.plan import Plan, exactly
 
 Amount = float | Mapping[str, float]
 """One number for every release of the plan, or one by the release's name."""

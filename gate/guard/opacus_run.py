@@ -31,8 +31,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
-from affidavit.certificate.execution import Required
-from affidavit.certificate.verification import Demands
+from affidavit.certificate import Demands, Required
 from affidavit.gate.guard import opacus_fit as fit
 from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
 from affidavit.gate.guard.blocks import entries_of, require_tensors
@@ -45,7 +44,7 @@ from affidavit.gate.guard.randomness import Stream
 from affidavit.gate.guard.record import RunRecord
 from affidavit.gate.guard.stopping import GuardStop, Stops
 from affidavit.gate.guard.watching import NoiseWatch
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 Generator = Literal["chacha20", "opacus"]
 LOOKED_AT = 2

@@ -27,10 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import affidavit
-from affidavit.certificate.execution import Required
-from affidavit.certificate.files import synchronise
-from affidavit.certificate.run_record import START, VERSION, Entry, sealed
-from affidavit.certificate.statement import TIME_FORMAT
+from affidavit.certificate import START, TIME_FORMAT, VERSION, Entry, Required, sealed, synchronise
 from affidavit.gate.guard.bound import Bound
 from affidavit.gate.guard.stopping import GuardStop
 

@@ -5,10 +5,10 @@ on one machine, and perhaps others, as good, on the next. What was certified is 
 with *these* coefficients; a certificate names them by a digest that does not depend on
 any file format: sha256 over the arrays' names, shapes and little-endian doubles.
 
->>> from affidavit.mechanisms.strategies.identity import identity
+>>> from affidavit.mechanisms.strategies.identity_matrix import identity
 >>> {name: array.tolist() for name, array in coefficients_of(identity(2)).items()}
 {'noise': [1.0]}
->>> digest_of({"noise": np.eye(1)})[:15]
+>>> coefficients_digest({"noise": np.eye(1)})[:15]
 'sha256:c62b8015'
 
 References: ``affidavit.mechanisms.strategies.store``, which keeps them.
@@ -27,7 +27,7 @@ from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 
 Array = NDArray[np.float64]
 Arrays = Mapping[str, Array]
@@ -55,7 +55,7 @@ def coefficients_of(strategy: Strategy) -> Arrays:
             return {}
 
 
-def digest_of(arrays: Arrays) -> str:
+def coefficients_digest(arrays: Arrays) -> str:
     """``sha256:`` and the hexadecimal digest of names, shapes and numbers."""
     found = hashlib.sha256()
     for name in sorted(arrays):

@@ -32,9 +32,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
-from affidavit.plan.strategies import Matrix, Noise, ToeplitzInverse
+from affidavit.plan import MalformedPlan, Matrix, Noise, ToeplitzInverse, load_json
 
 Array = NDArray[np.float64]
 
@@ -55,14 +53,14 @@ class NotRemembered(LookupError):
     """No content with this digest was handed over."""
 
 
-def digest_of(content: bytes) -> str:
+def content_digest(content: bytes) -> str:
     """The sha256, in hexadecimal, by which a plan names ``content``."""
     return hashlib.sha256(content).hexdigest()
 
 
 def remember(content: bytes) -> str:
     """Keep the noise in ``content`` and return its sha256; raises ``NotAStrategyFile``."""
-    digest = digest_of(content)
+    digest = content_digest(content)
     if digest not in _contents:
         found = _parsed(content)
         found.flags.writeable = False

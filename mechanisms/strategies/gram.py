@@ -5,7 +5,7 @@ takes part at steps i, i + b, i + 2b, ..., so that with C ≥ 0 it adds at most
 m_i = Σ_j C[:, i + jb] in every direction. The run's privacy depends on the m_i through
 their products ⟨m_i, m_j⟩ alone.
 
->>> from affidavit.mechanisms.strategies.identity import identity
+>>> from affidavit.mechanisms.strategies.identity_matrix import identity
 >>> gram(identity(4), bins=2).round(6)
 array([[2., 0.],
        [0., 2.]])

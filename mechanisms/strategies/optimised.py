@@ -37,8 +37,8 @@ from affidavit.mechanisms.strategies.store import default_store
 from affidavit.mechanisms.strategies.strategy import LARGEST_VECTOR, Strategy, TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan.strategies import BufferedLinearToeplitz, SquareRoot
-from affidavit.plan.strategies import Dense as DenseNoise
+from affidavit.plan import BufferedLinearToeplitz, SquareRoot
+from affidavit.plan import Dense as DenseNoise
 
 if TYPE_CHECKING:
     from affidavit.mechanisms.strategies.registry import Setting

@@ -20,7 +20,7 @@ from affidavit.mechanisms.strategies import optimised
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.contents import noise_of
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.identity import identity
+from affidavit.mechanisms.strategies.identity_matrix import identity
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.square_root import (
     banded_inverse_root,
@@ -36,7 +36,7 @@ from affidavit.mechanisms.strategies.strategy import (
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan.strategies import Noise
+from affidavit.plan import Noise
 
 Array = NDArray[np.float64]
 

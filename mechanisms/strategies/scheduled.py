@@ -5,7 +5,7 @@ a record moves the run by C·diag(ζ)·x with ‖x_i‖ ≤ 1: X becomes D_ζ X 
 errors and its generation are those of C. Up to ``LARGEST_DENSE`` steps the columns are
 scaled; a bound for any number of steps is the largest ζ times sens(C).
 
->>> from affidavit.mechanisms.strategies.identity import identity
+>>> from affidavit.mechanisms.strategies.identity_matrix import identity
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> twice = Participation.fixed_epoch(participations=2, separation=1)
 >>> round(Scheduled.of(identity(2), (3.0, 4.0)).sensitivity(twice).value, 12)

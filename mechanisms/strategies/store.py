@@ -1,7 +1,8 @@
 """Constructed strategies, kept by content: what was certified can be had again, bit by bit.
 
 A search gives the same bits on one machine and perhaps others on the next. A certificate
-therefore names the *coefficients* that it judged (``coefficients.digest_of``), and the store
+therefore names the *coefficients* that it judged (``coefficients.coefficients_digest``),
+and the store
 keeps them. An entry is found by the digest of its request (canonical JSON of everything the
 search depends on) and holds named arrays as npz, with a JSON file beside it that gives the
 request, the sha256 of the npz and the digest of the coefficients. Reading is suspicious:
@@ -42,9 +43,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from affidavit.mechanisms.strategies.coefficients import Array, Arrays, digest_of
+from affidavit.mechanisms.strategies.coefficients import Array, Arrays, coefficients_digest
 from affidavit.mechanisms.strategies.contents import LARGEST_FILE
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 
 VERSION = 1
 """Part of every request: raised when a search changes what it returns."""
@@ -96,7 +97,7 @@ class Store:
             self._write(key, request, arrays)
         except OSError as error:
             note = f"the strategy could not be kept ({error.strerror}); {note}".rstrip("; ")
-        return Kept(arrays=arrays, digest=digest_of(arrays), source="computed", note=note)
+        return Kept(arrays=arrays, digest=coefficients_digest(arrays), source="computed", note=note)
 
     def _read(self, key: str, request: Mapping[str, Any]) -> Kept | None:
         described, archived = self._paths(key)
@@ -110,7 +111,7 @@ class Store:
         if description.get("sha256") != hashlib.sha256(content).hexdigest():
             raise Corrupt("its sha256 is another")
         arrays = _unpacked(content)
-        digest = digest_of(arrays)
+        digest = coefficients_digest(arrays)
         if description.get("digest") != digest:
             raise Corrupt("its coefficients have another digest")
         return Kept(arrays=arrays, digest=digest, source="kept")
@@ -120,7 +121,7 @@ class Store:
         description = {
             "request": json.loads(canonical_json(request)),
             "sha256": hashlib.sha256(content).hexdigest(),
-            "digest": digest_of(arrays),
+            "digest": coefficients_digest(arrays),
         }
         if len(content) > min(self.most_bytes, LARGEST_FILE):
             return

@@ -13,8 +13,8 @@ import json
 import sqlalchemy as sa
 from alembic import op
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.log.leaf import certificate_entry
+from affidavit.certificate import read_envelope
+from affidavit.certificate.log import certificate_entry
 from affidavit.migrations import append_only
 
 revision = "0003"

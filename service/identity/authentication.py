@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.anonymous import ANONYMOUS, came_directly

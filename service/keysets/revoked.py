@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from affidavit.certificate.keyset import read_keyset
+from affidavit.certificate import read_keyset
 from affidavit.service.keysets.store import KeysetStore
 
 FRESH_SECONDS = 1.0

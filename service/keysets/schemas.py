@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.certificate.keyset import PAYLOAD_TYPE
+from affidavit.certificate import PAYLOAD_TYPE
 
 KEYSET_SCHEMAS: dict[str, dict[str, Any]] = {
     "SignedKeyset": {

@@ -13,8 +13,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.keyset import KeysetError, SignedKeyset, read_keyset
-from affidavit.certificate.keyset_trust import accept
+from affidavit.certificate import KeysetError, SignedKeyset, accept, read_keyset
 from affidavit.service.database import reader, writer
 from affidavit.service.keysets.tables import keysets, revoked_keys
 from affidavit.service.log import entries

@@ -9,16 +9,26 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.accountants.protocol import AccountantError
-from affidavit.certificate.assessment import Assessment, interval
-from affidavit.certificate.costs import CertificateDiffers, Run, composed_epsilon, run_of
-from affidavit.certificate.envelope import read_envelope
-from affidavit.plan.event_document import event_document, event_from
-from affidavit.plan.events import Composed, Repeated
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.accountants import AccountantError
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import (
+    Assessment,
+    CertificateDiffers,
+    Run,
+    composed_epsilon,
+    interval,
+    read_envelope,
+    run_of,
+)
+from affidavit.plan import (
+    Composed,
+    Plan,
+    RefusedPlan,
+    Repeated,
+    event_document,
+    event_from,
+    plan_from,
+)
 
 Costed = dict[str, Any]
 """``steps``, ``cost``, ``event``, ``certain``, ``unit`` and ``adjacency``; or ``refused``."""

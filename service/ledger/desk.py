@@ -14,9 +14,9 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.certificate.assessment import Assessment
-from affidavit.plan.model import Plan
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import Assessment
+from affidavit.plan import Plan
 from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.calls import Call
 from affidavit.service.ledger import document, refusals

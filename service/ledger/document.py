@@ -13,9 +13,8 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
-from affidavit.accountants.filter.cost import DELTA_UNIT, UNIT, Cost
-from affidavit.accountants.filter.rule import MOST_FORECAST
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.accountants.privacy_filter import DELTA_UNIT, MOST_FORECAST, UNIT, Cost
 from affidavit.service.ledger.rows import KeptLedger, Reservation
 from affidavit.service.ledger.state import NONE
 

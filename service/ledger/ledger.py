@@ -25,7 +25,7 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.calls import Call
 from affidavit.service.database import reader, writer
 from affidavit.service.ledger import rows, steps

@@ -19,11 +19,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
-from affidavit.accountants.filter.cost import UNIT, Cost
-from affidavit.accountants.filter.divergences import divergences
-from affidavit.accountants.filter.rule import Filter
-from affidavit.certificate.log.leaf import Entry
-from affidavit.plan.event_document import event_from
+from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
+from affidavit.certificate.log import Entry
+from affidavit.plan import event_from
 from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
 from affidavit.service.ledger.state import State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations

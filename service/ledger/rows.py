@@ -20,8 +20,7 @@ from typing import Any
 
 from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, insert, select, tuple_
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.accountants.filter.rule import Filter
+from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
 from affidavit.service.calls import Call
 from affidavit.service.ledger.state import Rule, State

@@ -10,8 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from affidavit.accountants.filter.cost import DELTA_UNIT, Coordinate, Cost
-from affidavit.accountants.filter.rule import Budget, Filter, admits_alone
+from affidavit.accountants.privacy_filter import (
+    DELTA_UNIT,
+    Budget,
+    Coordinate,
+    Cost,
+    Filter,
+    admits_alone,
+)
 
 Rule = Literal["filter", "alone"]
 NONE = Coordinate()

@@ -14,8 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.accountants.filter.rule import Filter
+from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service.calls import Call
 from affidavit.service.ledger import refusals, rows
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope

@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from affidavit.accountants.bracket import decimal_down
-from affidavit.accountants.filter.rule import LARGEST_EPSILON
-from affidavit.plan.types import Integer, Part, Real
+from affidavit.accountants import decimal_down
+from affidavit.accountants.privacy_filter import LARGEST_EPSILON
+from affidavit.plan import Integer, Part, Real
 from affidavit.service.wanted import Comment, Digest, MalformedRequest, Wanted, read_wanted
 
 

@@ -17,9 +17,7 @@ from datetime import datetime
 from sqlalchemy import Connection, Engine, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.approval import Approval, Approvals
-from affidavit.certificate.keys import KeyFailure, SigningPort
-from affidavit.certificate.statement import TIME_FORMAT
+from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure, SigningPort
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor
 from affidavit.service.lifecycle.issuing import sign_approved

@@ -8,14 +8,18 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.approval import Approvals
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.issue import Certificate, approved, issue
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
-from affidavit.certificate.statement import TIME_FORMAT
-from affidavit.plan.model import Plan
+from affidavit.certificate import (
+    TIME_FORMAT,
+    Approvals,
+    Assessment,
+    Certificate,
+    SigningPort,
+    approved,
+    issue,
+    read_envelope,
+)
+from affidavit.certificate.policy import AS_PROVED, Judgement
+from affidavit.plan import Plan
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.store import StoredCertificate
 

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.canonical import as_document, canonical_json
+from affidavit.plan import as_document, canonical_json
 from affidavit.service.identity.actor import Actor
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.standing import DECIDED, Status

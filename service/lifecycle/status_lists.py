@@ -15,12 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, Row, bindparam, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.statement import TIME_FORMAT
-from affidavit.certificate.status import MOST_BYTES, Listed, StatusList, seal_status
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.loading import load_json
+from affidavit.certificate import (
+    MOST_BYTES,
+    TIME_FORMAT,
+    Listed,
+    SigningPort,
+    StatusList,
+    read_envelope,
+    seal_status,
+)
+from affidavit.plan import digest_of, load_json
 from affidavit.service.database import reader, writer
 from affidavit.service.keysets.tables import keysets
 from affidavit.service.lifecycle.standing import REVOKED, SUPERSEDED

@@ -12,8 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.plan.reasons import PlanError
-from affidavit.plan.types import Part
+from affidavit.plan import Part, PlanError
 from affidavit.service.wanted import Wanted, read_wanted
 
 REASONS = {

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, Table, func, select
 
-from affidavit.certificate.log.checkpoint import Checkpoint
+from affidavit.certificate.log import Checkpoint
 from affidavit.service.ledger.replay import check_ledgers
 from affidavit.service.log.compare import compare
 from affidavit.service.log.findings import Finding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 from affidavit.service.log.proofs import LogReader
 from affidavit.service.log.stored_tree import LogDamaged
 

@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sqlalchemy import Connection, select
 
-from affidavit.certificate.keys import KeyFailure, PublicKey
-from affidavit.certificate.log.checkpoint import Checkpoint, note_key, open_checkpoint
-from affidavit.certificate.log.note import BadNote
+from affidavit.certificate import KeyFailure, PublicKey
+from affidavit.certificate.log import BadNote, Checkpoint, note_key, open_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.exports import FileExport
 from affidavit.service.log.findings import Finding

@@ -16,9 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from affidavit.certificate.envelope import BadEnvelope, read_envelope
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.certificate import BadEnvelope, read_envelope
+from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.log.findings import Finding
 from affidavit.service.log.replay import Progress
 from affidavit.service.log.sources import SOURCES, Source

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, insert
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.log.leaf import Entry, certificate_entry
-from affidavit.plan.loading import load_json
+from affidavit.certificate import read_envelope
+from affidavit.certificate.log import Entry, certificate_entry
+from affidavit.plan import load_json
 from affidavit.service.log.tables import log_entries, log_pending
 
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024

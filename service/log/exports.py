@@ -24,9 +24,8 @@ from typing import Protocol
 
 import httpx
 
-from affidavit.certificate.files import write_whole
-from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
-from affidavit.certificate.log.note import BadNote, written
+from affidavit.certificate import write_whole
+from affidavit.certificate.log import BadNote, Checkpoint, read_checkpoint, written
 from affidavit.service.log.proofs import LogReader, NothingLogged
 from affidavit.service.log.stored_tree import Kept, LogDamaged
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Engine, bindparam, select
 
-from affidavit.certificate.log.inclusion import Consistency, Inclusion
-from affidavit.certificate.log.tree import (
+from affidavit.certificate.log import (
+    Consistency,
+    Inclusion,
     Place,
     ProofError,
     Range,

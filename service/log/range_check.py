@@ -17,7 +17,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection, select
 
-from affidavit.certificate.log.tree import Place, Range, assemble, leaf_hash, node_hash, places
+from affidavit.certificate.log import Place, Range, assemble, leaf_hash, node_hash, places
 from affidavit.service.log.stored_tree import Kept, hashes, last_checkpoint
 from affidavit.service.log.tables import log_entries, log_leaves
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from affidavit.certificate.log.checkpoint import Checkpoint
-from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
+from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
 from affidavit.service.log.findings import Finding
 from affidavit.service.log.stored_tree import LogDamaged, opened
 from affidavit.service.log.tables import (

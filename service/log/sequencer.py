@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate.keys import KeyFailure, SigningPort
-from affidavit.certificate.log.checkpoint import Checkpoint
-from affidavit.certificate.log.note import BadNote
-from affidavit.plan.reasons import Reason
+from affidavit.certificate import KeyFailure, SigningPort
+from affidavit.certificate.log import BadNote, Checkpoint
+from affidavit.plan import Reason
 from affidavit.service.database import reader, writer
 from affidavit.service.log.sequencing import has_work, sequence
 from affidavit.service.log.stored_tree import (

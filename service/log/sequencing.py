@@ -23,9 +23,14 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint, sign_checkpoint
-from affidavit.certificate.log.tree import Frontier, leaf_hash
+from affidavit.certificate import SigningPort
+from affidavit.certificate.log import (
+    Checkpoint,
+    Frontier,
+    leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
+)
 from affidavit.service.log.stored_tree import (
     Kept,
     LogDamaged,

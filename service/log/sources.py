@@ -18,9 +18,9 @@ from typing import Any
 
 from sqlalchemy import Select, Table, select
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.log.leaf import Entry
-from affidavit.plan.canonical import canonical_json
+from affidavit.certificate import read_envelope
+from affidavit.certificate.log import Entry
+from affidavit.plan import canonical_json
 from affidavit.service.identity.tables import token_revocations, tokens
 from affidavit.service.keysets.tables import keysets
 from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body

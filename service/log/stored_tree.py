@@ -13,17 +13,18 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_
 
-from affidavit.certificate.keys import KeyFailure, PublicKey
-from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint
-from affidavit.certificate.log.note import BadNote
-from affidavit.certificate.log.tree import (
+from affidavit.certificate import KeyFailure, PublicKey
+from affidavit.certificate.log import (
     EMPTY_ROOT,
+    BadNote,
+    Checkpoint,
     Frontier,
     Place,
     ProofError,
     assemble,
     consistency_path,
     frontier_places,
+    open_checkpoint,
     places,
     verify_consistency,
 )

@@ -16,11 +16,18 @@ from datetime import UTC, datetime
 
 from sqlalchemy import Connection, Engine, insert, select
 
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
-from affidavit.certificate.log.note import NoteKey, UnknownSigner, open_note
-from affidavit.certificate.log.tree import ProofError, verify_consistency
-from affidavit.certificate.log.witness import Addition, cosign
+from affidavit.certificate import SigningPort
+from affidavit.certificate.log import (
+    Addition,
+    Checkpoint,
+    NoteKey,
+    ProofError,
+    UnknownSigner,
+    cosign,
+    open_note,
+    read_checkpoint,
+    verify_consistency,
+)
 from affidavit.service.database import hold, writer
 from affidavit.service.log.tables import log_witnessed
 

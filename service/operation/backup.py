@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from affidavit.certificate.files import synchronise
+from affidavit.certificate import synchronise
 from affidavit.service.settings import SettingsError
 
 PAGES = 4096

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import QueuePool, func, select
 
-from affidavit.certificate.keys import KeyFailure, read_instant
-from affidavit.certificate.keyset import read_keyset
+from affidavit.certificate import KeyFailure, read_instant, read_keyset
 from affidavit.service.log.tables import log_checkpoints, log_pending
 from affidavit.service.operation.meters import Meters
 from affidavit.service.services import Services

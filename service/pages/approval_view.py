@@ -14,9 +14,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, select, tuple_
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.plan.changes import ABSENT, changes
-from affidavit.plan.parse import plan_from
+from affidavit.accountants import decimal_up
+from affidavit.plan import ABSENT, changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import (

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.log.tree import MOST_LEAVES
+from affidavit.certificate import PublicKey
+from affidavit.certificate.log import MOST_LEAVES
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.audit import one_state
 from affidavit.service.log.proofs import NothingLogged

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.charts import Chart, draw
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import MalformedPlan, Reason
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.bundles import with_place

@@ -16,8 +16,7 @@ from itertools import groupby
 
 from fpdf import FPDF, XPos, YPos
 
-from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule
-from affidavit.certificate.charts.scales import Scale, is_shown
+from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule, Scale, is_shown
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
 from affidavit.service.pages.verification_view import VERIFY

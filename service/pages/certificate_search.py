@@ -33,8 +33,8 @@ from sqlalchemy import (
     tuple_,
 )
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.plan.optimizer import OptimizerName
+from affidavit.accountants import decimal_up
+from affidavit.plan import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.keysets.tables import revoked_keys
 from affidavit.service.lifecycle.standing import (

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
-from affidavit.certificate.log.inclusion import Inclusion
-from affidavit.certificate.policy.facts import refused_by_policy
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate.log import Inclusion
+from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.history import history
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status

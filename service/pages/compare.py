@@ -13,13 +13,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.plans_compared import Alone, PlansCompared
-from affidavit.plan.canonical import as_document
-from affidavit.plan.changes import ABSENT
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Alone, Assessment, PlansCompared
+from affidavit.plan import ABSENT, Plan, Reason, as_document
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import page_actor

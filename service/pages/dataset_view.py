@@ -15,10 +15,10 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
-from affidavit.accountants.filter.cost import UNIT
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
-from affidavit.certificate.policy.document import Policy
+from affidavit.certificate.policy import Policy
 from affidavit.service.ledger import document, rows
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.tables import reservations

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.types import Name
+from affidavit.plan import Name
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.names import DatasetName
 from affidavit.service.ledger.rows import KeptLedger

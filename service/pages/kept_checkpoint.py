@@ -13,10 +13,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
-from affidavit.certificate.log.note import BadNote
-from affidavit.certificate.log.tree import ProofError, verify_consistency
+from affidavit.certificate import PublicKey
+from affidavit.certificate.log import (
+    BadNote,
+    Checkpoint,
+    ProofError,
+    open_checkpoint,
+    read_checkpoint,
+    verify_consistency,
+)
 from affidavit.service.log.proofs import LogReader, NothingLogged
 
 LONGEST = 10_000

@@ -8,8 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.keyset import Keyset, read_keyset
+from affidavit.certificate import Keyset, PublicKey, read_keyset
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import answer, page

@@ -13,8 +13,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.plan.canonical import as_document
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan, as_document
 from affidavit.service import store
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN, YAML

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, select
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.standing import Status, status_at
 from affidavit.service.pages.approval_view import awaiting

@@ -24,10 +24,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
-from affidavit.plan.model import Adjacency, Plan, PrivacyUnit, Scheme
-from affidavit.plan.optimizer import OptimizerName
-from affidavit.plan.parse import parse_plan
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan import (
+    Adjacency,
+    MalformedPlan,
+    OptimizerName,
+    Plan,
+    PrivacyUnit,
+    Reason,
+    Scheme,
+    parse_plan,
+)
 
 MOST_RELEASES = 12
 LONGEST = 10_000

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from affidavit.accountants.bracket import decimal_down, decimal_up
-from affidavit.certificate.assessment import Assessment
-from affidavit.plan.canonical import digest
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate import Assessment
+from affidavit.plan import Reason, digest
 from affidavit.service.pages.plan_form import RELEASE, SECTIONS, Checked, Field, PlanForm
 from affidavit.service.pages.templating import words
 from affidavit.service.use_cases.draft_plan import Draft

@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.policy.document import BUILT_IN, MalformedPolicy, Policy
-from affidavit.certificate.policy.reading import parse_policy
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import decimal_up
+from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.plan import Reason
 from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.policies.answers import waiver_answer
 from affidavit.service.policies.rulebook import Rulebook

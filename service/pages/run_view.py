@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from affidavit.accountants.bracket import decimal_up
+from affidavit.accountants import decimal_up
 from affidavit.service.ledger import document
 from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.ledger.rows import Reservation

@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.accountants.filter.cost import UNIT
-from affidavit.plan.reasons import Reason
+from affidavit.accountants import decimal_up
+from affidavit.accountants.privacy_filter import UNIT
+from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.openapi import ID_PATTERN

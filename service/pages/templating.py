@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from affidavit.accountants.bracket import decimal_down
+from affidavit.accountants import decimal_down
 from affidavit.service.pages.navigation import is_current
 from affidavit.service.pages.static_files import static
 from affidavit.service.pages.text import short, visible

@@ -12,10 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.keyset import read_keyset
-from affidavit.certificate.verification import STEPS, VerificationError
-from affidavit.certificate.verify import verify
+from affidavit.certificate import STEPS, PublicKey, VerificationError, read_keyset, verify
 from affidavit.service.services import Services
 
 State = Literal["passed", "failed", "unchecked", "not_reached"]

@@ -11,8 +11,8 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.policy.rules import WAIVABLE
-from affidavit.plan.reasons import Reason
+from affidavit.certificate.policy import WAIVABLE
+from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other

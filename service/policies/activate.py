@@ -12,8 +12,8 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate import SigningPort
+from affidavit.certificate.policy import BUILT_IN, Policy
 from affidavit.service.log.entries import append
 from affidavit.service.policies.rulebook import Overlap
 from affidavit.service.policies.store import KeptPolicy, PolicyStore, change, keep_policy

@@ -6,8 +6,7 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.waiver import Waiver
+from affidavit.certificate.policy import BUILT_IN, Policy, Waiver
 from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.policies.simulate import Simulated
 from affidavit.service.policies.store import KeptPolicy, KeptWaiver

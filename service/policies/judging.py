@@ -16,12 +16,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.issue import certificate_id
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.facts import Budget
-from affidavit.certificate.policy.waiver import Waiver
-from affidavit.plan.model import Plan
+from affidavit.certificate import Assessment, certificate_id
+from affidavit.certificate.policy import Budget, Policy, Waiver
+from affidavit.plan import Plan
 from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.policies.store import PolicyStore, rely
 

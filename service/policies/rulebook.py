@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
-from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.waiver import Waiver, in_force
-from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
+from affidavit.certificate.policy import BUILT_IN, Policy, Waiver, in_force
+from affidavit.plan import Plan, digest
 
 Head = tuple[int, int, int]
 """The last ids of policies, waivers and revocations; equal heads are equal rulebooks."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.waiver import DIGEST_PATTERN
+from affidavit.certificate.policy import DIGEST_PATTERN, Policy
 from affidavit.service.policies.wanted import WantedWaiver
 
 _REF = "#/components/schemas/"

@@ -10,10 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.facts import Facts
-from affidavit.certificate.policy.rules import violations
-from affidavit.plan.reasons import Reason
+from affidavit.certificate.policy import Facts, Policy, violations
+from affidavit.plan import Reason
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.store import CertificateStore, Filters, StoredCertificate

@@ -20,11 +20,16 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort
-from affidavit.certificate.policy.document import MalformedPolicy, Policy
-from affidavit.certificate.policy.reading import policy_from
-from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
-from affidavit.certificate.policy.waiver import Waiver
+from affidavit.certificate import KeyFailure, PublicKey, SigningPort
+from affidavit.certificate.policy import (
+    MalformedPolicy,
+    NotAsSigned,
+    Policy,
+    Waiver,
+    opened,
+    policy_from,
+    sealed,
+)
 from affidavit.service.database import hold, reader, writer
 from affidavit.service.policies.rulebook import Head, Rulebook
 from affidavit.service.policies.tables import (

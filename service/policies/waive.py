@@ -13,9 +13,8 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, insert
 
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.waiver import Waiver, written
+from affidavit.certificate import SigningPort
+from affidavit.certificate.policy import Policy, Waiver, written
 from affidavit.service.lifecycle.revoke import withdraw
 from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.log.entries import append

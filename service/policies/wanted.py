@@ -13,9 +13,8 @@ from typing import Self
 from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.policy.waiver import Digest, Instant, Person, Rule, Why, instant
-from affidavit.plan.reasons import PlanError
-from affidavit.plan.types import Name, Part
+from affidavit.certificate.policy import Digest, Instant, Person, Rule, Why, instant
+from affidavit.plan import Name, Part, PlanError
 from affidavit.service.wanted import read_wanted
 
 

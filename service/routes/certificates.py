@@ -10,8 +10,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from affidavit.plan.reasons import Reason
-from affidavit.plan.types import Name
+from affidavit.plan import Name, Reason
 from affidavit.service.identity.access import Reader
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.openapi import ID_PATTERN, answers, problems

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
-from affidavit.plan.parse import Syntax
+from affidavit.plan import Syntax
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import answers, body, problems

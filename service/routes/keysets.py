@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Path
 from fastapi.responses import JSONResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.keyset import KeysetError
-from affidavit.plan.reasons import Reason
+from affidavit.certificate import KeysetError
+from affidavit.plan import Reason
 from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from affidavit.certificate.log.note import written
-from affidavit.certificate.log.tree import MOST_LEAVES
+from affidavit.certificate.log import MOST_LEAVES, written
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import answers, problems

@@ -7,9 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.log.note import BadNote
-from affidavit.certificate.log.tree import ProofError
-from affidavit.certificate.log.witness import read_addition
+from affidavit.certificate.log import BadNote, ProofError, read_addition
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.log.exports import SIZE_TYPE

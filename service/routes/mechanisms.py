@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
-from affidavit.mechanisms.registry import catalogue
+from affidavit.mechanisms import catalogue
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 from affidavit.service.problems import Problem

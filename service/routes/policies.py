@@ -9,10 +9,8 @@ from fastapi import APIRouter, Depends, Path
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.policy.document import BUILT_IN, MalformedPolicy, Policy
-from affidavit.certificate.policy.reading import parse_policy
-from affidavit.plan.parse import Syntax
-from affidavit.plan.reasons import Reason
+from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.plan import Reason, Syntax
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope

@@ -10,7 +10,7 @@ from fastapi import Path as PathParameter
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from affidavit.plan.types import Name
+from affidavit.plan import Name
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope

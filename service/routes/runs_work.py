@@ -26,7 +26,7 @@ from affidavit.service.runs.wanted import (
     read_start,
 )
 from affidavit.service.services import TheServices
-from affidavit.worker.queue import Wanting
+from affidavit.worker import Wanting
 
 router = APIRouter()
 

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.parse import Syntax
+from affidavit.plan import Syntax
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope

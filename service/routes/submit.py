@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
-from affidavit.plan.parse import Syntax
+from affidavit.plan import Syntax
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope

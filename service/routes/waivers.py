@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.policy.waiver import DIGEST_PATTERN
+from affidavit.certificate.policy import DIGEST_PATTERN
 from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope

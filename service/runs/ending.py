@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
-from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.calls import Call
 from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.runs import handover, rows

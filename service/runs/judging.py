@@ -28,10 +28,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from affidavit.certificate.certified_plan import NotClosed, certified_plan
-from affidavit.certificate.conformance import Conformance, Finding, conformance
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.execution import Execution
+from affidavit.certificate import (
+    Conformance,
+    Execution,
+    Finding,
+    NotClosed,
+    certified_plan,
+    conformance,
+    read_envelope,
+)
 from affidavit.service.runs.attempts import Attempt
 
 MOST_NAMED = 8

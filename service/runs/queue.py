@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Row, bindparam, or_, select
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.accountants.filter.cost import Cost
+from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.calls import Call
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
@@ -35,7 +35,7 @@ from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 from affidavit.service.tables import UtcDateTime
-from affidavit.worker.queue import Renewal, Wanting
+from affidavit.worker import Renewal, Wanting
 
 MOST_REAPED = 16
 """Leases that one claim takes back at most."""

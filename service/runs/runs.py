@@ -10,8 +10,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import provenance
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore, provenance
 from affidavit.service.calls import Call
 from affidavit.service.ledger.desk import Desk
 from affidavit.service.ledger.ledger import Ledger

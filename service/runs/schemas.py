@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.plan.types import Part
+from affidavit.plan import Part
 from affidavit.service.runs import wanted
 
 _TEXT = {"type": "string"}

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from affidavit.plan.loading import MAX_JSON_BYTES
-from affidavit.plan.types import Integer, Name, Part
+from affidavit.plan import MAX_JSON_BYTES, Integer, Name, Part
 from affidavit.service.wanted import UUID, Comment, Digest, MalformedRequest, Wanted, read_wanted
-from affidavit.worker.queue import TEXTS
+from affidavit.worker import TEXTS
 
 REFERENCE = f"^{TEXTS['data'].pattern}$"
 OUTPUT = f"^{TEXTS['output'].pattern}$"

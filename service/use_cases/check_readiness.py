@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from affidavit.certificate.keys import KeyFailure, PublicKey
-from affidavit.plan.reasons import Reason
+from affidavit.certificate import KeyFailure, PublicKey
+from affidavit.plan import Reason
 from affidavit.service.migrate import revision_of
 from affidavit.service.operation.log_age import BEHIND_SECONDS, LogWatch
 from affidavit.service.signer import Signers

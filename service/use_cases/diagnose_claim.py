@@ -11,12 +11,21 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.diagnose.diagnosis import diagnose
-from affidavit.plan.claim import Claim, unanswerable
-from affidavit.plan.loading import load_json, load_yaml, locate_in_json
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax, located, plan_from
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.certificate.diagnosis import diagnose
+from affidavit.plan import (
+    Claim,
+    MalformedPlan,
+    Plan,
+    Reason,
+    Syntax,
+    load_json,
+    load_yaml,
+    locate_in_json,
+    located,
+    plan_from,
+    pointer_to,
+    unanswerable,
+)
 from affidavit.service.pool import AccountingPool
 from affidavit.service.use_cases.submit_plan import TooBusy
 

@@ -16,17 +16,20 @@ from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.certificate import (
+    Assessment,
+    PlansCompared,
+    Trial,
+    certify,
+    compared,
+    curves,
+    profile,
+    trade_off,
+    trials,
+)
 from affidavit.certificate.charts import draw
-from affidavit.certificate.curve_charts import profile, trade_off
-from affidavit.certificate.curves import curves
-from affidavit.certificate.plans_compared import PlansCompared, Trial, compared, trials
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.judgement import Judgement, judge
-from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.certificate.policy import Judgement, Policy, judge
+from affidavit.plan import Plan, Reason, digest
 from affidavit.service.policies.judging import budget_of, question
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout

@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from affidavit.accountants.protocol import AccountantError
-from affidavit.certificate.assessment import Assessment
+from affidavit.accountants import AccountantError
+from affidavit.certificate import Assessment, curves, profile, spending, spending_chart, trade_off
 from affidavit.certificate.charts import Chart
-from affidavit.certificate.curve_charts import profile, trade_off
-from affidavit.certificate.curves import curves
-from affidavit.certificate.spending import spending, spending_chart
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason
+from affidavit.plan import Plan, Reason
 from affidavit.service.pool import AccountingPool
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import StoredCertificate

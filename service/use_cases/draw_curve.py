@@ -11,13 +11,8 @@ import json
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.curve_charts import picture
-from affidavit.certificate.curves import curves
-from affidavit.certificate.envelope import read_envelope
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import Reason
+from affidavit.certificate import Assessment, curves, picture, read_envelope
+from affidavit.plan import Plan, Reason, plan_from
 from affidavit.service.pool import AccountingPool
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import StoredCertificate

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax, parse_plan
+from affidavit.plan import Plan, Syntax, parse_plan
 from affidavit.service.policies.judging import Question, question_by
 from affidavit.service.policies.rulebook import Head, Rulebook
 

@@ -22,12 +22,9 @@ from typing import Any
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.keys import SigningPort
-from affidavit.certificate.policy.judgement import judge
-from affidavit.certificate.policy.waiver import Waiver
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import Syntax
+from affidavit.certificate import Assessment, SigningPort
+from affidavit.certificate.policy import Waiver, judge
+from affidavit.plan import Plan, Syntax
 from affidavit.service.batches import Batches, in_a_thread
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED, Status

@@ -17,14 +17,8 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    SubsampledPair,
-)
+from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan.events import SubsampledPair
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from affidavit.accountants.analytic_gaussian import AnalyticCurve, AnalyticGaussianAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan.events import Composed, Event, Gaussian, Laplace, Repeated
+from affidavit.plan import Composed, Event, Gaussian, Laplace, Repeated
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:

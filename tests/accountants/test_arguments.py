@@ -16,13 +16,7 @@ from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Accountant, PrivacyCurve
 from affidavit.accountants.prv import PrvAccountant
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan.events import (
-    BallsInBinsGaussian,
-    Event,
-    Gaussian,
-    Gram,
-    RandomAllocationGaussian,
-)
+from affidavit.plan import BallsInBinsGaussian, Event, Gaussian, Gram, RandomAllocationGaussian
 
 PLAIN = Gaussian(noise_multiplier=2.0)
 ALLOCATED = RandomAllocationGaussian(bins=3, noise_multiplier=2.0)

@@ -19,7 +19,7 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.protocol import NoSolution, OutOfReach
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
 
 
 def gaussian_epsilon(scale: float) -> float:

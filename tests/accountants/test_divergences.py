@@ -9,7 +9,7 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan.events import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 
 
 def poisson(q: float, sigma: float, steps: int) -> Event:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan.events import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Gaussian, PoissonSubsampledGaussian, Repeated
 
 
 def true_delta(mu: float, epsilon: float) -> mpmath.mpf:

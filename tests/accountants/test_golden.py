@@ -6,7 +6,7 @@ import pytest
 
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 E2E = 1024 / 42043
 DART = 1024 / 60591

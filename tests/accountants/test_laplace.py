@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Unsupported
 from affidavit.accountants.registry import NAMES, accountant
-from affidavit.plan.events import Composed, Gaussian, Laplace, Repeated
+from affidavit.plan import Composed, Gaussian, Laplace, Repeated
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

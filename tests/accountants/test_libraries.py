@@ -15,7 +15,7 @@ from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.prv import PrvAccountant
 from affidavit.accountants.rdp import SMALLEST_NOISE, RdpAccountant
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Event,
     Gaussian,

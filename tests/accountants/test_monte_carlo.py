@@ -25,7 +25,7 @@ from affidavit.accountants.monte_carlo.draws import draw
 from affidavit.accountants.monte_carlo.pair import Pair, pair_of
 from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, tilts
 from affidavit.accountants.protocol import NoSolution, OutOfReach, Unsupported
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
     Event,

@@ -13,7 +13,7 @@ from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.posterior import belief, guess, odds_exponent
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 
 @settings(max_examples=80)

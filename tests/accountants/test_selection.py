@@ -14,7 +14,7 @@ from scipy.stats import norm
 from affidavit.accountants.composition import kinds, leaves, parts
 from affidavit.accountants.protocol import Unsupported
 from affidavit.accountants.registry import NAMES, accountant
-from affidavit.plan.events import Composed, Event, Gaussian, RepeatAndSelect, Repeated
+from affidavit.plan import Composed, Event, Gaussian, RepeatAndSelect, Repeated
 
 Weight = Callable[[float], float]
 

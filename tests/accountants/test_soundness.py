@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.plan.events import PoissonSubsampledGaussian
+from affidavit.plan import PoissonSubsampledGaussian
 from tests.accountants import soundness
 from tests.accountants.soundness import Case, broken, draw, is_narrow, ours
 

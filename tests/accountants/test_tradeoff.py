@@ -18,7 +18,7 @@ from affidavit.accountants.profile import SMALLEST_DELTA, TOLERANCE, sample
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant
 from affidavit.accountants.tradeoff import TradeOff, gaps
-from affidavit.plan.events import Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
 
 ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)), 0.999999]
 

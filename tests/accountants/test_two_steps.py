@@ -13,7 +13,7 @@ import mpmath
 import pytest
 
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import Composed, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 from tests.seeds import seeded
 
 Side = Literal["remove", "add", "replace"]

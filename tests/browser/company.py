@@ -17,10 +17,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.plan.loading import load_json
+from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
+from affidavit.plan import load_json
 from affidavit.service.migrate import upgrade
 from affidavit.worker.provenance import provenance
 from affidavit.worker.queue import Job

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope

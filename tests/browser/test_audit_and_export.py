@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.log.checkpoint import open_checkpoint
-from affidavit.certificate.log.tree import verify_inclusion
+from affidavit.certificate import PublicKey
+from affidavit.certificate.log import open_checkpoint, verify_inclusion
 
 HOSTILE = "=cmd|' /C calc'!A0 <script>alert(1)</script> \u202etxt.exe"
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]
 

@@ -11,9 +11,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from affidavit.certificate.advise import Advice, advise
+from affidavit.certificate.advice import Advice, advise
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.comparison import Comparison, compare
 from affidavit.certificate.measured import (
     INDEPENDENT,
@@ -23,8 +23,7 @@ from affidavit.certificate.measured import (
     strategy_of,
     variant,
 )
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.plan import Plan, RefusedPlan
 
 MakePlan = Callable[..., Plan]
 

@@ -6,10 +6,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from affidavit.accountants.bracket import Bracket
+from affidavit.accountants import Bracket
 from affidavit.certificate.assessment import interval, malformed_result
-from affidavit.certificate.certify import certify
-from affidavit.plan.reasons import Reason
+from affidavit.certificate.certification import certify
+from affidavit.plan import Reason
 
 REASON = Reason(code="wrong", pointer="/steps", message="It is wrong.", remedy="Mend it.")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certified_plan import NotClosed, certified_plan
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
+from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.plan.model import Plan
+from affidavit.certificate.plan_of_certificate import NotClosed, certified_plan
+from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]
 PHASE: dict[str, Any] = {"sampling": {"scheme": "full_batch"}, "steps": 10}

@@ -6,14 +6,11 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants import registry
-from affidavit.accountants.bracket import Bracket
+from affidavit.accountants import Bracket, registry
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.certificate import certify as certify_module
-from affidavit.certificate.certify import certify
-from affidavit.plan.canonical import as_document
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import certification as certify_module
+from affidavit.certificate.certification import certify
+from affidavit.plan import Plan, as_document, plan_from
 
 POISSON: dict[str, Any] = {
     "adjacency": "add_remove",

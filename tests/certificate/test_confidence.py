@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from affidavit.accountants import accountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
-from affidavit.accountants.registry import accountant
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.statement import statement
 from affidavit.gate.report import headline, print_assessment
-from affidavit.plan.events import BallsInBinsGaussian, Gaussian, Gram, RandomAllocationGaussian
-from affidavit.plan.model import Plan
+from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian
 
 BINNED: dict[str, Any] = {
     "dataset": {"name": "toy", "size": 80},

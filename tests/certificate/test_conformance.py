@@ -14,17 +14,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.certified_plan import certified_plan
-from affidavit.certificate.certify import certify
-from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.certification import certify
+from affidavit.certificate.conformance_check import Conformance, conformance
 from affidavit.certificate.execution import Execution
-from affidavit.certificate.issue import issue
+from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.plan_of_certificate import certified_plan
 from affidavit.certificate.run_record import START, sealed
-from affidavit.gate.cli import app
-from affidavit.plan.canonical import digest_of
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.gate import app
+from affidavit.plan import Plan, digest_of, plan_from
 
 Entry = dict[str, Any]
 STEPS = 6

@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.mechanisms import correlation
-from affidavit.mechanisms.strategies import optimised
-from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
-from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.registry import Setting, build
+from affidavit.mechanisms.strategies import (
+    Participation,
+    Setting,
+    build,
+    coefficients_digest,
+    coefficients_of,
+    optimised,
+)
 from affidavit.mechanisms.strategies.store import Store, default_store
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 Make = Callable[..., Plan]
 STREAM: dict[str, Any] = {
@@ -51,7 +55,7 @@ def test_the_result_names_the_numbers_that_were_judged(
     found = certify(plan).as_result()["strategy"]
     epochs = Participation.fixed_epoch(participations=3, separation=10)
     strategy = build(plan.phases[0].noise, Setting(steps=30, participation=epochs))
-    assert found["digest"] == digest_of(coefficients_of(strategy))
+    assert found["digest"] == coefficients_digest(coefficients_of(strategy))
     assert found["sensitivity"] == strategy.sensitivity(epochs).value
     assert ("gap" in found) == (noise["kind"] == "dense")
     assert found.get("gap", 0) < 1e-3

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants.filter.divergences import divergences
-from affidavit.certificate.certify import certify
+from affidavit.accountants.privacy_filter import divergences
+from affidavit.certificate.certification import certify
 from affidavit.certificate.costs import CertificateDiffers, run_of
 from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.issue import issue
+from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.plan.events import Composed
-from affidavit.plan.model import Plan
+from affidavit.plan import Composed, Plan
 
 POISSON = {"scheme": "poisson", "lot_size": 20}
 SHUFFLED = {"scheme": "shuffled", "lot_size": 100}

@@ -10,8 +10,8 @@ import pytest
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.charts import Band, Chart, Dots, Line
 from affidavit.certificate.curve_charts import KINDS, picture
-from affidavit.certificate.curves import Curves, curves
-from affidavit.plan.model import Plan
+from affidavit.certificate.privacy_curves import Curves, curves
+from affidavit.plan import Plan
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from affidavit.certificate.envelope import (
     read_envelope,
     seal,
 )
-from affidavit.certificate.issue import Certificate
+from affidavit.certificate.issuance import Certificate
 from affidavit.certificate.keys import SigningKey
 
 

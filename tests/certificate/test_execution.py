@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from affidavit.certificate.execution import Execution
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 
 def test_the_noise_of_a_sum_is_the_least_number_that_is_not_below_it(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.figures import figures_of
-from affidavit.plan.parse import plan_from
+from affidavit.plan import plan_from
 
 MOST = 2**53 - 1
 PLAN: dict[str, Any] = {

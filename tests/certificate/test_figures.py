@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.certification import certify
+from affidavit.plan import plan_from
 
 MUON: dict[str, Any] = {
     "version": 1,

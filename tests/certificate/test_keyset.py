@@ -14,7 +14,7 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import SSlibKey
 
-from affidavit.certificate.cosigned import Cosigned
+from affidavit.certificate.cosignatures import Cosigned
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.keyset import (
     KeysetError,
@@ -25,7 +25,7 @@ from affidavit.certificate.keyset import (
     read_keyset,
 )
 from affidavit.certificate.keyset_trust import accept, read_anchor
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 ROOTS = [SigningKey.generate(f"root {name}") for name in "abcde"]

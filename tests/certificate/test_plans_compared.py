@@ -12,12 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.certificate.assessment import Confidence
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.plans_compared import MOST_ALONE, compare_plans, compared, trials
-from affidavit.plan.canonical import digest
-from affidavit.plan.changes import ABSENT, Change, changed, changes
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import ABSENT, Change, Plan, changed, changes, digest, plan_from
 from tests.conftest import DOCUMENT
 
 PlanOf = Callable[..., Plan]

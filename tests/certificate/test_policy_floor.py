@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
+from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey, read_public_keys
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.facts import Facts
@@ -19,9 +19,8 @@ from affidavit.certificate.policy.floor import policy_floor
 from affidavit.certificate.policy.judgement import judge
 from affidavit.certificate.policy.reading import policy_from
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.certificate.verify import verify
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.verifier import verify
+from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, tzinfo=UTC)

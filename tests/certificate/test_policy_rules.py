@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.accountants.bracket import Bracket
+from affidavit.accountants import Bracket
 from affidavit.certificate.assessment import Assessment, Opinion
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.facts import CODE_PREFIX, Facts
 from affidavit.certificate.policy.judgement import judge
 from affidavit.certificate.policy.reading import policy_from
 from affidavit.certificate.policy.rules import RULES, WAIVABLE, at_least, violations
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 MakePlan = Callable[..., Plan]
 

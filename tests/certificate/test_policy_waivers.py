@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import certificate_id, issue
+from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import certificate_id, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import Policy
 from affidavit.certificate.policy.judgement import judge
@@ -18,8 +18,7 @@ from affidavit.certificate.policy.reading import policy_from
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
 from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
 from affidavit.certificate.policy.waiver import Waiver, in_force, written
-from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan, digest
 
 MakePlan = Callable[..., Plan]
 NOW = datetime(2027, 1, 10, 12, tzinfo=UTC)
@@ -235,8 +234,9 @@ def test_what_was_signed_is_read_back_and_nothing_else(key: SigningKey) -> None:
 
 
 def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None:
-    from affidavit.certificate.issue import BUNDLE_TYPE
-    from affidavit.certificate.verify import VerificationError, verify
+    from affidavit.certificate.issuance import BUNDLE_TYPE
+    from affidavit.certificate.verification import VerificationError
+    from affidavit.certificate.verifier import verify
 
     envelope = sealed("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'

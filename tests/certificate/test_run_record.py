@@ -7,7 +7,7 @@ import json
 import pytest
 
 from affidavit.certificate.run_record import FIELDS, START, BrokenLine, sealed, unsealed
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 
 ENTRY = {"type": "checkpoint"} | dict.fromkeys(FIELDS["checkpoint"], 1)
 

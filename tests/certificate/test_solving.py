@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.plan.model import Plan
+from affidavit.certificate.certification import certify
+from affidavit.plan import Plan
 
 
 @pytest.mark.parametrize(

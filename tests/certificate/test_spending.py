@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import norm
 
 from affidavit.certificate.charts import Dots, Line, Rule
-from affidavit.certificate.spending import spending, spending_chart
-from affidavit.plan.model import Plan
+from affidavit.certificate.privacy_spent import spending, spending_chart
+from affidavit.plan import Plan
 
 DELTA = 1e-5
 SIGMA, STEPS = 20.0, 97

@@ -11,17 +11,17 @@ import pytest
 
 from affidavit.certificate.approval import Approval, Approvals
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.envelope import PAYLOAD_TYPE, read_envelope, seal
-from affidavit.certificate.issue import Certificate, approved, issue
+from affidavit.certificate.issuance import Certificate, approved, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
 from affidavit.certificate.policy.judgement import judge
 from affidavit.certificate.status import PAYLOAD_TYPE as STATUS_PAYLOAD
 from affidavit.certificate.status import current_status, seal_status
-from affidavit.certificate.verify import Demands, VerificationError, verify
-from affidavit.plan.canonical import canonical_json
-from affidavit.plan.model import Plan
+from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.certificate.verifier import verify
+from affidavit.plan import Plan, canonical_json
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 

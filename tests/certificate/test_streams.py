@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.plan.model import Plan
+from affidavit.certificate.certification import certify
+from affidavit.plan import Plan
 
 Make = Callable[..., Plan]
 STREAM: dict[str, Any] = {

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.envelope import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
-from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey, development_key
-from affidavit.certificate.verify import STEPS, VerificationError, verify
-from affidavit.plan.canonical import canonical_json
-from affidavit.plan.model import Plan
+from affidavit.certificate.verification import STEPS, VerificationError
+from affidavit.certificate.verifier import verify
+from affidavit.plan import Plan, canonical_json
 
 
 def rejected(

@@ -8,11 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
+from affidavit.certificate.certification import certify
+from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import PublicKey, SigningKey
-from affidavit.certificate.verify import VerificationError, verify
-from affidavit.plan.model import Plan
+from affidavit.certificate.verification import VerificationError
+from affidavit.certificate.verifier import verify
+from affidavit.plan import Plan
 
 ISSUED = datetime.now(UTC).replace(microsecond=0)
 SECOND = timedelta(seconds=1)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.accountants.protocol import OutOfReach, PrivacyCurve, Unsupported
-from affidavit.accountants.registry import NAMES, accountant, versions
-from affidavit.plan.events import (
+from affidavit.accountants import NAMES, OutOfReach, PrivacyCurve, Unsupported, accountant, versions
+from affidavit.plan import (
     Composed,
     Event,
     Gaussian,

@@ -8,14 +8,18 @@ from typing import Any, get_args
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.mechanism import ANY_NOISE, CORRELATED, INDEPENDENT
-from affidavit.mechanisms.registry import MECHANISMS, catalogue
-from affidavit.plan.model import Phase
-from affidavit.plan.optimizer import CHANGE_THE_GUARANTEE, TAKES, OptimizerName
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.certificate import certify
+from affidavit.mechanisms import catalogue, lower
+from affidavit.mechanisms.protocol import ANY_NOISE, CORRELATED, INDEPENDENT
+from affidavit.mechanisms.registry import MECHANISMS
+from affidavit.plan import (
+    CHANGE_THE_GUARANTEE,
+    TAKES,
+    MalformedPlan,
+    OptimizerName,
+    Phase,
+    plan_from,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUES: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typer.main import get_command
 
 from affidavit.gate.cli import COMMANDS
 from affidavit.service.__main__ import _parser
-from affidavit.worker.__main__ import app as worker
+from affidavit.worker import app as worker
 from tests.release.image import instructions
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from typer.testing import CliRunner
 
-from affidavit.gate.cli import app
+from affidavit.gate import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -10,13 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.accountants.bracket import decimal_up
-from affidavit.certificate.certify import certify
-from affidavit.mechanisms.document import document
-from affidavit.plan.extra import ClippingQuantile, LaplaceMetric, Metric, Selection
-from affidavit.plan.model import Dataset, Phase, Plan, Release, Sampling
-from affidavit.plan.optimizer import Optimizer
-from affidavit.plan.parse import parse_plan
+from affidavit.accountants import decimal_up
+from affidavit.certificate import certify
+from affidavit.mechanisms.reference import document
+from affidavit.plan import (
+    ClippingQuantile,
+    LaplaceMetric,
+    Metric,
+    Optimizer,
+    Phase,
+    Plan,
+    Release,
+    Selection,
+    parse_plan,
+)
+from affidavit.plan.model import Dataset, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from affidavit.gate import app
 from affidavit.gate.checking.formats import WRITERS
-from affidavit.gate.cli import app
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/how-to/gate.md").read_text()

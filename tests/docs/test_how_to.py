@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate.signers import choice
-from affidavit.gate.cli import app
+from affidavit.gate import app
 from affidavit.service import settings
 from affidavit.service.operation import figures
 from affidavit.service.operation.meters import Meters

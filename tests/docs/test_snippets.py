@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.policy.reading import parse_policy
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import parse_plan, plan_from
+from affidavit.certificate.policy import parse_policy
+from affidavit.plan import Plan, parse_plan, plan_from
 from tests.docs.pages import DOCS, ROOT, Block, blocks, commands, perform
 
 ELSEWHERE = {

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
+from affidavit.certificate import Assessment, certify
 from affidavit.gate import answering
 from affidavit.gate.reading import lines_as_they_come
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 Make = Callable[..., dict[str, Any]]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.certificate import certify as certifying
+from affidavit.accountants import Bracket
+from affidavit.certificate import certification as certifying
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]

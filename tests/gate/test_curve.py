@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from scipy.stats import norm
 
-from affidavit.plan.canonical import digest_of
+from affidavit.plan import digest_of
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import read_root_key
+from affidavit.certificate import read_root_key
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.certificate.status import seal_status
+from affidavit.certificate import KeyStore, SigningKey, read_envelope, seal_status
 
 ID, DIGEST = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 

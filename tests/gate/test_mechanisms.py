@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from affidavit.mechanisms.registry import catalogue
+from affidavit.mechanisms import catalogue
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.reading import parse_policy
+from affidavit.certificate.policy import Policy, parse_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "policies.md"

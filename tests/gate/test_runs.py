@@ -13,9 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.conformance import Conformance, Finding
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.run_record import START, sealed
+from affidavit.certificate import START, Conformance, Finding, SigningKey, sealed
 from affidavit.gate import service_client
 from affidavit.gate.cli import app
 from affidavit.worker.provenance import provenance

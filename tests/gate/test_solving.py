@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import certify
+from affidavit.plan import plan_from
 
 Make = Callable[..., dict[str, Any]]
 Answer = Callable[..., tuple[int, dict[str, Any]]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.certificate.verify import STEPS
+from affidavit.accountants import Bracket
+from affidavit.certificate import STEPS
 from affidavit.gate import verifying
 from affidavit.gate.contents import contents as in_words
 from affidavit.mechanisms import correlation

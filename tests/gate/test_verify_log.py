@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.log.checkpoint import read_checkpoint, sign_checkpoint
-from affidavit.certificate.log.tree import Frontier, Place, leaf_hash
+from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
 from affidavit.gate.seen import BadStore, SeenCheckpoints
 from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
 

@@ -19,7 +19,7 @@ from affidavit.mechanisms.joint import (
     noise_multiplier,
     rounded_up,
 )
-from affidavit.plan.model import Allocation, Phase, Plan
+from affidavit.plan import Allocation, Phase, Plan
 
 Make = Callable[..., Plan]
 ALLOCATIONS: tuple[Allocation, ...] = ("uniform", "proportional", "optimal")

@@ -14,9 +14,8 @@ from affidavit.gate.answering import answer
 from affidavit.gate.reading import read_plan
 from affidavit.mechanisms.attachments import attach
 from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.strategies.contents import digest_of
-from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.mechanisms.strategies.contents import content_digest
+from affidavit.plan import MalformedPlan, plan_from
 
 Document = Callable[..., dict[str, Any]]
 NOISE = np.tril(np.random.default_rng(7).normal(size=(10, 10))) + 3 * np.eye(10)
@@ -29,7 +28,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def noise_in(path: Path, name: str | None = None) -> dict[str, str]:
-    return {"kind": "matrix", "file": name or path.name, "sha256": digest_of(path.read_bytes())}
+    return {
+        "kind": "matrix",
+        "file": name or path.name,
+        "sha256": content_digest(path.read_bytes()),
+    }
 
 
 def written(folder: Path, document: dict[str, Any]) -> str:

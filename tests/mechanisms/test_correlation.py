@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from affidavit.mechanisms.lowering import Lowered, lower
-from affidavit.mechanisms.obligations import obligations
+from affidavit.mechanisms.required_obligations import obligations
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.plan.events import (
+from affidavit.plan import (
     BallsInBinsGaussian,
     Gaussian,
+    Plan,
     PoissonSubsampledGaussian,
+    Reason,
+    RefusedPlan,
     Repeated,
 )
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
 from tests.mechanisms.strategies.brute import bound
 
 Make = Callable[..., Plan]

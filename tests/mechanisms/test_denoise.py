@@ -10,8 +10,7 @@ import pytest
 
 from affidavit.mechanisms.denoise import shrink
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, Plan
 
 Make = Callable[..., Plan]
 

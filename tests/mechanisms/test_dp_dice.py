@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.certificate.certify import certify
+from affidavit.certificate import certify
 from affidavit.mechanisms import dp_dice
 from affidavit.mechanisms.dp_dice import by_error_clip, by_pre_clip
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan.events import Gaussian
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, RefusedPlan
+from affidavit.plan import Gaussian, MalformedPlan, Plan, RefusedPlan
 
 Make = Callable[..., Plan]
 Stream = NDArray[np.float64]

@@ -10,8 +10,7 @@ import pytest
 
 from affidavit.mechanisms.dp_disk import combination
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
+from affidavit.plan import Plan, Reason, RefusedPlan
 
 Make = Callable[..., Plan]
 

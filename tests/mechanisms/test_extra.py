@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate import certify
 from affidavit.mechanisms.extra import jointly
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Gaussian,
     Laplace,
+    MalformedPlan,
+    Plan,
     PoissonSubsampledGaussian,
+    RefusedPlan,
     RepeatAndSelect,
     Repeated,
 )
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan, RefusedPlan
 
 Make = Callable[..., Plan]
 POISSON: dict[str, Any] = {"sampling": {"scheme": "poisson", "lot_size": 100}, "steps": 50}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.mechanisms.joint import joint_noise_multiplier, noise_multiplier
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 
 Make = Callable[..., Plan]
 SIGMAS = st.floats(1e-3, 1e3)

@@ -9,10 +9,8 @@ import pytest
 
 from affidavit.mechanisms.closing import scaled_noise, with_noise, with_steps
 from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.obligations import ALWAYS, obligations
-from affidavit.plan.events import Composed, Gaussian, Repeated
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import Reason, RefusedPlan
+from affidavit.mechanisms.required_obligations import ALWAYS, obligations
+from affidavit.plan import Composed, Gaussian, Plan, Reason, RefusedPlan, Repeated
 
 Make = Callable[..., Plan]
 PHASE = {

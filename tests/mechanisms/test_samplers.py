@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from affidavit.mechanisms.lowering import lower
-from affidavit.plan.events import (
+from affidavit.plan import (
     Event,
     Gaussian,
     Leaf,
+    Plan,
     PoissonSubsampledGaussian,
     RandomAllocationGaussian,
+    RefusedPlan,
     Repeated,
     TruncatedPoissonGaussian,
     WithoutReplacementGaussian,
 )
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import RefusedPlan
 
 Make = Callable[..., Plan]
 

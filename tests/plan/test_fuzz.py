@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.obligations import obligations
+from affidavit.mechanisms import lower, obligations
 from affidavit.plan.canonical import as_document, digest
 from affidavit.plan.model import Plan
 from affidavit.plan.parse import Syntax, parse_plan, plan_from

@@ -17,12 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit import __version__
 from affidavit.certificate.certify import certify
 from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import PublicKey, SigningKey, read_public_keys
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import parse_plan
+
+from affidavit import __version__
+from affidavit.certificate import PublicKey, SigningKey, read_public_keys
+from affidavit.plan import Plan, parse_plan
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path.parent.name for path in HERE.glob("*/keys.json"))

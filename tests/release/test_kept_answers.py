@@ -14,12 +14,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.verification import VerificationError
-from affidavit.certificate.verify import verify
-from affidavit.plan.canonical import digest
+from affidavit.certificate import SigningKey, VerificationError, certify, issue, verify
+from affidavit.plan import digest
 from tests.release.corpus import RELEASES, bundles, keys, plan_named, statement_in
 
 KEPT = [(release, name) for release in RELEASES for name in bundles(release)]

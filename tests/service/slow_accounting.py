@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.plan.model import Plan
+from affidavit.certificate import Assessment
+from affidavit.plan import Plan
 
 
 def sleep(plan: Plan) -> Assessment:

@@ -9,9 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.certificate.curve_charts import picture
-from affidavit.certificate.curves import Curves, curves
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import Curves, curves, picture
+from affidavit.plan import plan_from
 from affidavit.service.pool import AccountingPool, AccountingTimeout
 
 Make = Callable[..., dict[str, Any]]

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from tests.seconds import best_of_three
 
 SECONDS = 1.0

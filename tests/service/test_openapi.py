@@ -11,7 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from jsonschema import Draft202012Validator
 
-from affidavit.plan.loading import load_yaml
+from affidavit.plan import load_yaml
 
 ID = "sha256:" + "0" * 64
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))

@@ -18,10 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate.issue import certificate_id
-from affidavit.certificate.keys import KeyStore, PublicKey
-from affidavit.certificate.verify import verify
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import KeyStore, PublicKey, certificate_id, verify
+from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.serve import listen
 from tests.waiting import wait_until

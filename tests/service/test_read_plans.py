@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.policy.document import Policy
-from affidavit.plan.parse import Syntax
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.certificate.policy import Policy
+from affidavit.plan import MalformedPlan, Syntax
 from affidavit.service.policies.judging import question_by
 from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.use_cases import read_plans

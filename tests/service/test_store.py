@@ -21,9 +21,8 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.envelope import seal
-from affidavit.certificate.keys import SigningKey
-from affidavit.plan.canonical import canonical_json
+from affidavit.certificate import SigningKey, seal
+from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade

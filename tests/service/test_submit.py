@@ -13,9 +13,8 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import create_engine, select
 
-from affidavit.certificate.keys import KeyStore, PublicKey
-from affidavit.certificate.verify import verify
-from affidavit.plan.parse import parse_plan
+from affidavit.certificate import KeyStore, PublicKey, verify
+from affidavit.plan import parse_plan
 from affidavit.service.settings import Settings
 from affidavit.service.tables import audit, certificates, requests
 

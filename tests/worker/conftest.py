@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from tests.forked import Process, fork
 from tests.service.conftest import EACH_SCOPE, Server, token_texts

@@ -89,7 +89,7 @@ def _become(command: Sequence[str], log: IO[bytes], env: Mapping[str, str] | Non
 def _executed(_program: str, command: list[str]) -> NoReturn:
     """In place of ``os.execvp`` at the end of ``child.main``."""
     if command[: len(TRAINER)] == TRAINER:
-        from affidavit.trainer.__main__ import app as trainer
+        from affidavit.trainer import app as trainer
         from affidavit.trainer.keeper import Keeper
 
         _hold(Keeper)

@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from affidavit.certificate.certified_plan import certified_plan
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.execution import Execution
+from affidavit.certificate import Execution, certified_plan, read_envelope
 from affidavit.worker import executor
 from affidavit.worker.__main__ import app
 from tests.service.runs.records import record_of

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.conformance import Conformance, conformance
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate import Conformance, conformance, read_envelope
 from affidavit.trainer import checkpoint, journal, keeper
 from affidavit.worker import handover
 from tests.forked import Process

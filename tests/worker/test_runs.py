@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore
-from affidavit.certificate.provenance import read_provenance
-from affidavit.gate.cli import app
+from affidavit.certificate import KeyStore, conformance, read_envelope, read_provenance
+from affidavit.gate import app
 from tests.forked import Process
 from tests.worker.conftest import PROGRAM
 

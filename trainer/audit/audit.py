@@ -15,7 +15,7 @@ Guarantees
     * Nothing but iterates is read. A trainer that passes was not falsified; that is all.
 
 The plan of a stage is ``plan_of_stage``; its claims are points of its certified curve, which
-is asked for outside this room (``affidavit.certificate.curves``).
+is asked for outside this room (``affidavit.certificate.privacy_curves``).
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ from itertools import product
 
 import numpy as np
 
-from affidavit.plan import schedule
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import Plan, plan_from, schedule
 from affidavit.trainer.audit.attacks import Score, scores
 from affidavit.trainer.audit.bound import lower_epsilon
 from affidavit.trainer.audit.canary import HIDDEN

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from affidavit.certificate.execution import Execution, noise_std
-from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
+from affidavit.certificate import Execution, noise_std
+from affidavit.plan import Plan, digest
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.audit.canary import CanaryData, CanaryModel
 from affidavit.trainer.binding import Bound, strategies_of

@@ -20,9 +20,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.mechanisms.strategies.tree import Tree
+from affidavit.mechanisms.strategies import Scheduled, Strategy, Tree
 
 Recurrence = Callable[[int, Tensor, list[Tensor]], Tensor]
 """From a step (from 0), z and what is kept, which is changed, to w; z is not changed."""

@@ -33,8 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.strategies.identity import identity
-from affidavit.mechanisms.strategies.strategy import Strategy
+from affidavit.mechanisms.strategies import Strategy, identity
 from affidavit.trainer.noise.normal import pieces, standard_normal
 from affidavit.trainer.noise.recurrence import leaves_as_it_is, recurrence_of
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from affidavit.plan.optimizer import Optimizer as Settings
+from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.optimizers.given import Given
 from affidavit.trainer.optimizers.released import At, Released, Rule, State
 

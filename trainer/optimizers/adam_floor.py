@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from affidavit.plan.optimizer import Optimizer as Settings
+from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.optimizers.adam import Adaptive, decays
 from affidavit.trainer.optimizers.given import Given, refused
 from affidavit.trainer.optimizers.released import At, Released, Rule

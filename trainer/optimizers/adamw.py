@@ -10,7 +10,7 @@ Reference: Loshchilov and Hutter, arXiv:1711.05101, Algorithm 2.
 
 from __future__ import annotations
 
-from affidavit.plan.optimizer import Optimizer as Settings
+from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.optimizers.adam import Adaptive, decays
 from affidavit.trainer.optimizers.given import Given
 from affidavit.trainer.optimizers.released import Released, Rule

@@ -37,8 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.plan import schedule
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan, schedule
 from affidavit.trainer.numerics import clip_weights
 from affidavit.trainer.optimizers.given import refused
 from affidavit.trainer.optimizers.sgd import SGD

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.dp_disk import GAMMA, KAPPA, combination
+from affidavit.mechanisms import GAMMA, KAPPA, combination
 from affidavit.trainer.optimizers.corrmom import rule_of
 from affidavit.trainer.optimizers.given import Given
 from affidavit.trainer.optimizers.released import At, Released, Rule

@@ -27,14 +27,10 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import Parameter
 
-from affidavit.mechanisms.joint import noise_multiplier
-from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.strategy import LARGEST_ERROR, Strategy
-from affidavit.mechanisms.strategies.tree import Tree
-from affidavit.plan import schedule
-from affidavit.plan.model import Plan
-from affidavit.plan.optimizer import Optimizer as Settings
-from affidavit.plan.reasons import Reason, RefusedPlan, pointer_to
+from affidavit.mechanisms import noise_multiplier
+from affidavit.mechanisms.strategies import LARGEST_ERROR, Scheduled, Strategy, Tree
+from affidavit.plan import Optimizer as Settings
+from affidavit.plan import Plan, Reason, RefusedPlan, pointer_to, schedule
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from affidavit.plan.optimizer import Optimizer as Settings
+from affidavit.plan import Optimizer as Settings
 from affidavit.trainer.optimizers.adam import corrected
 from affidavit.trainer.optimizers.released import State
 

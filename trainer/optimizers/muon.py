@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.newton_schulz import DEGREE, STEPS, Start
+from affidavit.mechanisms import DEGREE, STEPS, Start
 from affidavit.trainer.optimizers import adamw
 from affidavit.trainer.optimizers.given import Given
 from affidavit.trainer.optimizers.newton_schulz import orthogonalised

@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.newton_schulz import DEGREE, STEPS, Start, coefficients
+from affidavit.mechanisms import DEGREE, STEPS, Start, coefficients
 
 
 def orthogonalised(

@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch.nn import Parameter
 
-from affidavit.mechanisms.registry import mechanism
-from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.mechanisms import mechanism
+from affidavit.mechanisms.strategies import Strategy
+from affidavit.plan import Plan, RefusedPlan
 from affidavit.trainer.optimizers.adam import Adam
 from affidavit.trainer.optimizers.adam_floor import AdamFloor
 from affidavit.trainer.optimizers.adam_lowpass import AdamLowpass

@@ -18,8 +18,7 @@ from typing import Any
 
 from affidavit.gate.checking.importers import dp_event, jax_privacy, opacus_script, opacus_state
 from affidavit.gate.checking.importers.partial import Partial
-from affidavit.plan.loading import load_json
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, load_json
 
 DOCUMENTS = (dp_event, opacus_state, jax_privacy)
 """Importers of JSON documents."""

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from affidavit.gate.checking.importers.partial import not_taken
-from affidavit.plan.reasons import MalformedPlan
-from affidavit.plan.types import LARGEST_INTEGER
+from affidavit.plan import LARGEST_INTEGER, MalformedPlan
 
 
 def only(kind: str, document: dict[str, Any], known: Collection[str]) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.plan.model import PHASE_FIELDS
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan import PHASE_FIELDS, MalformedPlan, Reason, pointer_to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Gaussian,
     PoissonSubsampledGaussian,

@@ -19,7 +19,7 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.rdp import RdpAccountant
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Event,
     Gaussian,

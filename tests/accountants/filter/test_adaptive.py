@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.accountants.filter.divergences import ORDERS
-from affidavit.accountants.filter.rule import Budget, Filter
 from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.accountants.privacy_filter.cost import Cost
+from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
+from affidavit.accountants.privacy_filter.rule import Budget, Filter
 
 EPSILON, DELTA = 8.0, 1e-5
 

@@ -14,10 +14,10 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from affidavit.accountants.dp_events import as_dp_event
-from affidavit.accountants.filter.divergences import ORDERS, divergences
-from affidavit.accountants.filter.moments import log_moments
 from affidavit.accountants.fourier.losses import Kind, NormalMixtureLaw, WorseOfBothLaw
-from affidavit.plan.events import (
+from affidavit.accountants.privacy_filter.moments import log_moments
+from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
+from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,
     Event,

@@ -9,8 +9,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from affidavit.accountants.filter import moments
 from affidavit.accountants.fourier.losses import Kind, NormalMixtureLaw
+from affidavit.accountants.privacy_filter import moments
 
 LAWS = [
     NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
-from affidavit.accountants.filter.divergences import ORDERS, divergences
-from affidavit.accountants.filter.rule import (
+from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
+from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
+from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
+from affidavit.accountants.privacy_filter.rule import (
     MOST_FORECAST,
     Budget,
     Filter,
     admits_alone,
 )
-from affidavit.accountants.fourier import FourierAccountant
-from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.protocol import AccountantError
-from affidavit.plan.events import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.seeds import seeded
 
 DELTA = 1e-5

@@ -15,14 +15,8 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, passes, refine
 from affidavit.accountants.fourier.losses import NormalMixtureLaw
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import (
-    Composed,
-    Event,
-    Gaussian,
-    PoissonSubsampledGaussian,
-    Repeated,
-    SubsampledPair,
-)
+from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan.events import SubsampledPair
 
 
 def poisson(q: float, sigma: float, steps: int, pair: SubsampledPair = "add_remove") -> Repeated:

@@ -9,7 +9,7 @@ from affidavit.accountants.fourier import (
     approximate_delta,
     approximate_epsilon,
 )
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 
 def plan(q: float, sigma: float, steps: int) -> Repeated:

@@ -15,7 +15,7 @@ from affidavit.accountants.fourier.directions import directions
 from affidavit.accountants.fourier.refine import EpsilonSearch
 from affidavit.accountants.fourier.steering import Laws, Work
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import Composed, Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from tests.accountants.soundness import draw, ours
 
 

@@ -13,7 +13,7 @@ from affidavit.accountants.fourier import FourierAccountant, accountant, spectru
 from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.protocol import OutOfReach
-from affidavit.plan.events import Composed, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
 
 QUESTIONS = [(steps, delta) for steps in (50, 200) for delta in (1e-6, 1e-9)]
 

@@ -12,7 +12,7 @@ from affidavit.accountants.fourier import FourierAccountant, refine
 from affidavit.accountants.fourier.nesting import COARSE, nested
 from affidavit.accountants.fourier.passes import Sum, transforms
 from affidavit.accountants.fourier.steering import Laws, Steering
-from affidavit.plan.events import (
+from affidavit.plan import (
     Event,
     PoissonSubsampledGaussian,
     Repeated,

@@ -14,7 +14,7 @@ from affidavit.accountants.fourier.kept import Kept
 from affidavit.accountants.fourier.lattice import Grid, HalfCells, LatticeMeasure
 from affidavit.accountants.fourier.losses import NormalMixtureLaw
 from affidavit.accountants.fourier.truncation import truncated_law
-from affidavit.plan.events import TruncatedPoissonGaussian
+from affidavit.plan import TruncatedPoissonGaussian
 
 
 @pytest.mark.parametrize("delta", [1e-1, 3.1622776601683794e-3, 1e-6, 1e-12])

@@ -30,7 +30,7 @@ from affidavit.accountants.fourier.lattice import (
 from affidavit.accountants.fourier.losses import Cells, NormalMixtureLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
 from affidavit.accountants.fourier.transform import ComposedTransform, Window
-from affidavit.plan.events import Gaussian, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import distance, one_release
 
 SHARE = 0.9

@@ -18,7 +18,8 @@ import pytest
 from scipy.special import ndtr
 
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.plan.events import PoissonSubsampledGaussian, Repeated, SubsampledPair
+from affidavit.plan import PoissonSubsampledGaussian, Repeated
+from affidavit.plan.events import SubsampledPair
 
 Side = Literal["remove", "add", "replace"]
 Array = np.ndarray[tuple[int], np.dtype[np.float64]]

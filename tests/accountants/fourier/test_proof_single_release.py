@@ -12,7 +12,7 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, FourierCurve
 from affidavit.accountants.registry import accountant
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Event,
     Gaussian,

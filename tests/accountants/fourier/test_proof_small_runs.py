@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.plan.events import Composed, Event, PoissonSubsampledGaussian, Repeated
+from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import Side, distance, one_release
 
 Array = np.ndarray[tuple[int], np.dtype[np.longdouble]]

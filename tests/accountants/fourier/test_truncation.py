@@ -14,14 +14,14 @@ from affidavit.accountants.fourier.passes import Sum, transforms
 from affidavit.accountants.fourier.steering import Laws, Steering
 from affidavit.accountants.fourier.truncation import attained_rate, truncated_law
 from affidavit.accountants.pld import PldAccountant
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Event,
-    Neighbours,
     PoissonSubsampledGaussian,
     Repeated,
     TruncatedPoissonGaussian,
 )
+from affidavit.plan.events import Neighbours
 
 ALL: tuple[Neighbours, ...] = ("add_remove", "zero_out", "replace_one")
 

@@ -8,7 +8,7 @@ import mpmath
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant
-from affidavit.plan.events import (
+from affidavit.plan import (
     Composed,
     Gaussian,
     PoissonSubsampledGaussian,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.diagnose.catalogue import CATALOGUE
-from affidavit.certificate.diagnose.document import document
-from affidavit.certificate.diagnose.mistake import Mistake
-from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.document import document
+from affidavit.certificate.diagnosis.mistake import Mistake
+from affidavit.plan import PHASE_FIELDS, Plan
 
 SPECIFIED = [
     "independent_blocks",

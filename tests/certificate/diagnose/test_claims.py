@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
-from affidavit.accountants.bracket import Bracket
-from affidavit.certificate.certify import certify
-from affidavit.certificate.diagnose.claims import stated
-from affidavit.certificate.diagnose.diagnosis import diagnose
-from affidavit.certificate.diagnose.floor import at_least
-from affidavit.certificate.diagnose.judgement import Agreement
-from affidavit.certificate.diagnose.mistake import Way
-from affidavit.certificate.diagnose.readings import Reading
-from affidavit.certificate.diagnose.search import Explanation
-from affidavit.plan.claim import Claim
-from affidavit.plan.model import Plan
+from affidavit.accountants import Bracket
+from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.claims import stated
+from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.certificate.diagnosis.floor import at_least
+from affidavit.certificate.diagnosis.judgement import Agreement
+from affidavit.certificate.diagnosis.mistake import Way
+from affidavit.certificate.diagnosis.readings import Reading
+from affidavit.certificate.diagnosis.search import Explanation
+from affidavit.plan import Claim, Plan
 
 PlanOf = Callable[..., Plan]
 BLOCKS = {

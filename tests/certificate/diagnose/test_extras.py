@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.diagnose.case import Case
-from affidavit.certificate.diagnose.diagnosis import diagnose
-from affidavit.certificate.diagnose.judgement import Judgement
-from affidavit.certificate.diagnose.search import search
-from affidavit.plan.claim import Claim
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.diagnosis import diagnose
+from affidavit.certificate.diagnosis.judgement import Judgement
+from affidavit.certificate.diagnosis.search import search
+from affidavit.plan import Claim, Plan, plan_from
 
 GAUSSIAN = {"kind": "gaussian", "name": "metric", "noise_multiplier": 5}
 LAPLACE = {"kind": "laplace", "name": "counts", "noise_multiplier": 5}

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.diagnose.judgement import Agreement, Judgement
-from affidavit.plan.claim import Claim
-from affidavit.plan.model import Plan
+from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
+from affidavit.plan import Claim, Plan
 
 
 @pytest.mark.parametrize(

@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.diagnose.case import Case
-from affidavit.certificate.diagnose.catalogue import CATALOGUE
-from affidavit.certificate.diagnose.diagnosis import Diagnosis, diagnose
-from affidavit.certificate.diagnose.judgement import Judgement
-from affidavit.certificate.diagnose.mistake import Way
-from affidavit.certificate.diagnose.readings import Effort, Reading, central_limit, readings
-from affidavit.plan.claim import Claim
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
+from affidavit.certificate.diagnosis.judgement import Judgement
+from affidavit.certificate.diagnosis.mistake import Way
+from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
+from affidavit.plan import Claim, Plan, plan_from
 from tests.seeds import seeded
 
 NUMBER = int(os.environ.get("AFFIDAVIT_DIAGNOSES", "38"))

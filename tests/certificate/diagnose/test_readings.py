@@ -8,9 +8,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from affidavit.certificate.diagnose.account import Part
-from affidavit.certificate.diagnose.judgement import Judgement
-from affidavit.certificate.diagnose.readings import Effort, central_limit, readings
+from affidavit.certificate.diagnosis.account import Part
+from affidavit.certificate.diagnosis.judgement import Judgement
+from affidavit.certificate.diagnosis.readings import Effort, central_limit, readings
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

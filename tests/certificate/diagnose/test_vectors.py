@@ -14,10 +14,9 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from affidavit.certificate.diagnose.catalogue import CATALOGUE
-from affidavit.certificate.diagnose.diagnosis import Diagnosis, diagnose
-from affidavit.plan.claim import Claim
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
+from affidavit.plan import Claim, plan_from
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "mistakes.json").read_text())
 ROUNDED_NOISE = 1e-4

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.diagnose.account import Part, Parts
-from affidavit.certificate.diagnose.case import Case
-from affidavit.certificate.diagnose.catalogue import CATALOGUE
-from affidavit.plan.model import Plan
+from affidavit.certificate.diagnosis.account import Part, Parts
+from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]
 CORRELATED: dict[str, Any] = {"kind": "bidiagonal", "lambda": 0.5}

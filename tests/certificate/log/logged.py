@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.log.inclusion import Consistency, Inclusion
@@ -23,7 +23,7 @@ from affidavit.certificate.log.tree import (
     inclusion_path,
     leaf_hash,
 )
-from affidavit.plan.parse import plan_from
+from affidavit.plan import plan_from
 
 ORIGIN = "example.com/log"
 NOW = datetime.now(UTC).replace(microsecond=0)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.log.leaf import Entry, certificate_entry
-from affidavit.plan.parse import plan_from
+from affidavit.plan import plan_from
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate.certification import certify
 from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.issue import Certificate, issue
+from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
 from affidavit.certificate.log.checkpoint import (
     Checkpoint,
@@ -26,8 +26,9 @@ from affidavit.certificate.log.tree import (
     Place,
     leaf_hash,
 )
-from affidavit.certificate.verify import STEPS, Demands, VerificationError, Verified, verify
-from affidavit.plan.parse import plan_from
+from affidavit.certificate.verification import STEPS, Demands, VerificationError, Verified
+from affidavit.certificate.verifier import verify
+from affidavit.plan import plan_from
 from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
 
 

@@ -13,7 +13,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from affidavit.gate.checking.importers import jax_privacy, opacus_script
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(2.3395)
 STEP = dp_accounting.PoissonSampledDpEvent(0.02, GAUSSIAN)

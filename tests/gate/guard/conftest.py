@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import SigningKey, certify, issue
+from affidavit.plan import plan_from
 
 collect_ignore = ["opacus_scenarios.py"]
 """Needs Opacus, which is in an environment of its own."""

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate import KeyStore, SigningKey
 from affidavit.gate.cli import app
 from affidavit.gate.guard import stopping
-from affidavit.plan.canonical import canonical_json
+from affidavit.plan import canonical_json
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/how-to/guard.md").read_text()
 

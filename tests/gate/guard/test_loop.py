@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate import SigningKey, conformance
 from affidavit.gate.guard import Guard, GuardStop
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 

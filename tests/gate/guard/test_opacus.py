@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate import SigningKey, conformance
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")

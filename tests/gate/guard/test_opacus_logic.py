@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate import SigningKey, conformance
 from affidavit.gate.guard import GuardStop, opacus
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 from tests.gate.guard.fakes import DistributedDPOptimizer, DPOptimizer, Engine, Loader

@@ -14,7 +14,7 @@ import pytest
 from affidavit.mechanisms.strategies.contents import (
     NotAStrategyFile,
     NotRemembered,
-    digest_of,
+    content_digest,
     noise_of,
     remember,
 )
@@ -46,7 +46,7 @@ def npz(**arrays: Any) -> bytes:
 )
 def test_every_form_is_the_same_matrix(content: bytes) -> None:
     digest = remember(content)
-    assert digest == digest_of(content)
+    assert digest == content_digest(content)
     assert np.array_equal(noise_of(digest), MATRIX)
     assert not noise_of(digest).flags.writeable
 
@@ -114,4 +114,4 @@ def test_anything_else_is_refused_and_nothing_is_kept(content: bytes) -> None:
     with pytest.raises(NotAStrategyFile):
         remember(content)
     with pytest.raises(NotRemembered):
-        noise_of(digest_of(content))
+        noise_of(content_digest(content))

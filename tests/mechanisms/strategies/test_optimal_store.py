@@ -14,7 +14,7 @@ import pytest
 
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.coefficients import coefficients_of, digest_of
+from affidavit.mechanisms.strategies.coefficients import coefficients_digest, coefficients_of
 from affidavit.mechanisms.strategies.contents import noise_of, remember
 from affidavit.mechanisms.strategies.dense import Dense
 from affidavit.mechanisms.strategies.scheduled import Scheduled
@@ -41,7 +41,7 @@ class TestKeeping:
         first = store.construct(REQUEST, lambda: ARRAYS)
         again = store.construct(REQUEST, never)
         assert (first.source, again.source, first.note, again.note) == ("computed", "kept", "", "")
-        assert first.digest == again.digest == digest_of(ARRAYS)
+        assert first.digest == again.digest == coefficients_digest(ARRAYS)
         for name, array in ARRAYS.items():
             assert again.arrays[name].tobytes() == array.tobytes()
             assert again.arrays[name].shape == array.shape
@@ -144,7 +144,7 @@ class TestSuspicion:
         found = store.construct(REQUEST, lambda: ARRAYS)
         assert found.source == "computed"
         assert "corrupt" in found.note
-        assert found.digest == digest_of(ARRAYS)
+        assert found.digest == coefficients_digest(ARRAYS)
         mended = store.construct(REQUEST, never)
         assert (mended.source, mended.note) == ("kept", "")
 
@@ -166,11 +166,11 @@ class TestDigest:
     def test_names_shapes_and_bits_count(self) -> None:
         flat = np.arange(4.0)
         digests = {
-            digest_of({"a": flat}),
-            digest_of({"b": flat}),
-            digest_of({"a": flat.reshape(2, 2)}),
-            digest_of({"a": np.nextafter(flat, 9)}),
-            digest_of({"a": flat[:2], "b": flat[2:]}),
+            coefficients_digest({"a": flat}),
+            coefficients_digest({"b": flat}),
+            coefficients_digest({"a": flat.reshape(2, 2)}),
+            coefficients_digest({"a": np.nextafter(flat, 9)}),
+            coefficients_digest({"a": flat[:2], "b": flat[2:]}),
         }
         assert len(digests) == 5
 
@@ -178,7 +178,7 @@ class TestDigest:
         square = np.arange(4.0).reshape(2, 2)
         one = {"a": square, "b": square}
         other = {"b": np.asfortranarray(square), "a": square.astype(">f8")}
-        assert digest_of(one) == digest_of(other)
+        assert coefficients_digest(one) == coefficients_digest(other)
         assert packed(one) == packed(other)
 
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_solve, cholesky
 from scipy.optimize import minimize
 
-from affidavit.certificate.certify import certify
+from affidavit.certificate import certify
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.identity import identity
+from affidavit.mechanisms.strategies.identity_matrix import identity
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.plan.parse import plan_from
+from affidavit.plan import plan_from
 
 Array = NDArray[np.float64]
 VECTORS = Path(__file__).parents[2] / "vectors" / "strategies"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens import parse

@@ -15,16 +15,17 @@ from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import DatabaseError
 from typer.testing import CliRunner
 
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.certificate.keyset import (
+from affidavit.certificate import (
     KeysetError,
+    KeyStore,
     Revocation,
     Roots,
     SignedKeyset,
+    SigningKey,
     draft,
     read_keyset,
 )
-from affidavit.gate.cli import app
+from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.certificate.certify import certify
-from affidavit.certificate.keys import SigningKey
-from affidavit.plan.model import Plan
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import SigningKey, certify
+from affidavit.plan import Plan
 from affidavit.service.calls import Call
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.costing import cost_of_bundle

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore

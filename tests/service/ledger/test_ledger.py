@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
-from affidavit.accountants.filter.cost import Cost
-from affidavit.certificate.keys import development_key
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import development_key
 from affidavit.service.database import open_engine
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import composition, cost_of_bundle

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.certificate.keys import KeyStore, PublicKey, SigningKey
-from affidavit.certificate.keyset import Revocation, Roots, draft
+from affidavit.certificate import KeyStore, PublicKey, Revocation, Roots, SigningKey, draft
 from affidavit.service.database import open_engine
 from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.settings import Settings

@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.verify import Demands, VerificationError, verify
+from affidavit.certificate import Demands, VerificationError, read_envelope, verify
 from tests.service.lifecycle.conftest import Company
 
 NONE = "sha256:" + "0" * 64

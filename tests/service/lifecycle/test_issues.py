@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, func, select
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.verify import VerificationError, verify
+from affidavit.certificate import VerificationError, read_envelope, verify
 from affidavit.service import store as storing
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle import issuing

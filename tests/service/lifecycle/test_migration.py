@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate import read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle.issuing import not_after, statement_of
 from affidavit.service.lifecycle.standing import Status

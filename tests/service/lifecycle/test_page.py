@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.gate.cli import app
+from affidavit.gate import app
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.lifecycle.wanted import REASONS, WantedRevocation
 from affidavit.service.settings import Settings

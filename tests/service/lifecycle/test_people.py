@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate import read_envelope
 from affidavit.service.identity.tokens_kept import TokenRefused
 from tests.service.conftest import token_for, tokens_for
 from tests.service.lifecycle.conftest import Company

@@ -12,9 +12,7 @@ from jsonschema import Draft202012Validator
 from sqlalchemy import select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.status import current_status
-from affidavit.certificate.verify import Demands, VerificationError, verify
+from affidavit.certificate import Demands, VerificationError, current_status, read_envelope, verify
 from affidavit.service.lifecycle import status_lists as lists
 from affidavit.service.log.tables import log_entries
 from tests.service.lifecycle.conftest import Company

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
 
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import Checkpoint
+from affidavit.certificate import SigningKey
+from affidavit.certificate.log import Checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.log.entries import append

@@ -16,12 +16,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import read_checkpoint, sign_checkpoint
-from affidavit.certificate.log.tree import (
+from affidavit.certificate import SigningKey
+from affidavit.certificate.log import (
     Frontier,
     ProofError,
     leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
     verify_consistency,
 )
 from affidavit.service.log.exports import FileExport, kept_in

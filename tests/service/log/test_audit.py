@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.keys import KeyStore
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import KeyStore, certify
+from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore

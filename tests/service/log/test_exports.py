@@ -13,11 +13,18 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import KeyStore
-from affidavit.certificate.log.checkpoint import note_key, sign_checkpoint
-from affidavit.certificate.log.inclusion import Consistency
-from affidavit.certificate.log.note import BadNote, NoteKey, parse_note, written
-from affidavit.certificate.log.witness import cosigned, read_addition
+from affidavit.certificate import KeyStore
+from affidavit.certificate.log import (
+    BadNote,
+    Consistency,
+    NoteKey,
+    note_key,
+    read_addition,
+    sign_checkpoint,
+    written,
+)
+from affidavit.certificate.log.note import parse_note
+from affidavit.certificate.log.witness import cosigned
 from affidavit.service.__main__ import main
 from affidavit.service.database import open_engine
 from affidavit.service.log.exporter import Exporter

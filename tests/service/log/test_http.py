@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.certificate.keys import KeyStore, PublicKey
-from affidavit.certificate.log.checkpoint import open_checkpoint, read_checkpoint
-from affidavit.certificate.log.inclusion import read_consistency
-from affidavit.certificate.log.tree import leaf_hash, verify_consistency, verify_inclusion
-from affidavit.certificate.verify import Demands, VerificationError, verify
+from affidavit.certificate import Demands, KeyStore, PublicKey, VerificationError, verify
+from affidavit.certificate.log import (
+    leaf_hash,
+    open_checkpoint,
+    read_checkpoint,
+    read_consistency,
+    verify_consistency,
+    verify_inclusion,
+)
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings
 from tests.waiting import wait_until

@@ -16,9 +16,8 @@ import pytest
 from sqlalchemy import event, insert, select, text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from affidavit.certificate.keys import KeyFailure, PublicKey, SigningKey
-from affidavit.certificate.log.checkpoint import read_checkpoint
-from affidavit.certificate.log.tree import Frontier, leaf_hash
+from affidavit.certificate import KeyFailure, PublicKey, SigningKey
+from affidavit.certificate.log import Frontier, leaf_hash, read_checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.entries import append
 from affidavit.service.log.sequencer import Sequencer

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.verify import verify
+from affidavit.certificate import PublicKey, verify
 from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
 from tests.service import postgresql_server

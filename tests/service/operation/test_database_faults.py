@@ -14,7 +14,7 @@ from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ProgrammingError
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.identity.actor import Scope
 from affidavit.service.settings import Settings, database_url
 from tests.service.operation.databases import statements

@@ -14,8 +14,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, MetaData, create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.keys import PublicKey
-from affidavit.certificate.verify import verify
+from affidavit.certificate import PublicKey, verify
 from affidavit.service.database import open_engine
 from affidavit.service.migrate import current, downgrade, head, upgrade
 from affidavit.service.schema import metadata

@@ -15,8 +15,9 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from sqlalchemy import MetaData
 
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.certificate.signers.environment import VARIABLE, EnvironmentHalf
+from affidavit.certificate import KeyStore, SigningKey
+from affidavit.certificate.signers import VARIABLE
+from affidavit.certificate.signers.environment import EnvironmentHalf
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.tokens_kept import TokenStore

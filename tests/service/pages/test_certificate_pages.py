@@ -19,9 +19,8 @@ from jsonschema import Draft202012Validator, FormatChecker
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.certificate.keyset import Revocation, Roots, draft
-from affidavit.gate.cli import app
+from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft
+from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.pages import certificate_search

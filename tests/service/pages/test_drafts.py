@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.certify import certify
-from affidavit.plan.model import Plan
+from affidavit.certificate import Assessment, certify
+from affidavit.plan import Plan
 from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.pool import AccountingTimeout
 from affidavit.service.use_cases.draft_plan import MOST_WAITING, DraftPlan

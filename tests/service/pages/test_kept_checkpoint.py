@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.keys import KeyStore, SigningKey
-from affidavit.certificate.log.checkpoint import read_checkpoint, sign_checkpoint
+from affidavit.certificate import KeyStore, SigningKey
+from affidavit.certificate.log import read_checkpoint, sign_checkpoint
 from tests.service.runs.conftest import Yard
 
 

@@ -9,10 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.plan.canonical import as_document, digest
-from affidavit.plan.loading import load_yaml
-from affidavit.plan.parse import parse_plan
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan import MalformedPlan, as_document, digest, load_yaml, parse_plan
 from affidavit.service.pages.plan_form import (
     MOST_RELEASES,
     START,

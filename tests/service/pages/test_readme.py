@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.__main__ import main
 from affidavit.service.settings import Settings
 

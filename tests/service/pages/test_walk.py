@@ -18,7 +18,7 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
 from affidavit.service.migrate import upgrade
 from affidavit.service.settings import Settings
 from tests.browser.company import PEOPLE, Company, settle

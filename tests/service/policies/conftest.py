@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import Engine, select, text
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.keys import KeyStore
-from affidavit.certificate.policy.waiver import written
+from affidavit.certificate import KeyStore
+from affidavit.certificate.policy import written
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.tables import log_entries
 from affidavit.service.pool import AccountingPool

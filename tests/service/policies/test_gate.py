@@ -11,7 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.gate.cli import app
+from affidavit.gate import app
 
 ADDRESS = "http://affidavit.example"
 Document = Callable[..., dict[str, Any]]

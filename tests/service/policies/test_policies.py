@@ -11,11 +11,8 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.keys import KeyStore, PublicKey
-from affidavit.certificate.policy.document import BUILT_IN
-from affidavit.certificate.policy.reading import policy_from
-from affidavit.certificate.policy.signed import opened
-from affidavit.certificate.verify import verify
+from affidavit.certificate import KeyStore, PublicKey, verify
+from affidavit.certificate.policy import BUILT_IN, opened, policy_from
 
 Document = Callable[..., dict[str, Any]]
 

@@ -12,9 +12,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.keys import KeyStore
-from affidavit.certificate.policy.signed import opened
-from affidavit.certificate.policy.waiver import written
+from affidavit.certificate import KeyStore
+from affidavit.certificate.policy import opened, written
 from affidavit.service.policies import judging
 
 Document = Callable[..., dict[str, Any]]

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from affidavit.certificate.conformance import conformance
-from affidavit.certificate.envelope import read_envelope
-from affidavit.certificate.keys import KeyStore, SigningKey
+from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.tables import run_events

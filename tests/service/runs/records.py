@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.certified_plan import certified_plan
-from affidavit.certificate.execution import Execution
-from affidavit.certificate.run_record import START, sealed
-from affidavit.plan.canonical import digest_of
+from affidavit.certificate import START, Execution, certified_plan, sealed
+from affidavit.plan import digest_of
 
 
 def digest() -> str:

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 from affidavit.service.database import open_engine
 from affidavit.service.runs import queue
 from affidavit.service.runs.queue import RunQueue
-from affidavit.worker.queue import Wanting
+from affidavit.worker import Wanting
 from tests.service.runs.conftest import Yard
 
 ASKED = Wanting(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)

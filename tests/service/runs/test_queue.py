@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate import SigningKey
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.handover import MOST_IN_VAIN
 from affidavit.service.runs.queue import RunQueue
-from affidavit.worker.queue import Wanting
+from affidavit.worker import Wanting
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record
 

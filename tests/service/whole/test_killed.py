@@ -24,8 +24,8 @@ import httpx
 import pytest
 from sqlalchemy import Engine, text
 
-from affidavit.certificate.keys import KeyStore
-from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
+from affidavit.certificate import KeyStore
+from affidavit.certificate.log import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
 from affidavit.service.log.audit import audit, one_state
 from affidavit.service.settings import Settings

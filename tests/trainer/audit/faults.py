@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate.execution import Required
+from affidavit.certificate import Required
 from affidavit.trainer import sampling
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.binding import Bound

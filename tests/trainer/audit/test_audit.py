@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.curves import curves
+from affidavit.certificate import Assessment, curves
 from affidavit.trainer.audit.audit import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
 from affidavit.trainer.audit.transcript import Build, machine_of
 from affidavit.trainer.machine import Machine

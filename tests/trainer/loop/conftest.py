@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan.model import Plan
+from affidavit.plan import Plan
 from tests.trainer.loop.made import Ran, ran
 
 

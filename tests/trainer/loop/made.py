@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import SigningKey
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.certificate import SigningKey, issue
+from affidavit.plan import Plan, plan_from
 from affidavit.trainer.adapters import Group, digest_of_tensors
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.ratchet import Entropy
@@ -45,7 +43,7 @@ def plan_with(**changes: Any) -> Plan:
 
 def bundle_of(plan: Plan, **changes: Any) -> bytes:
     """A certificate of ``plan``, as a bundle."""
-    from affidavit.certificate.certify import certify  # the ranks of a run need not wait for it
+    from affidavit.certificate import certify  # the ranks of a run need not wait for it
 
     found = certify(plan, second_opinion=False)
     at = datetime.now(UTC).replace(microsecond=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from affidavit.certificate.keys import read_public_keys
+from affidavit.certificate import read_public_keys
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.failures import RunFailure
 from affidavit.trainer.loop import train

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
-from affidavit.certificate.keys import SigningKey, development_key
-from affidavit.certificate.policy.document import BUILT_IN
-from affidavit.certificate.policy.judgement import Judgement
-from affidavit.certificate.verification import Demands
-from affidavit.plan.canonical import digest
+from affidavit.certificate import Demands, SigningKey, certify, development_key, issue
+from affidavit.certificate.policy import BUILT_IN, Judgement
+from affidavit.plan import digest
 from affidavit.trainer.adapters import Group
 from affidavit.trainer.binding import OBLIGATIONS, bind
 from affidavit.trainer.clipping.private import UnsupportedModel
@@ -181,7 +177,7 @@ def test_what_else_was_left_open_is_closed_as_certified(asked: dict[str, Any]) -
 
 
 def test_every_obligation_of_every_mechanism_is_known() -> None:
-    from affidavit.mechanisms.registry import mechanism
+    from affidavit.mechanisms import mechanism
 
     for name in OPTIMIZERS:
         declared = {each.code for each in mechanism(name).obliges}  # type: ignore[arg-type]

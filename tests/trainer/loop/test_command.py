@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.keys import KeyStore
+from affidavit.certificate import KeyStore
+from affidavit.gate import app
 from affidavit.gate import train as gate_train
-from affidavit.gate.cli import app
-from affidavit.plan.canonical import as_document
+from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
 from tests.trainer.loop.made import entries_of, plan_with
 

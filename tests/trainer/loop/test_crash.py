@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from affidavit.certificate.conformance import conformance
+from affidavit.certificate import conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.trainer import checkpoint
 from affidavit.trainer.clipping.private import PrivateModel

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate.conformance import conformance
+from affidavit.certificate import conformance
 from tests.ports import free_port
 from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, plan_with
 from tests.trainer.loop.test_loop import lots_of, predicate_of

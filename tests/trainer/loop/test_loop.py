@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from affidavit.certificate.conformance import conformance
+from affidavit.certificate import conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
 from affidavit.trainer.failures import Diverged, RunFailure

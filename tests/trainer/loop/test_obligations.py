@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.obligations import obligations
-from affidavit.mechanisms.registry import catalogue
-from affidavit.plan.parse import plan_from
+from affidavit.mechanisms import catalogue, lower, obligations
+from affidavit.plan import plan_from
 from affidavit.trainer.binding import OBLIGATIONS
 
 EXTRAS: list[dict[str, Any]] = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate.conformance import conformance
+from affidavit.certificate import conformance
 from tests.disk import PowerCut, disk
 from tests.seeds import seeded
 from tests.trainer.loop.made import STEPS, bundle_of, plan_with, ran

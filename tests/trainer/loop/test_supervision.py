@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate import Conformance, conformance
 from affidavit.trainer.failures import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.supervision import Supervision

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.execution import Execution
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import parse_plan
+from affidavit.certificate import Execution, certify
+from affidavit.plan import Plan, parse_plan
 from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings

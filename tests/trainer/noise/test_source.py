@@ -11,20 +11,16 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
+from affidavit.mechanisms.strategies import Dense, Scheduled, Strategy, Tree, identity
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.identity import identity
 from affidavit.mechanisms.strategies.registry import BUILDERS
-from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.square_root import (
     banded_inverse_root,
     banded_root,
     square_root,
 )
-from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
-from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.trainer.noise import normal
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.noise.recurrence import leaves_as_it_is

@@ -13,11 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from affidavit.mechanisms.correlation import Correlation
-from affidavit.mechanisms.registry import mechanism
-from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.mechanisms import Correlation, mechanism
+from affidavit.mechanisms.strategies import Strategy
+from affidavit.plan import Plan, plan_from
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.optimizers.released import Released
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.plan import Plan, RefusedPlan
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 
 B, C1, C2 = 10.0, 1.0, 0.05

@@ -12,13 +12,11 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from affidavit.mechanisms.correlation import Correlation
+from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.planning import probe_std
+from affidavit.mechanisms.strategies import Scheduled, Strategy
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
-from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.strategy import Strategy
-from affidavit.plan.model import Plan
-from affidavit.plan.parse import plan_from
+from affidavit.plan import Plan, plan_from
 from affidavit.trainer.noise.recurrence import recurrence_of
 from affidavit.trainer.optimizers.given import NoiseOfTheMean, given
 

@@ -11,9 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from affidavit.mechanisms.registry import MECHANISMS
-from affidavit.plan.model import Plan
-from affidavit.plan.optimizer import TAKES
-from affidavit.plan.reasons import RefusedPlan
+from affidavit.plan import TAKES, Plan, RefusedPlan
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
 from affidavit.trainer.optimizers.released import BeyondThePlan
 

@@ -1,0 +1,10 @@
+from .cost import DELTA_UNIT as DELTA_UNIT
+from .cost import UNIT as UNIT
+from .cost import Coordinate as Coordinate
+from .cost import Cost as Cost
+from .renyi_divergences import divergences as divergences
+from .rule import LARGEST_EPSILON as LARGEST_EPSILON
+from .rule import MOST_FORECAST as MOST_FORECAST
+from .rule import Budget as Budget
+from .rule import Filter as Filter
+from .rule import admits_alone as admits_alone

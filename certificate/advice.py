@@ -1,0 +1,242 @@
+"""Advise: for one budget, the mechanisms that meet it, side by side, each certified first.
+
+Every row is a plan of its own, the given one with other noise or another sampler, solved for the
+noise that the target needs and certified. Rows fall into groups by adjacency: within a
+group all protect the same neighbouring data sets, and differ in what the trainer must do;
+between groups ε means different things. Under add_remove no mechanism with lots in a fixed
+order can be certified (a removal moves the other records), so these are shown under
+zero_out, in a group of their own.
+
+The Pareto front of a group is what no other row of it beats in both error and memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
+from affidavit.certificate.measured import INDEPENDENT, Measured, attempt
+from affidavit.mechanisms import Correlation
+from affidavit.mechanisms.strategies import Participation, best_lambda
+from affidavit.plan import Plan, Reason, RefusedPlan, schedule
+
+LARGEST_DENSE = 1024
+"""Steps up to which optimising a dense strategy is waited for."""
+BANDS = (2, 4, 8, 16, 32, 64, 128)
+"""Bands, and groups, tried for the banded strategy under cyclic Poisson sampling."""
+BISR_BANDS = 64
+BUFFERS = 2
+FAR_APART = 20.0
+"""Ratio of errors above which they are drawn by powers of ten."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """The rows for ε (nats) at δ, in groups by adjacency; the plan's own adjacency first."""
+
+    epsilon: float
+    delta: float
+    steps: int
+    groups: tuple[tuple[str, tuple[Measured, ...]], ...]
+
+    def front(self, rows: tuple[Measured, ...]) -> tuple[Measured, ...]:
+        """The certified rows that no other beats in both rms error and buffers, by buffers."""
+        known = [
+            (row.buffers or 0, row.rms, row)
+            for row in rows
+            if row.certified and row.rms is not None
+        ]
+        found: list[Measured] = []
+        least = math.inf
+        for _, rms, row in sorted(known, key=lambda each: each[:2]):
+            if rms < least:
+                found.append(row)
+                least = rms
+        return tuple(found)
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON document of ``affidavit advise``."""
+        return {
+            "target": {"epsilon": self.epsilon, "delta": self.delta},
+            "steps": self.steps,
+            "groups": [
+                {
+                    "adjacency": adjacency,
+                    "mechanisms": [row.as_dict() for row in rows],
+                    "pareto": [row.label for row in self.front(rows)],
+                }
+                for adjacency, rows in self.groups
+            ],
+        }
+
+    @property
+    def certified(self) -> bool:
+        """Whether any mechanism meets the budget under the plan's own adjacency."""
+        return any(row.certified for row in self.groups[0][1])
+
+    def picture(self) -> str:
+        """Error against memory, one panel a group, with its front."""
+        charts = [self._chart(adjacency, rows) for adjacency, rows in self.groups]
+        title = f"ε = {self.epsilon:g} at δ = {self.delta:g}, {self.steps} steps"
+        return draw_panels(title, charts, width=560, height=400, columns=1, standalone=True)
+
+    def _chart(self, adjacency: str, rows: tuple[Measured, ...]) -> Chart:
+        front = self.front(rows)
+        shown = [row for row in rows if row.certified and row.rms is not None]
+
+        def point(row: Measured) -> tuple[float, float]:
+            return float((row.buffers or 0) + 1), row.rms or 0.0
+
+        return Chart(
+            title=f"under {adjacency}",
+            description="Pareto front: " + ", ".join(row.label for row in front) + ".",
+            x=Axis(label="arrays of the model's size for the noise", scale="log"),
+            y=_error_axis([row.rms or 0.0 for row in shown]),
+            marks=(
+                Line(name="Pareto front", points=tuple(point(row) for row in front), faint=True),
+                Dots(
+                    name="certified mechanisms",
+                    points=tuple(point(row) for row in shown),
+                    labels=tuple(row.label for row in shown),
+                ),
+            ),
+        )
+
+
+def _error_axis(errors: list[float]) -> Axis:
+    """From zero, or by powers of ten where one mechanism would press the others together."""
+    far = bool(errors) and max(errors) > FAR_APART * min(errors)
+    if far:
+        return Axis(label="rms error (clip norms)", scale="log")
+    return Axis(label="rms error (clip norms)", low=0.0)
+
+
+def advise(plan: Plan, progress: Progress = lambda _: None) -> Advice:
+    """The mechanisms for the budget of ``plan``; raises ``RefusedPlan`` where it has none.
+
+    The plan has one phase, a full target, a lot size, and steps or epochs.
+    """
+    bench = _bench(plan, progress)
+    groups = [(plan.adjacency, tuple(_amplified(bench)))]
+    if plan.adjacency == "add_remove":
+        groups.append(("zero_out", tuple(_fixed_order(replace(bench, adjacency="zero_out")))))
+    else:
+        groups = [(plan.adjacency, (*groups[0][1], *_fixed_order(bench)))]
+    return Advice(
+        epsilon=bench.target[0], delta=bench.target[1], steps=bench.steps, groups=tuple(groups)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """What all rows of a group share."""
+
+    plan: Plan
+    adjacency: str
+    steps: int
+    target: tuple[float, float]
+    lot: int
+    size: int
+    progress: Progress
+
+    def row(self, label: str, noise: dict[str, Any], **sampling: Any) -> Measured:
+        """One mechanism, certified for the budget, or the reasons why it is not."""
+        self.progress(f"{label}, {self.adjacency}")
+        return attempt(
+            label,
+            self.plan,
+            self.steps,
+            self.target,
+            noise=noise,
+            sampling={"lot_size": self.lot, **sampling},
+            adjacency=self.adjacency,
+        )
+
+
+def _amplified(bench: _Bench) -> Iterator[Measured]:
+    """The plan's own mechanism, and those whose sampling amplifies."""
+    phase = bench.plan.phases[0]
+    if phase.noise.kind != "independent":
+        noise = phase.noise.model_dump(mode="json", exclude_none=True, by_alias=True)
+        sampling = phase.sampling.model_dump(mode="json", exclude_none=True)
+        yield bench.row(f"as planned ({phase.noise.kind})", noise, **sampling)
+    yield bench.row("independent, amplified", INDEPENDENT, scheme="poisson")
+    yield bench.row("independent, in bins", INDEPENDENT, scheme="balls_in_bins")
+    banded = _best_banded(bench)
+    if banded is not None:
+        yield banded
+
+
+def _best_banded(bench: _Bench) -> Measured | None:
+    """The best of the banded square roots, each with as many groups as bands."""
+    tried = [
+        bench.row(
+            f"banded-{bands}, cyclic Poisson",
+            {"kind": "bsr", "bands": bands},
+            scheme="cyclic_poisson",
+            groups=bands,
+        )
+        for bands in BANDS
+        if bands * bench.lot <= bench.size and bands <= bench.steps
+    ]
+    known = [row for row in tried if row.certified and row.rms is not None]
+    if known:
+        return min(known, key=lambda row: row.rms or 0.0)
+    return tried[0] if tried else None
+
+
+def _fixed_order(bench: _Bench) -> Iterator[Measured]:
+    """Lots in one order for all epochs, which nothing amplifies."""
+    yield bench.row("independent, fixed order", INDEPENDENT, scheme="cyclic")
+    best = _best_lambda(bench)
+    yield bench.row("bidiagonal", {"kind": "bidiagonal", "lambda": best}, scheme="cyclic")
+    bands = min(BISR_BANDS, bench.steps)
+    yield bench.row(f"BISR-{bands}", {"kind": "bisr", "bands": bands}, scheme="cyclic")
+    yield bench.row(f"BLT-{BUFFERS}", {"kind": "blt", "buffers": BUFFERS}, scheme="cyclic")
+    if bench.steps <= LARGEST_DENSE:
+        yield bench.row("dense", {"kind": "dense"}, scheme="cyclic")
+
+
+def _best_lambda(bench: _Bench) -> float:
+    """λ for k passes in one order, to the digits that a plan states."""
+    lots = max(1, bench.size // bench.lot)
+    turns = Participation.fixed_epoch(participations=-(-bench.steps // lots), separation=lots)
+    workload = Correlation(plan=bench.plan, index=0).workload
+    return round(best_lambda(bench.steps, workload, turns), 6)
+
+
+def _bench(plan: Plan, progress: Progress) -> _Bench:
+    """What is compared for ``plan``; raises ``RefusedPlan`` for what is missing."""
+    epsilon, delta = plan.target.epsilon, plan.target.delta
+    if len(plan.phases) > 1:
+        raise _missing("/phases", "the plan has several phases.", "Give a plan of one phase.")
+    if epsilon is None or delta is None:
+        raise _missing("/target", "a budget is an ε and a δ.", "Give both in target.")
+    lot, size = plan.phases[0].sampling.lot_size, plan.dataset.size
+    if lot is None or size is None:
+        raise _missing(
+            "/sampling",
+            "the samplers to compare need a lot size and a data set size.",
+            "Give sampling.lot_size and dataset.size.",
+        )
+    steps = schedule.steps(plan, plan.phases[0])
+    if steps is None:
+        raise _missing("/steps", "the steps are open.", "Give steps or epochs.")
+    return _Bench(
+        plan=plan,
+        adjacency=plan.adjacency,
+        steps=steps,
+        target=(epsilon, delta),
+        lot=lot,
+        size=size,
+        progress=progress,
+    )
+
+
+def _missing(pointer: str, message: str, remedy: str) -> RefusedPlan:
+    return RefusedPlan(Reason(code="no_budget", pointer=pointer, message=message, remedy=remedy))

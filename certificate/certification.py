@@ -1,0 +1,356 @@
+"""Certify: the one place where mechanisms and accountants meet.
+
+A plan is lowered to events, the quantity it leaves open (noise, steps, ε or δ) is solved
+for by the first engine that covers the run, and a second, independent engine is asked
+whether it agrees. The verdict uses the proved upper bound alone:
+
+* ``certified``: ε (or δ) is at most what is stated, and the target, if any, is met.
+* ``under_noised``: the proved bound does not meet the target.
+* ``refused``: no theorem or engine covers the plan, or the plan may not be claimed.
+* ``undecided``: two independent engines contradict each other; nothing is claimed.
+
+Guarantees
+    * A well-formed plan always gets an assessment; nothing is raised for its content.
+    * Every number stated is an end of a bracket, and upper ends are proved bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from affidavit.accountants import (
+    NAMES,
+    SECOND_OPINIONS,
+    SOLVERS,
+    Accountant,
+    AccountantError,
+    Adjustable,
+    Bracket,
+    NoSolution,
+    PrivacyCurve,
+    Sampling,
+    accountant,
+    decimal_down,
+    decimal_up,
+    kinds,
+)
+from affidavit.certificate import describe
+from affidavit.certificate.assessment import Assessment, Confidence, Opinion
+from affidavit.certificate.figures import figures_of, warnings_of
+from affidavit.certificate.solving import Solver, lower_open
+from affidavit.mechanisms import Lowered, obligations
+from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
+
+AGREEMENT = 1e-3
+"""Documented relative accuracy of the engines that serve as second opinion."""
+MOST_KINDS = 250
+"""Kinds of release in one run. Each costs about 50 ms to search over; more would take longer
+than a person at a command line or a request to the service waits."""
+DECIDING = 1e-5
+"""Relative width of the bracket that decides where the target lies inside the first one."""
+FAULTS = (ArithmeticError, ValueError, RuntimeWarning)
+"""What an engine with a fault raises: it must decide nothing, nor take the others with it."""
+
+
+def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = True) -> Assessment:
+    """Assess ``plan``; ``engine`` restricts the work to one accountant by name.
+
+    A ``claim`` that the plan carries is held against what was found (see ``with_claim``).
+    """
+    found = _certify(plan, engine, second_opinion)
+    if plan.claim is None:
+        return found
+    # Most plans carry no claim, and need not wait for what explains one to load.
+    from affidavit.certificate.diagnosis.claims import with_claim
+
+    return with_claim(plan, plan.claim, found, lambda about: _certify(about, engine, False))
+
+
+def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment:
+    blank = Assessment(
+        verdict="refused",
+        plan_digest=digest(plan),
+        plan=as_document(plan),
+        adjacency=plan.adjacency,
+        unit=plan.dataset.unit,
+        target_epsilon=plan.target.epsilon,
+        target_delta=plan.target.delta,
+    )
+    try:
+        lowered = lower_open(plan)
+        blank = replace(
+            blank,
+            sampling=describe.sampling_of(lowered),
+            warnings=describe.caveats_of(lowered),
+            assumptions=describe.assumptions_of(lowered),
+            obligations=tuple(each.as_dict() for each in obligations(lowered)),
+        )
+        if plan.target.delta is not None:
+            _require_small_delta(plan, plan.target.delta)
+        _require_affordable(lowered)
+        names = NAMES if engine is None else (engine,)
+        return _assess(blank, lowered, names, second_opinion)
+    except RefusedPlan as refusal:
+        return replace(blank, reasons=refusal.reasons)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Answer:
+    """One engine's answer to the plan's question, at the plan with nothing open."""
+
+    engine: Accountant
+    solver: Solver
+    lowered: Lowered
+    epsilon: Bracket
+    delta: Bracket
+    mu: float | None
+    confidence: Confidence | None
+
+
+def _assess(
+    blank: Assessment, lowered: Lowered, names: tuple[str, ...], second_opinion: bool
+) -> Assessment:
+    answer = _first_answer(lowered, names)
+    _require_small_delta(lowered.plan, answer.delta.upper)
+    opinions = [_opinion(answer.engine, answer.epsilon, answer.confidence)]
+    if second_opinion:
+        opinions += _second_opinion(answer, names)
+    figures = figures_of(answer.lowered.plan)
+    found = replace(
+        blank,
+        planning=figures,
+        warnings=(*blank.warnings, *warnings_of(figures)),
+        epsilon=answer.epsilon,
+        delta=answer.delta,
+        joint=describe.joint_of(answer.lowered),
+        releases=describe.releases_of(
+            lowered.plan, answer.lowered.plan, _required_scale(lowered, answer, names)
+        ),
+        allocation=describe.allocation_of(answer.lowered),
+        sensitivity=describe.sensitivity_of(answer.lowered),
+        strategies=describe.strategies_of(answer.lowered),
+        mu=answer.mu,
+        confidence=answer.confidence,
+        sampling=describe.sampling_of(answer.lowered),
+        accountants=tuple(opinions),
+    )
+    return _judge(found, answer)
+
+
+def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
+    """The answer of the first engine that covers the run; raises ``RefusedPlan``."""
+    failures: dict[str, Reason] = {}
+    plan = lowered.plan
+    for name in _solvers(names) if plan.is_open else names:
+        try:
+            return _ask(accountant(name), lowered)
+        except NoSolution as failure:
+            raise RefusedPlan(_as_reason(failure, "/target")) from None
+        except AccountantError as failure:
+            failures.setdefault(failure.message, _as_reason(failure, ""))
+        except FAULTS as fault:
+            failures[name] = _fault(name, fault)
+    reached = [reason for reason in failures.values() if reason.code != "unsupported"]
+    raise RefusedPlan(*(reached or failures.values()))
+
+
+def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
+    solver = Solver(lowered=lowered, engine=engine)
+    closed = solver.closed()
+    curve = solver.curve(closed.event())
+    epsilon, delta = _question(lowered.plan.target)
+    if delta is not None:
+        found = _told_from(epsilon, solver.epsilon(closed.event(), delta), curve, delta)
+        answer = found, Bracket(lower=delta, upper=delta)
+    else:
+        answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
+    return _Answer(
+        engine=engine,
+        solver=solver,
+        lowered=closed,
+        epsilon=answer[0],
+        delta=answer[1],
+        mu=getattr(curve, "mu", None),
+        confidence=_confidence(curve),
+    )
+
+
+def _told_from(target: float, found: Bracket, curve: PrivacyCurve, delta: float) -> Bracket:
+    """``found``, or a narrower bracket of ε where the target's ε lies inside it.
+
+    How an engine rounds within the width that it promises then decides about no plan.
+    """
+    if not found.lower <= target < found.upper or not isinstance(curve, Adjustable):
+        return found
+    try:
+        return found.intersect(curve.with_width(DECIDING).epsilon(delta))
+    except AccountantError:
+        return found
+
+
+def _confidence(curve: PrivacyCurve) -> Confidence | None:
+    """What a curve that was sampled says of itself; None where its brackets are certain."""
+    level, seed = getattr(curve, "confidence", None), getattr(curve, "seed", None)
+    return None if level is None or seed is None else Confidence(level=level, seed=seed)
+
+
+def _solvers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The engines quick enough to search with; an engine asked for by name always is."""
+    return names if len(names) == 1 else SOLVERS
+
+
+def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -> float | None:
+    """The factor on the given noise that meets the target; None where none is known."""
+    plan = lowered.plan
+    if plan.asks_for_noise:
+        return 1.0
+    if plan.is_open or plan.target.epsilon is None or plan.target.delta is None:
+        return None
+    if isinstance(answer.engine, Sampling) and answer.epsilon.upper <= plan.target.epsilon:
+        return None  # seconds a bracket are spent on what is missing, not on what could be saved
+    for name in _solvers(names):
+        try:
+            own = answer.solver if name == answer.engine.name else None
+            return (own or Solver(lowered=lowered, engine=accountant(name))).required_scale()
+        except NoSolution:
+            return None
+        except (AccountantError, *FAULTS):
+            continue
+    return None
+
+
+def _question(target: Target) -> tuple[float, float | None]:
+    """ε and δ of the target; ε stands alone only where δ is what is asked for."""
+    if target.delta is None and target.epsilon is None:
+        raise ValueError("a valid plan has a target")
+    return target.epsilon or 0.0, target.delta
+
+
+# ---- the second opinion ------------------------------------------------------------
+
+
+def _opinion(engine: Accountant, epsilon: Bracket, confidence: Confidence | None = None) -> Opinion:
+    return Opinion(name=engine.name, version=engine.version, epsilon=epsilon, confidence=confidence)
+
+
+def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
+    """The opinion of the first independent engine that reaches the run, if there is one."""
+    if not 0 < answer.delta.upper < 1:
+        return []
+    event = answer.lowered.event()
+    for name in SECOND_OPINIONS:
+        if name not in names or name == answer.engine.name:
+            continue
+        try:
+            other = accountant(name)
+            return [_opinion(other, other.curve(event).epsilon(answer.delta.upper))]
+        except (AccountantError, *FAULTS):
+            continue
+    return []
+
+
+def _disagreement(opinions: tuple[Opinion, ...]) -> Reason | None:
+    first, *others = opinions
+    for other in others:
+        if not first.epsilon.meets(other.epsilon, AGREEMENT):
+            return Reason(
+                code="engines_disagree",
+                pointer="",
+                message=f"{first.name} gives ε in [{first.epsilon.lower:.6g}, "
+                f"{first.epsilon.upper:.6g}] and {other.name} in [{other.epsilon.lower:.6g}, "
+                f"{other.epsilon.upper:.6g}]; they do not meet.",
+                remedy="Please report the plan; until it is understood nothing is certified.",
+            )
+    return None
+
+
+# ---- the verdict -------------------------------------------------------------------
+
+
+def _judge(found: Assessment, answer: _Answer) -> Assessment:
+    disagreement = _disagreement(found.accountants)
+    if disagreement is not None:
+        return replace(found, verdict="undecided", reasons=(disagreement,))
+    if not math.isfinite(answer.epsilon.upper) or answer.delta.upper >= 1:
+        unbounded = Reason(
+            code="unbounded",
+            pointer="/target",
+            message="no finite guarantee is proved for this plan.",
+            remedy="Add noise or run fewer steps.",
+        )
+        return replace(found, verdict="refused", reasons=(unbounded,))
+    target = found.target_epsilon
+    if target is None or answer.epsilon.upper <= target:
+        return replace(found, verdict="certified")
+    return replace(found, verdict="under_noised", reasons=(_under_noised(found, answer),))
+
+
+def _under_noised(found: Assessment, answer: _Answer) -> Reason:
+    low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
+    known = f" (and is at least {low})" if answer.epsilon.lower > 0 else ""
+    chance = "" if found.confidence is None else f" {found.confidence}"
+    sigma = (
+        "this noise" if found.joint is None else f"a joint noise multiplier of {found.joint:.6g}"
+    )
+    wanted = [
+        f"{release.name} to {release.required:.7g}"
+        for release in found.releases
+        if release.required is not None
+    ]
+    return Reason(
+        code="under_noised",
+        pointer="/target/epsilon",
+        message=f"{sigma} gives ε ≤ {high}{known} at δ = {found.target_delta:g}{chance}; "
+        f"the target is {found.target_epsilon:g}.",
+        remedy=(
+            f"Raise the noise multiplier of {', '.join(wanted)}."
+            if wanted
+            else "No noise meets this target: run fewer steps or raise target.epsilon."
+        ),
+    )
+
+
+def _require_affordable(lowered: Lowered) -> None:
+    found = kinds(lowered.event(steps=1))
+    if found <= MOST_KINDS:
+        return
+    raise RefusedPlan(
+        Reason(
+            code="too_expensive",
+            pointer="/phases",
+            message=f"the run has {found} different kinds of release; {MOST_KINDS} are accounted.",
+            remedy="Join steps with equal sampling and noise into one phase.",
+        )
+    )
+
+
+def _require_small_delta(plan: Plan, delta: float) -> None:
+    size = plan.dataset.size
+    if size is None or plan.allow_large_delta is not None or exactly(delta) * size < 1:
+        return
+    raise RefusedPlan(
+        Reason(
+            code="large_delta",
+            pointer="/target/delta",
+            message=f"δ = {delta:g} is not below 1/N = {float(Fraction(1, size)):.3g}: publishing "
+            "one record at random would meet it.",
+            remedy="Choose a smaller δ, or say why in allow_large_delta.",
+        )
+    )
+
+
+def _fault(name: str, fault: Exception) -> Reason:
+    return Reason(
+        code="engine_failed",
+        pointer="",
+        message=f"the {name} accountant failed on this plan ({fault!r}).",
+        remedy="Please report the plan.",
+    )
+
+
+def _as_reason(failure: AccountantError, pointer: str) -> Reason:
+    return Reason(
+        code=failure.code, pointer=pointer, message=failure.message, remedy=failure.remedy
+    )

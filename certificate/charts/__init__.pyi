@@ -1,0 +1,12 @@
+from .drawing import draw as draw
+from .drawing import draw_panels as draw_panels
+from .marks import Axis as Axis
+from .marks import Band as Band
+from .marks import Bars as Bars
+from .marks import Chart as Chart
+from .marks import Dots as Dots
+from .marks import Line as Line
+from .marks import Mark as Mark
+from .marks import Rule as Rule
+from .scales import Scale as Scale
+from .scales import is_shown as is_shown

@@ -1,1 +1,0 @@
-"""Diagnosis: which known mistakes explain a claim that cannot be certified."""

@@ -1,0 +1,265 @@
+"""Mistakes about what one step releases, and how far one record moves it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from affidavit.certificate.diagnosis.account import PhaseAccount
+from affidavit.certificate.diagnosis.case import Case, Facts
+from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
+from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
+from affidavit.plan import FIXED_ORDER, Phase
+
+MOST_LONE_BLOCKS = 4
+"""Blocks with a noise of their own that are tried as the only one."""
+
+
+def independent_blocks(case: Case) -> Iterator[Way]:
+    """K same-lot blocks as K·T independently sampled releases."""
+    blocks, steps = case.first.blocks, case.first.steps
+    if _per_block(case) and blocks > 1:
+        yield Way(
+            code="independent_blocks",
+            said=f"the {blocks} blocks of each of {steps} steps were accounted as "
+            f"{blocks * steps} releases with a lot of its own for each",
+            change=lambda account, _: replace(account, blocks="independent"),
+            cost=0.6,
+        )
+
+
+def single_block(case: Case) -> Iterator[Way]:
+    """One block alone, or all but one release."""
+    if not _per_block(case) or case.first.blocks < 2:
+        return
+    extra = 0.0 if case.plan.optimizer.name.startswith("dp_muon") else 0.8
+    for place, sigma in enumerate(_distinct_sigmas(case.plan.phases[0])[:MOST_LONE_BLOCKS]):
+        yield Way(
+            code="single_block",
+            said=f"one block was accounted alone at σ = {sigma:.6g}, and the other "
+            f"{case.first.blocks - 1} were forgotten",
+            change=_alone(sigma),
+            cost=0.8 + extra + 0.3 * place,
+        )
+    phase = case.plan.phases[0]
+    if len(phase.releases) > 1 and len(case.plan.phases) == 1:
+        for release in phase.releases:
+            kept = [each for each in phase.releases if each is not release]
+            joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(kept)}))
+            if joint is not None and sum(each.count for each in kept) > 1:
+                yield Way(
+                    code="single_block",
+                    said=f"the release {release.name} was forgotten",
+                    change=_alone(joint),
+                    cost=2.5,
+                )
+
+
+def clip_not_joint(case: Case) -> Iterator[Way]:
+    """Per-layer clipping to C each, accounted with sensitivity C."""
+    phase = case.plan.phases[0]
+    if not _per_block(case) or case.first.blocks < 2:
+        return
+    sigmas = [float(noise_multiplier(r)) for r in phase.releases]
+    stds = [sigma * r.clip_norm for sigma, r in zip(sigmas, phase.releases, strict=True)]
+    if max(stds) > min(stds) * (1 + 1e-9) and max(sigmas) > min(sigmas):
+        return  # neither one noise nor one multiplier: it was not meant as one gradient
+    extra = 0.8 if case.plan.optimizer.name.startswith("dp_muon") else 0.0
+    norms = sorted({release.clip_norm for release in phase.releases}, reverse=True)
+    true = math.sqrt(math.fsum(r.count * r.clip_norm**2 for r in phase.releases))
+    for place, norm in enumerate(norms[:MOST_LONE_BLOCKS]):
+        yield Way(
+            code="clip_not_joint",
+            said=f"{case.first.blocks} layers, each clipped to its own norm, were accounted "
+            f"with sensitivity {norm:.6g} instead of √(ΣC²) = {true:.6g}",
+            change=_alone(sigmas[0] if max(sigmas) == min(sigmas) else stds[0] / norm),
+            cost=0.7 + extra + 0.3 * place,
+        )
+
+
+def filter_norm(case: Case) -> Iterator[Way]:
+    """DiSK: noise divided by the filter's norm, or sums combined after clipping."""
+    filtered, optimizer = case.filter, case.plan.optimizer
+    if filtered is None:
+        return
+    late = optimizer.combine == "after_clipping"
+    divided = optimizer.noise_divisor == "filter_norm"
+    reach, norm = filtered.distance, filtered.norm
+    if divided:
+        yield Way(
+            code="filter_norm",
+            said=f"the noise was divided by the filter's norm {norm:.6g}, and the accountant was "
+            "told the multiplier before that",
+            change=lambda account, _: replace(account, scale=account.scale * norm),
+            cost=0.5,
+        )
+    if late and reach > 1:
+        yield Way(
+            code="filter_norm",
+            said="two sums that were clipped before they are combined were accounted with "
+            f"sensitivity C; it is {reach:.6g} C",
+            change=lambda account, _: replace(account, distance=account.distance / reach),
+            cost=0.5,
+        )
+    if late and reach > 1 and divided:
+        yield Way(
+            code="filter_norm",
+            said=f"the noise was divided by the filter's norm {norm:.6g}, and the sums were "
+            "combined after clipping; the accountant was told neither",
+            change=lambda account, _: replace(
+                account, scale=account.scale * norm, distance=account.distance / reach
+            ),
+            cost=0.7,
+        )
+    if not late and not divided:
+        for factor, words, cost in (
+            (norm, "which is what it was before its division by the filter's norm", 0.8),
+            (1 / norm, "as divided by the filter's norm", 1.2),
+            (reach, "as if two clipped sums could not move by more than one", 1.6),
+        ):
+            yield Way(
+                code="filter_norm",
+                said=f"the accountant was told {factor:.6g} times this noise, {words}",
+                change=_scaled(factor),
+                cost=cost,
+            )
+
+
+def error_feedback(case: Case) -> Iterator[Way]:
+    """DP-Dice as plain DP-SGD with C₁ or C₁ + C₂."""
+    optimizer = case.plan.optimizer
+    if optimizer.name != "dp_dice":
+        return
+    yield Way(
+        code="error_feedback",
+        said="the run was accounted as DP-SGD with clip norm C₁, without its error feedback",
+        change=_as_dp_sgd(1.0),
+        cost=0.5,
+    )
+    norm = case.plan.phases[0].releases[0].clip_norm
+    second = (optimizer.error_clip_norm or norm) / norm
+    yield Way(
+        code="error_feedback",
+        said="the run was accounted as DP-SGD with sensitivity C₁ + C₂, as if the clipped error "
+        "were divided by the lot size too",
+        change=_as_dp_sgd(1 + second),
+        cost=0.6,
+    )
+    if case.first.lot is not None:
+        yield Way(
+            code="error_feedback",
+            said="the run was accounted as DP-SGD with sensitivity C₁/B + C₂ of the mean",
+            change=_as_dp_sgd(1 + second * case.first.lot),
+            cost=0.9,
+        )
+
+
+def sum_or_mean(case: Case) -> Iterator[Way]:
+    """Noise for the sum on the mean, or the reverse."""
+    lot = case.first.lot or case.plan.dataset.size
+    if case.first.scheme == "full_batch":
+        lot = case.plan.dataset.size
+    if lot is None or lot < 2:
+        return
+    yield Way(
+        code="sum_or_mean",
+        said=f"noise on the sum was read as noise on the mean: the multiplier was taken {lot} "
+        "times too large",
+        change=_scaled(float(lot)),
+        cost=1.5,
+    )
+
+
+def _per_block(case: Case) -> bool:
+    return all(phase.clipping == "per_block" for phase in case.plan.phases)
+
+
+def _distinct_sigmas(phase: Phase) -> list[float]:
+    """The blocks' multipliers, those of most blocks first."""
+    counts: dict[float, int] = {}
+    for release in phase.releases:
+        sigma = float(noise_multiplier(release))
+        counts[sigma] = counts.get(sigma, 0) + release.count
+    return sorted(counts, key=lambda sigma: -counts[sigma])
+
+
+def _alone(sigma: float) -> Change:
+    return lambda account, _: replace(account, blocks="alone", lone=sigma)
+
+
+def _scaled(factor: float) -> Change:
+    return lambda account, _: replace(account, scale=account.scale * factor)
+
+
+def _as_dp_sgd(share: float) -> Change:
+    """DP-SGD at the plan's sampler, whose sensitivity is ``share`` times C₁."""
+
+    def change(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+        sampled = facts.scheme not in FIXED_ORDER and facts.rate < 1
+        return replace(
+            account,
+            known=True,
+            distance=account.distance * share,
+            probability=facts.rate if sampled else account.probability,
+        )
+
+    return change
+
+
+MISTAKES = (
+    Mistake(
+        code="independent_blocks",
+        wrong="All blocks of a step see the same lot, so that a record is in all of them or in "
+        "none. Together they are one release with the joint noise multiplier "
+        "(Σ count/σ²)^(-1/2); sampling amplifies that one release, not each block.",
+        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 against Table 3",
+        fix="Account the blocks of a step as one release at the joint noise multiplier.",
+        field=("releases",),
+        ways=independent_blocks,
+    ),
+    Mistake(
+        code="single_block",
+        wrong="Every block of a step is released, so that every one of them costs.",
+        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1",
+        fix="Account the blocks of a step as one release at the joint noise multiplier.",
+        field=("releases",),
+        ways=single_block,
+    ),
+    Mistake(
+        code="clip_not_joint",
+        wrong="Layers that are each clipped to C can move by C all at once: the whole gradient "
+        "moves by √(ΣC²).",
+        source="McMahan et al., arXiv:1812.06210, section 2.1 (per-layer clipping)",
+        fix="Account with √(ΣC²), or clip each of K layers to C/√K.",
+        field=("releases",),
+        ways=clip_not_joint,
+    ),
+    Mistake(
+        code="filter_norm",
+        wrong="Clipping after the combination bounds a record by C whatever the filter, so that "
+        "the noise is σC; dividing it by the filter's norm leaves less, and combining sums "
+        "that are clipped already leaves a sensitivity of (|c| + |1-c|) C.",
+        source="Opacus research/disk_optimizer, KFOptimizer; Zaki, thesis, section 4.3",
+        fix="Combine the two gradients, then clip to C, then add noise σC.",
+        field=("optimizer",),
+        ways=filter_norm,
+    ),
+    Mistake(
+        code="error_feedback",
+        wrong="The error state is made of raw gradients and carries a record into every later "
+        "release, so that neither its sensitivity is C₁ or C₁ + C₂ nor sampling amplifies.",
+        source="564612540/DiceSGD (optimizers_utils); Zaki, thesis, section 4.3",
+        fix="Drop the error feedback, or certify it with a bound that is proved for it.",
+        field=("optimizer", "name"),
+        ways=error_feedback,
+    ),
+    Mistake(
+        code="sum_or_mean",
+        wrong="Noise σC belongs on the sum of the clipped gradients, and σC/B on their mean.",
+        source="Abadi et al., arXiv:1607.00133, Algorithm 1",
+        fix="State the noise on the sum (noise_multiplier, or noise_std on the sum).",
+        field=("releases",),
+        ways=sum_or_mean,
+    ),
+)

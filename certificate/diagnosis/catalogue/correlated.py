@@ -1,0 +1,250 @@
+"""Mistakes about unamplified runs: noise that is correlated, and records that come again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from affidavit.certificate.diagnosis.account import PhaseAccount
+from affidavit.certificate.diagnosis.case import Case, Facts
+from affidavit.certificate.diagnosis.correlation import Correlation
+from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
+
+
+def injection_norm(case: Case) -> Iterator[Way]:
+    """The column norm of the injected N instead of that of its inverse."""
+    found = case.first.correlation
+    if found is None or found.injected >= found.sensitivity * (1 - 1e-9):
+        return
+    named = "√(1+λ²)" if found.kind == "bidiagonal" else "the column norm of N"
+    yield from _misjudged(
+        case,
+        "injection_norm",
+        found.injected,
+        f"the noise was scaled by {named} = {found.injected:.6g} instead of κ = {found.column:.6g}",
+        0.5 if found.kind == "bidiagonal" else 1.2,
+    )
+    if found.participations > 1:
+        root = math.sqrt(found.participations)
+        yield from _misjudged(
+            case,
+            "injection_norm",
+            found.injected * root,
+            f"the noise was scaled by {named} = {found.injected:.6g} instead of κ = "
+            f"{found.column:.6g}, times √{found.participations} for as many participations",
+            0.8 if found.kind == "bidiagonal" else 1.5,
+        )
+
+
+def no_kappa(case: Case) -> Iterator[Way]:
+    """Correlated noise as if it were independent at the same σ."""
+    found = case.first.correlation
+    if found is None:
+        return
+    sampled = case.first.scheme == "poisson" and case.first.rate < 1
+    yield Way(  # under sampling it is amplified_correlated in the first place
+        code="no_kappa",
+        said="noise that is correlated across steps was accounted as independent at the same σ",
+        change=_independent,
+        cost=0.9 if sampled else 0.7 if found.kind == "bidiagonal" else 1.1,
+    )
+
+
+def amplified_correlated(case: Case) -> Iterator[Way]:
+    """Poisson amplification for noise that is correlated across steps."""
+    facts = case.first
+    found = facts.correlation
+    if found is None or facts.rate >= 1:
+        return
+    ways = [(found.column, "at σ over the sensitivity of one participation", 0.0)]
+    if found.sensitivity > found.column * (1 + 1e-9):
+        ways.append((found.sensitivity, "at σ over the sensitivity of the whole run", 0.4))
+    if found.column > 1 + 1e-9:
+        ways.append((1.0, "at σ itself", 0.1))
+    for sensitivity, words, cost in ways:
+        yield Way(
+            code="amplified_correlated",
+            said=f"each step was accounted as amplified by sampling with q = {facts.rate:.6g}, "
+            + words,
+            change=amplified(sensitivity),
+            cost=0.6 + cost,
+        )
+
+
+def injected_noise(case: Case) -> Iterator[Way]:
+    """A strategy's advertised sensitivity where another noise is injected."""
+    found = case.first.correlation
+    if found is None:
+        return
+    extra = 0.0 if found.kind in {"matrix", "toeplitz_inverse"} else 0.8
+    for sensitivity, words, cost in (
+        (1.0, "1", 0.0),
+        (math.sqrt(found.participations), f"√k = √{found.participations}", 0.2),
+    ):
+        if sensitivity < found.sensitivity * (1 - 1e-9):
+            yield from _misjudged(
+                case,
+                "injected_noise",
+                sensitivity,
+                f"the strategy's sensitivity was taken as {words}; that of the noise really "
+                f"injected, sens(N⁻¹), is {found.sensitivity:.6g}",
+                0.8 + extra + cost,
+            )
+
+
+def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
+    """The sensitivity of one participation where a record takes part again."""
+    found, account = case.first.correlation, case.account.phases[0]
+    if case.first.independent and account.known and account.probability is None:
+        if account.participations > 1:
+            yield Way(
+                code="single_epoch_sensitivity",
+                said="the sensitivity of one participation was used for "
+                f"{account.participations} participations",
+                change=_once,
+                cost=1.0,
+            )
+        return
+    if found is None or found.participations < 2:
+        return
+    yield from _misjudged(
+        case,
+        "single_epoch_sensitivity",
+        found.column,
+        f"the sensitivity of one participation, {found.column:.6g}, was used for "
+        f"{found.participations} participations, whose is {found.sensitivity:.6g}",
+        0.5,
+    )
+
+
+def identity_once(case: Case) -> Iterator[Way]:
+    """Independent noise over k unamplified participations with sensitivity 1."""
+    account, found = case.account.phases[0], case.first.correlation
+    if account.probability is not None or not (case.first.independent or _is_identity(found)):
+        return
+    if account.participations > 1 and account.known:
+        yield Way(
+            code="identity_once",
+            said=f"{account.participations} participations of a record were accounted with "
+            "sensitivity 1 over the whole run",
+            change=_once,
+            cost=0.5,
+        )
+
+
+def _once(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+    return replace(account, participations=1, sensitivity=None)
+
+
+def _is_identity(found: Correlation | None) -> bool:
+    return found is not None and found.injected == 1 and found.column <= 1 + 1e-9
+
+
+def _misjudged(case: Case, code: str, sensitivity: float, said: str, cost: float) -> Iterator[Way]:
+    """The run with another sensitivity, unamplified, and sampled where the plan samples."""
+    facts = case.first
+    if facts.scheme != "poisson" or facts.rate >= 1:
+        yield Way(code=code, said=said, change=_sensitivity(sensitivity), cost=cost)
+        return
+    yield Way(
+        code=code,
+        said=f"{said}, in a run accounted as one release",
+        change=_sensitivity(sensitivity),
+        cost=cost + 0.3,
+    )
+    yield Way(
+        code=code,
+        said=f"{said}, in a run accounted step by step at its sampling probability",
+        change=amplified(sensitivity),
+        cost=cost + 0.2,
+    )
+
+
+def _sensitivity(value: float) -> Change:
+    return lambda account, _: replace(account, known=True, probability=None, sensitivity=value)
+
+
+def amplified(sensitivity: float) -> Change:
+    """Each step sampled at the plan's rate, at σ over ``sensitivity``."""
+
+    def change(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+        return replace(
+            account,
+            known=True,
+            probability=facts.rate,
+            sensitivity=sensitivity,
+            pair="add_remove",
+        )
+
+    return change
+
+
+def _independent(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+    sampled = facts.scheme == "poisson" and facts.rate < 1
+    return replace(
+        account,
+        known=True,
+        sensitivity=None,
+        probability=facts.rate if sampled else None,
+        pair="replace_one" if sampled and account.distance > 1 else "add_remove",
+    )
+
+
+_MATRIX = "Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2211.06530"
+
+MISTAKES = (
+    Mistake(
+        code="injection_norm",
+        wrong="What counts is how far a record moves N⁻¹ of the stream, the largest column norm "
+        "of the inverse (κ), not that of the injected N, which is smaller.",
+        source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
+        fix="Scale the noise by κ = √((1-λ^2T)/(1-λ²)), times what more participations cost.",
+        field=("noise",),
+        ways=injection_norm,
+    ),
+    Mistake(
+        code="no_kappa",
+        wrong="Noise that is subtracted again in the next step hides less: the whole run is one "
+        "Gaussian mechanism with sensitivity sens(N⁻¹).",
+        source="Wang, An Optimization View of DP LLM Fine-tuning, Theorem 7",
+        fix="Account the run as one release with sensitivity sens(N⁻¹).",
+        field=("noise",),
+        ways=no_kappa,
+    ),
+    Mistake(
+        code="amplified_correlated",
+        wrong="Amplification needs noise that is fresh in every step; correlated noise couples "
+        "the steps, and no theorem amplifies it under plain sampling.",
+        source=f"{_MATRIX}; Choquette-Choo et al., arXiv:2306.08153",
+        fix="Account the run unamplified, or use a banded strategy with cyclic Poisson sampling.",
+        field=("noise",),
+        ways=amplified_correlated,
+    ),
+    Mistake(
+        code="injected_noise",
+        wrong="The guarantee is that of the noise that is added, sens(N⁻¹); the sensitivity of "
+        "a factorisation that is not the one injected says nothing about it.",
+        source="public trainers that inject other noise than they account; " + _MATRIX,
+        fix="Give the noise matrix N that is really injected, and account its inverse.",
+        field=("noise",),
+        ways=injected_noise,
+    ),
+    Mistake(
+        code="single_epoch_sensitivity",
+        wrong="A record that takes part in several steps moves the run by all of them.",
+        source=_MATRIX,
+        fix="Account with the sensitivity of k participations, b steps apart.",
+        field=("noise",),
+        ways=single_epoch_sensitivity,
+    ),
+    Mistake(
+        code="identity_once",
+        wrong="With independent noise each of k participations costs, and together they move the "
+        "run by √k.",
+        source="a public matrix-mechanism trainer: 4.4 reported where 633.9 is true (T = 1000)",
+        fix="Account with sensitivity √k, or sample by Poisson.",
+        field=("sampling", "scheme"),
+        ways=identity_once,
+    ),
+)

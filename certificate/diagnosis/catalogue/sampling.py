@@ -1,0 +1,280 @@
+"""Mistakes about which records a step sees, and about how many steps there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
+from affidavit.certificate.diagnosis.case import Case, Facts
+from affidavit.certificate.diagnosis.catalogue.correlated import amplified
+from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
+
+UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson", "fixed_size"})
+"""Schemes whose lots are not Poisson lots."""
+MOST_ACCUMULATED = 1024
+PHYSICAL_BATCHES = (1, 8, 16, 32, 64, 128, 256)
+DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 3, 6, 12, 24)
+"""Numbers of devices that are tried, the usual ones first."""
+
+
+def poisson_for_shuffle(case: Case) -> Iterator[Way]:
+    """A Poisson accountant with q = B/N on lots that are not drawn so."""
+    facts = case.first
+    if facts.scheme not in UNAMPLIFIED or facts.rate >= 1:
+        return
+    if not facts.independent:
+        yield from _correlated_as_poisson(facts)
+        return
+    if case.account.phases[0].pair == "without_replacement":
+        return
+    replaces = case.plan.adjacency == "replace_one"
+    for q, words, cost in _rates(facts):
+        yield Way(
+            code="poisson_for_shuffle",
+            said=f"{facts.scheme} lots were accounted as Poisson lots with q = {words}",
+            change=_poisson(q),
+            cost=0.4 + cost,
+        )
+        if replaces:
+            yield Way(
+                code="poisson_for_shuffle",
+                said=f"{facts.scheme} lots were accounted as Poisson lots with q = {words}, "
+                "at half the noise multiplier",
+                change=_poisson(q, halved=True),
+                cost=0.7 + cost,
+            )
+
+
+def _correlated_as_poisson(facts: Facts) -> Iterator[Way]:
+    """The same under correlated noise, which ``amplified_correlated`` names more closely."""
+    found = facts.correlation
+    for sensitivity in {1.0, found.column} if found is not None else ():
+        yield Way(
+            code="poisson_for_shuffle",
+            said=f"{facts.scheme} lots were accounted as Poisson lots with q = {facts.rate:.6g}, "
+            f"at σ over {sensitivity:.6g}",
+            change=amplified(sensitivity),
+            cost=1.4,
+        )
+
+
+def _rates(facts: Facts) -> Iterator[tuple[float, str, float]]:
+    """Sampling probabilities that a loader suggests: B/N, or one over its length."""
+    yield facts.rate, f"B/N = {facts.rate:.6g}", 0.0
+    for lots in reversed(facts.lots):
+        if lots > 1 and abs(lots * facts.rate - 1) > 1e-12:
+            yield 1 / lots, f"1/{lots}, one over the loader's length", 0.7
+
+
+def _poisson(q: float, *, halved: bool = False) -> Change:
+    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+        replaces = account.distance > 1 and not halved
+        pair: Pair = "replace_one" if replaces else "add_remove"
+        return replace(account, known=True, probability=q, pair=pair)
+
+    return change
+
+
+def adjacency_factor(case: Case) -> Iterator[Way]:
+    """Add/remove's multiplier where a record is replaced."""
+    if case.plan.adjacency == "replace_one":
+        yield Way(
+            code="adjacency_factor",
+            said="replacing a record was accounted as adding or removing one, at half its distance",
+            change=lambda account, _: replace(
+                account,
+                pair="add_remove",
+                distance=account.distance / (2.0 if account.distance > 1 else 1.0),
+            ),
+            cost=0.6,
+        )
+
+
+def microbatch_rate(case: Case) -> Iterator[Way]:
+    """q of the physical batch, with the steps of the optimiser or of the microbatches."""
+    facts = case.first
+    for parts in _accumulations(facts):
+        odd = 0.0 if parts & (parts - 1) == 0 else 1.5
+        cost = 2.0 + 0.1 * math.log2(parts) + odd
+        size = "" if facts.lot is None else f" of {facts.lot // parts}"
+        yield Way(
+            code="microbatch_rate",
+            said=f"q was taken from a physical batch{size}, a lot being {parts} of them",
+            change=_rate_divided(parts),
+            cost=cost,
+        )
+        yield Way(
+            code="microbatch_rate",
+            said=f"each of {parts} physical batches{size} a lot was accounted as a lot and a "
+            "step of its own",
+            change=_steps_multiplied(parts),
+            cost=cost + 0.6,
+        )
+    yield from _physical_batches(facts)
+
+
+def _physical_batches(facts: Facts) -> Iterator[Way]:
+    """Batches of a usual size that do not divide the lot."""
+    lot = facts.lot
+    if lot is None or facts.rate >= 1:
+        return
+    for size in PHYSICAL_BATCHES:
+        if size < lot and lot % size:
+            yield Way(
+                code="microbatch_rate",
+                said=f"q was taken from a physical batch of {size}, the lot being {lot}",
+                change=_rate_divided(lot / size),
+                cost=3.2,
+            )
+
+
+def _accumulations(facts: Facts) -> Iterator[int]:
+    """Into how many physical batches a lot may have been divided."""
+    if facts.rate >= 1:
+        return
+    for parts in range(2, MOST_ACCUMULATED + 1):
+        usual = parts & (parts - 1) == 0 and parts <= 64
+        if (usual and facts.lot is None) or (facts.lot is not None and facts.lot % parts == 0):
+            yield parts
+
+
+def _rate_divided(parts: float) -> Change:
+    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+        q = account.probability
+        return account if q is None else replace(account, probability=q / parts)
+
+    return change
+
+
+def _steps_multiplied(parts: int) -> Change:
+    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+        q = account.probability
+        if q is None:
+            return account
+        return replace(account, probability=q / parts, steps=account.steps * parts)
+
+    return change
+
+
+def epochs_for_steps(case: Case) -> Iterator[Way]:
+    """T counted in epochs, or with the steps of an epoch rounded down."""
+    facts = case.first
+    if facts.rate >= 1:
+        return
+    seen = {facts.steps}
+    for steps, words, cost in _counts(facts):
+        if 0 < steps < facts.steps and steps not in seen:
+            seen.add(steps)
+            yield Way(
+                code="epochs_for_steps",
+                said=f"{steps} steps were accounted instead of {facts.steps}: {words}",
+                change=_steps_shared(steps / facts.steps),
+                cost=cost,
+            )
+
+
+def _counts(facts: Facts) -> Iterator[tuple[int, str, float]]:
+    """Other counts of the same training, with how they come about."""
+    whole = {round(facts.epochs), math.floor(facts.epochs), math.ceil(facts.epochs)}
+    for lots in facts.lots:
+        if lots and facts.steps % lots == 0:
+            whole.add(facts.steps // lots)
+    for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
+        yield epochs, "epochs were counted", 1.2
+    # A longer pass than the run tells nothing, and at the least rates it is infinitely long.
+    full = math.floor(min(1 / facts.rate * (1 + 1e-12), facts.steps))
+    for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
+        yield (
+            epochs * full,
+            f"{epochs} epochs of the full lots alone",
+            1.6,
+        )
+    yield math.floor(facts.epochs / facts.rate), "epochs divided by q, and cut off", 2.0
+    yield facts.steps - 1, "one step was lost in rounding", 2.2
+
+
+def _steps_shared(share: float) -> Change:
+    return lambda account, _: replace(account, steps=max(1, round(account.steps * share)))
+
+
+def world_size(case: Case) -> Iterator[Way]:
+    """Lot or noise off by the number of devices."""
+    for place, devices in enumerate(DEVICES):
+        cost = 2.6 + 0.2 * place
+        yield Way(
+            code="world_size",
+            said=f"noise of {devices} devices was counted {devices} times: the multiplier "
+            "was taken so much too large",
+            change=_scaled(float(devices)),
+            cost=cost + 0.4,
+        )
+        yield Way(
+            code="world_size",
+            said=f"the noise of {devices} devices was added up as √{devices}: the multiplier "
+            "was taken so much too large",
+            change=_scaled(math.sqrt(devices)),
+            cost=cost,
+        )
+        if case.first.rate < 1:
+            yield Way(
+                code="world_size",
+                said=f"q was taken from the share of one of {devices} devices",
+                change=_rate_divided(devices),
+                cost=cost + 0.1,
+            )
+
+
+def _scaled(factor: float) -> Change:
+    return lambda account, _: replace(account, scale=account.scale * factor)
+
+
+MISTAKES = (
+    Mistake(
+        code="poisson_for_shuffle",
+        wrong="In a shuffled or fixed order each record takes part once an epoch for certain. "
+        "Amplification holds for lots that each record joins independently, and no "
+        "amplification is proved for these.",
+        source="Chua et al., arXiv:2403.17673; Kim and Fan, arXiv:2605.12994v1, appendix D",
+        fix="Sample by Poisson, or claim the unamplified value.",
+        field=("sampling", "scheme"),
+        ways=poisson_for_shuffle,
+    ),
+    Mistake(
+        code="adjacency_factor",
+        wrong="Replacing a record removes one contribution and adds another: the sum moves by "
+        "up to 2C, so that noise σC has the effect of σ/2.",
+        source="Kim and Fan, arXiv:2605.12994v1, Theorem 2.1 (replace-one)",
+        fix="Double the noise, or claim add_remove.",
+        field=("adjacency",),
+        ways=adjacency_factor,
+    ),
+    Mistake(
+        code="microbatch_rate",
+        wrong="A record's chance to be in a step is that of the whole lot, over all "
+        "microbatches that are accumulated before the noise is added.",
+        source="Opacus documentation, virtual steps and BatchMemoryManager",
+        fix="Account with q = lot size / data set size and with the steps of the optimiser.",
+        field=("sampling",),
+        ways=microbatch_rate,
+    ),
+    Mistake(
+        code="epochs_for_steps",
+        wrong="Every noisy step is a release and all of them count; T is epochs divided by q, "
+        "rounded up.",
+        source="Opacus, int(epochs / sample_rate): 1959 steps where 1960 are run",
+        fix="Give the steps that are run.",
+        field=("steps",),
+        ways=epochs_for_steps,
+    ),
+    Mistake(
+        code="world_size",
+        wrong="Noise is added once to the sum over all devices, and the lot is what all devices "
+        "see together.",
+        source="Opacus, DistributedDPOptimizer (noise on rank 0, expected batch over all ranks)",
+        fix="Give the lot of all devices together, and the noise that their sum gets.",
+        field=("sampling",),
+        ways=world_size,
+    ),
+)

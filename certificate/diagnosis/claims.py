@@ -1,0 +1,212 @@
+"""Holding a claim against what is certified.
+
+A claim holds when the certified lower bound rounds to it or lies below: somebody's accountant
+may be looser than ours, never tighter than the truth. Where a claim is off by no more than
+an accountant's own error, only a mistake that explains it exactly is told; else the claim is
+left in peace. Everything below that is wrong, whether or not the catalogue knows why.
+
+A plan that carries a ``claim`` is certified together with it (``with_claim``): a claim that
+does not hold blocks the plan, and the mistakes that explain it stand among the reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from affidavit.accountants import Bracket, decimal_down, decimal_up
+from affidavit.certificate.assessment import Assessment, Caveat
+from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
+from affidavit.certificate.diagnosis.floor import at_least
+from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
+from affidavit.certificate.diagnosis.mistake import Mistake
+from affidavit.certificate.diagnosis.readings import Reading
+from affidavit.certificate.diagnosis.search import Explanation, search
+from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
+
+ENGINE_ERROR = 1e-3
+"""How far below the truth an accountant that is in use may report, relatively."""
+FINEST = 1e-3
+"""Precision of a claim that says enough to tell a mistake from an accountant's error."""
+
+Certify = Callable[[Plan], Assessment]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What became of a claim: it holds, or explanations were found, or none was."""
+
+    holds: bool
+    explanations: tuple[Explanation, ...] = ()
+
+
+def stated(plan: Plan, claim: Claim) -> Plan:
+    """The plan that the claim is about: without it, and with the noise that it names."""
+    bare = plan.model_copy(update={"claim": None})
+    if claim.noise_multiplier is None:
+        return bare
+    sigma = float(claim.noise_multiplier)
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "releases": tuple(
+                    release.model_copy(update={"noise_multiplier": sigma, "noise_std": None})
+                    for release in phase.releases
+                )
+            }
+        )
+        for phase in bare.phases
+    )
+    return bare.model_copy(update={"phases": phases})
+
+
+def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Finding:
+    """Whether ``claim`` holds for ``plan``, as ``stated``, which was assessed as ``found``.
+
+    Raises ``ValueError`` for a plan without ``target.delta``.
+    """
+    delta = plan.target.delta
+    if delta is None:
+        raise ValueError("a claim needs a target.delta")
+    judgement = Judgement.of(claim, plan)
+    if any(reason.code == "large_delta" for reason in found.reasons):
+        return _at_large_delta(plan, judgement, certify)
+    truth = found.epsilon
+    if truth is not None and truth.lower <= 0:
+        truth = Bracket(lower=min(at_least(plan, delta), truth.upper), upper=truth.upper)
+    if truth is not None and _holds(judgement, truth):
+        return Finding(holds=True)
+    explanations = search(Case.of(plan, delta), judgement)
+    if truth is not None and _within_error(judgement, truth):
+        exact = tuple(each for each in explanations if each.agreement is Agreement.EXACTLY)
+        if judgement.precision > FINEST or not exact or len(exact[0].ways) > 1:
+            return Finding(holds=True)
+        return Finding(holds=False, explanations=exact)
+    return Finding(holds=False, explanations=explanations)
+
+
+def _holds(judgement: Judgement, truth: Bracket) -> bool:
+    return judgement.agreement(truth.lower) is Agreement.EXACTLY or truth.lower <= judgement.value
+
+
+def _within_error(judgement: Judgement, truth: Bracket) -> bool:
+    """Whether rounding of the noise, cutting off, or an engine's error may account for it."""
+    slack = max(judgement.unit, ENGINE_ERROR * judgement.value, judgement.loose * truth.lower)
+    return truth.lower <= judgement.value + slack
+
+
+def _at_large_delta(plan: Plan, judgement: Judgement, certify: Certify) -> Finding:
+    """A claim at a δ of 1/N or more: that alone is a mistake, if the rest is right."""
+    allowed = plan.model_copy(update={"allow_large_delta": LargeDelta(reason="a claim")})
+    truth = certify(allowed)
+    delta = plan.target.delta or 0.0
+    if truth.epsilon is None or not (
+        _holds(judgement, truth.epsilon) or _within_error(judgement, truth.epsilon)
+    ):
+        return Finding(holds=False, explanations=search(Case.of(plan, delta), judgement))
+    (engine, *_) = truth.accountants
+    found = Explanation(
+        ways=(beyond_one_record(delta, plan.dataset.size),),
+        reading=Reading(accountant=engine.name, epsilon=truth.epsilon.upper, cost=0.0),
+        agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
+        differs_by=truth.epsilon.upper - judgement.value,
+    )
+    return Finding(holds=False, explanations=(found,))
+
+
+# ---- a plan that carries its claim --------------------------------------------------
+
+
+def with_claim(plan: Plan, claim: Claim, found: Assessment, certify: Certify) -> Assessment:
+    """``found`` with its plan's claim taken into account.
+
+    A claim that does not hold turns ``certified`` into ``under_noised``; one that was rounded
+    to below the certified lower bound is told of in a warning.
+    """
+    about = stated(plan, claim)
+    truth = found if claim.noise_multiplier is None else certify(about)
+    if truth.verdict == "undecided":
+        return found
+    finding = examine(about, claim, certify, truth)
+    if finding.holds:
+        return replace(found, warnings=found.warnings + _rounded_away(claim, about, truth))
+    if truth.epsilon is None and not finding.explanations:
+        return found
+    return replace(
+        found,
+        verdict="under_noised" if found.verdict == "certified" else found.verdict,
+        reasons=(*found.reasons, *_reasons(plan, claim, about, truth, finding)),
+    )
+
+
+def claimed(claim: Claim, about: Plan) -> str:
+    """The claim in words."""
+    delta = f"δ = {about.target.delta:g}"
+    if claim.noise_multiplier is None:
+        return f"ε = {claim.text} at {delta} is claimed"
+    return f"σ = {claim.text} is claimed to reach ε = {about.target.epsilon:g} at {delta}"
+
+
+def known(truth: Assessment) -> str:
+    """What is certified, in words; the lower bound alone can contradict a claim."""
+    if truth.epsilon is None:
+        return "nothing may be claimed about this plan"
+    high = decimal_up(truth.epsilon.upper, 6)
+    chance = "" if truth.confidence is None else f" {truth.confidence}"
+    if truth.epsilon.lower <= 0:
+        return f"ε ≤ {high} is certified{chance}"
+    return (
+        f"ε is at least {decimal_down(truth.epsilon.lower, 6)} and certified to be at most "
+        f"{high}{chance}"
+    )
+
+
+def _rounded_away(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
+    if truth.epsilon is None or truth.epsilon.lower <= Judgement.of(claim, about).value:
+        return ()
+    return (
+        Caveat(
+            code="claim_rounded_down",
+            message=f"{claimed(claim, about)}; {known(truth)}. It is right to its digits, and "
+            "rounded up it would be a bound.",
+        ),
+    )
+
+
+def _reasons(
+    plan: Plan, claim: Claim, about: Plan, truth: Assessment, finding: Finding
+) -> tuple[Reason, ...]:
+    name = "epsilon" if claim.noise_multiplier is None else "noise_multiplier"
+    best = finding.explanations[:1]
+    why = "" if best else " No known mistake reproduces the claim."
+    first = Reason(
+        code="claim_below_certified",
+        pointer=f"/claim/{name}",
+        message=f"{claimed(claim, about)}; {known(truth)}.{why}",
+        remedy="Correct the claim, or add the noise that it needs; "
+        "`affidavit diagnose` says how much.",
+    )
+    return first, *(reason_of(way.code, way.said, each, plan) for each in best for way in each.ways)
+
+
+def reason_of(code: str, said: str, explanation: Explanation, plan: Plan) -> Reason:
+    """One mistake of an explanation, as a reason with its remedy."""
+    mistake = CATALOGUE[code]
+    reading = explanation.reading
+    return Reason(
+        code=code,
+        pointer=pointer_of(mistake, plan),
+        message=f"{said}; {reading.accountant} then gives ε = {reading.epsilon:.6g}. "
+        f"{mistake.wrong} Source: {mistake.source}.",
+        remedy=mistake.fix,
+    )
+
+
+def pointer_of(mistake: Mistake, plan: Plan) -> str:
+    """Where in the plan the mistake's field stands."""
+    top, *rest = mistake.field
+    if top == "steps" and plan.phases[0].epochs is not None:
+        top = "epochs"
+    return plan.pointer(0, top, *rest) if top in PHASE_FIELDS else pointer_to(top, *rest)

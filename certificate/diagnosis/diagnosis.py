@@ -1,0 +1,161 @@
+"""A diagnosis: what is claimed, what is certified, which mistakes lead from one to the other.
+
+>>> from affidavit.plan.parse import plan_from
+>>> plan = plan_from({"version": 1, "dataset": {"size": 42043}, "adjacency": "add_remove",
+...     "sampling": {"scheme": "poisson", "lot_size": 1024}, "steps": 410,
+...     "releases": [{"name": "all", "count": 49, "clip_norm": 0.1, "noise_multiplier": 2.3395}],
+...     "target": {"epsilon": 8, "delta": 8e-6}})
+>>> [each.mistakes for each in diagnose(plan, Claim(epsilon="7.9852")).explanations]
+[('independent_blocks',)]
+
+Guarantees
+    * What is called certified, the corrected noise included, was certified.
+    * A claim at or above the certified lower bound, to the digits given, is never accused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from affidavit.accountants import decimal_up
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.claims import claimed, examine, known, pointer_of, stated
+from affidavit.certificate.diagnosis.judgement import Judgement
+from affidavit.certificate.diagnosis.search import Explanation
+from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """The outcome for one claim; ``corrected`` is the plan with noise that makes it true."""
+
+    claim: Claim
+    plan: Plan
+    certified: Assessment
+    holds: bool
+    explanations: tuple[Explanation, ...]
+    corrected: Assessment | None
+
+    @property
+    def summary(self) -> str:
+        """The outcome in a sentence or two, for people."""
+        said = f"{claimed(self.claim, self.plan)}; {known(self.certified)}."
+        if self.holds:
+            return f"{said} The claim holds, to the digits given."
+        if not self.explanations:
+            wrong = "cannot be certified" if self.certified.epsilon is None else "is too low"
+            return f"{said} The claim {wrong}, and no known mistake reproduces it."
+        best = self.explanations[0]
+        return (
+            f"{said} {' and '.join(best.mistakes)} under {best.reading.accountant} "
+            f"gives {best.reading.epsilon:.6g}."
+        )
+
+    def as_result(self) -> dict[str, Any]:
+        """The diagnosis as the command line prints it and the service answers it."""
+        return {
+            "claim": self.claim.model_dump(mode="json", exclude_none=True),
+            "summary": self.summary,
+            "certified": self.certified.as_result(),
+            "explanations": [{"mistakes": ["none"]}]
+            if self.holds
+            else [self._explanation(each) for each in self.explanations],
+            "corrected": None if self.corrected is None else self._corrected(self.corrected),
+        }
+
+    @property
+    def corrected_summary(self) -> str | None:
+        """What is certified with the corrected noise, in words."""
+        if self.corrected is None or self.corrected.epsilon is None:
+            return None
+        chance = "" if self.corrected.confidence is None else f" {self.corrected.confidence}"
+        return f"with them ε ≤ {decimal_up(self.corrected.epsilon.upper, 6)} is certified{chance}"
+
+    def as_steps(self, found: Explanation) -> list[dict[str, str]]:
+        """The mistakes of one explanation, each with what is wrong, its source and its fix."""
+        return [
+            {
+                "code": way.code,
+                "pointer": pointer_of(CATALOGUE[way.code], self.plan),
+                "accounted": way.said,
+                "wrong": CATALOGUE[way.code].wrong,
+                "source": CATALOGUE[way.code].source,
+                "fix": CATALOGUE[way.code].fix,
+            }
+            for way in found.ways
+        ]
+
+    def _explanation(self, found: Explanation) -> dict[str, Any]:
+        return {
+            "mistakes": list(found.mistakes),
+            "accountant": found.reading.accountant,
+            "reproduces": found.reading.epsilon,
+            "differs_by": found.differs_by,
+            "agreement": found.agreement.name.lower(),
+            "steps": self.as_steps(found),
+        }
+
+    def _corrected(self, found: Assessment) -> dict[str, Any]:
+        result = found.as_result()
+        return {
+            "summary": self.corrected_summary,
+            "verdict": found.verdict,
+            "plan_digest": found.plan_digest,
+            "epsilon": result["epsilon"],
+            "delta": result["delta"],
+            "noise_multiplier": {
+                "joint": found.joint,
+                "releases": [
+                    {"name": each.name, "count": each.count, "required": each.given}
+                    for each in found.releases
+                ],
+            },
+        }
+
+
+def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
+    """Hold ``claim`` against ``plan``; raises ``MalformedPlan`` where either leaves it open."""
+    if reasons := tuple(unanswerable(claim, plan)):
+        raise MalformedPlan(*reasons)
+    about = stated(plan, claim)
+    found = _certify(about)
+    finding = examine(about, claim, _certify, found)
+    return Diagnosis(
+        claim=claim,
+        plan=about,
+        certified=found,
+        holds=finding.holds,
+        explanations=finding.explanations,
+        corrected=None if finding.holds else _correct(about, claim, found),
+    )
+
+
+def _certify(plan: Plan) -> Assessment:
+    return certify(plan, second_opinion=False)
+
+
+def _correct(plan: Plan, claim: Claim, found: Assessment) -> Assessment | None:
+    """The plan with the noise that the claim needs, certified; None where there is none."""
+    if found.epsilon is None:
+        return None
+    wanted = Target(epsilon=Judgement.of(claim, plan).value, delta=plan.target.delta)
+    required = _certify(plan.model_copy(update={"target": wanted})).releases
+    if not required or any(release.required is None for release in required):
+        return None
+    sigmas = iter(release.required for release in required)
+    phases = tuple(
+        phase.model_copy(
+            update={
+                "releases": tuple(
+                    release.model_copy(update={"noise_multiplier": next(sigmas), "noise_std": None})
+                    for release in phase.releases
+                )
+            }
+        )
+        for phase in plan.phases
+    )
+    corrected = _certify(plan.model_copy(update={"target": wanted, "phases": phases}))
+    return corrected if corrected.verdict == "certified" else None

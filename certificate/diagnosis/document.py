@@ -1,0 +1,76 @@
+"""``docs/mistakes.md``, from the catalogue: ``python -m affidavit.certificate.diagnosis.document``.
+
+The document is generated, so that what it says is what is searched; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from affidavit.certificate.diagnosis.catalogue import CATALOGUE
+from affidavit.certificate.diagnosis.mistake import Mistake
+
+HEAD = """\
+# Known mistakes
+
+Written from the catalogue by `make docs`; change `certificate/diagnosis/`, not this file.
+
+A published ε can be wrong in ways that have been seen before. `affidavit diagnose PLAN
+--claimed-epsilon E` and `POST /v1/diagnoses` hold a claim against what is certified. A claim that
+the certified lower bound does not contradict, to the digits given, is right (`none`), whichever
+accountant it comes from. Otherwise the mistakes below are tried, each alone and then, if none
+alone will do, in pairs, under the accountants that people use, and those that reproduce the claim
+are named, the simplest first. A plan that carries its claim (`claim: 7.9852`) is blocked by
+`check` and `certify` when the claim does not hold, and the mistakes stand among the reasons.
+
+## What is told
+
+* `certified`: the result document of the plan, which is what is true.
+* `explanations[].mistakes`: codes of the list below; `none` alone when the claim is right.
+* `explanations[].accountant`: the reading under which they give the claim.
+* `explanations[].reproduces`: what it then says, an ε for a claimed noise multiplier too;
+  `differs_by`: that minus the claim, or minus the target.
+* `explanations[].agreement`: `exactly`, it rounds to the claim; `cut`, it is cut off or rounded up
+  at the claim's last digit; `nearly`, it is within what rounded noise multipliers or the
+  program's own error leave open.
+* `explanations[].steps`: for each mistake what was accounted, what is wrong with it, the source
+  and the fix.
+* `corrected`: the noise with which the claim would be true, certified; null where there is none.
+
+Readings: `gaussian` (exact), `rdp` (dp_accounting's orders), `rdp_opacus` (Opacus' orders),
+`rdp_classic` (the conversion of the moments accountant), `pld` and `prv` (the tight value, within
+what these programs report), `gdp_clt`, `basic` and `advanced` composition.
+
+An explanation is not a proof that somebody made the mistake: it says that the mistake leads to the
+number. Several mistakes can lead to one number, and then all are listed; with two or three
+digits, by chance too. A claim that is wrong and explained by nothing is wrong all the same.
+
+Digits count. `7.98` stands for everything that rounds to it, `7.9800` for a hundredth of that;
+give the claim as text to keep zeros at its end. Two digits are read at least; zeros at the end of a
+whole number count for nothing, nor does that of `94.0`, which is how programs print 94. A claimed
+noise multiplier is judged by the ε that it reaches, which calibration leaves up to 0.5 % below the
+target. Noise multipliers of four to seven digits are taken for rounded ones.
+
+Not searched: more than two mistakes at once, and plans of so many phases that a reading takes
+seconds.
+
+## The mistakes
+"""
+
+
+def document() -> str:
+    """The whole document."""
+    return HEAD + "".join(_section(each) for each in CATALOGUE.values())
+
+
+def _section(mistake: Mistake) -> str:
+    return (
+        f"\n### {mistake.code}\n\n{mistake.wrong}\n\n"
+        f"* **To do** {mistake.fix}\n"
+        f"* **Source** {mistake.source}.\n"
+        f"* **Field** `{'.'.join(mistake.field)}`\n"
+    )
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,146 @@
+"""Issuing: an assessment becomes a signed certificate, and a bundle that travels.
+
+A bundle is one JSON document: the DSSE envelope and the name of its format. It is written
+once and kept as bytes. Everything in it is either signed or checked against what is
+signed, so that no byte of it can change unnoticed.
+
+One certificate id may be issued more than once: when it has expired, when its key was
+revoked, when approvals were added. Each issue carries its number and the digest of the
+envelope that it supersedes, so that the issues of an id form a chain.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from affidavit.certificate.approval import Approvals
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.envelope import seal
+from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
+from affidavit.certificate.policy.waiver import Waiver
+from affidavit.certificate.statement import TIME_FORMAT, address, statement
+from affidavit.plan import Plan, canonical_json, digest
+
+BUNDLE_TYPE = "application/vnd.affidavit.bundle.v1+json"
+
+UNTRUSTED = {
+    "code": "untrusted",
+    "message": "UNTRUSTED: signed with a development key that nobody vouches for. Create a key "
+    "with `affidavit keys new` and POST the plan again.",
+}
+
+
+class Former(Protocol):
+    """The issue that is superseded: its number and its envelope's digest."""
+
+    @property
+    def issue(self) -> int:
+        """Its number, counted from 1."""
+        ...
+
+    @property
+    def envelope_digest(self) -> str:
+        """``sha256:`` and the digest of its signed envelope."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """A signed statement; ``bundle`` is the exact bytes to keep and to hand out."""
+
+    id: str
+    statement: dict[str, Any]
+    bundle: bytes
+    untrusted: bool
+    envelope_digest: str
+
+    def as_result(self, assessment: Assessment) -> dict[str, Any]:
+        """The result document of ``assessment`` with its certificate."""
+        predicate = self.statement["predicate"]
+        result = assessment.as_result() | {key: predicate[key] for key in ("policy", "waived")}
+        if self.untrusted:
+            result["warnings"] = [*result["warnings"], UNTRUSTED]
+        return {
+            **result,
+            "certificate": {"id": self.id, "bundle": json.loads(self.bundle)},
+        }
+
+
+def certificate_id(plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiver] = ()) -> str:
+    """The id that a certificate of ``plan`` has, or will have, under ``policy``.
+
+    ``waivers`` are those in force for the plan and whoever asks.
+    """
+    return address(digest(plan), policy, (each.id for each in waivers))
+
+
+def issue(
+    assessment: Assessment,
+    key: SigningPort,
+    *,
+    requester: str,
+    issued_at: datetime,
+    under: Judgement = AS_PROVED,
+    former: Former | None = None,
+    ledger: Mapping[str, Any] | None = None,
+) -> Certificate:
+    """Sign what was found about a plan; a development key makes it ``untrusted``.
+
+    ``under`` is what ``judge`` returned together with ``assessment``. A verdict other than
+    ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
+    data set's budget stands as this is issued, where there is one.
+    """
+    said = statement(
+        assessment,
+        requester=requester,
+        issued_at=issued_at,
+        untrusted=key.public.development,
+        approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
+        under=under,
+    )
+    said["predicate"]["ledger"] = None if ledger is None else dict(ledger)
+    return _sealed(said, key, former)
+
+
+def approved(
+    pending: Mapping[str, Any],
+    key: SigningPort,
+    *,
+    approvals: Approvals,
+    issued_at: datetime,
+    former: Former,
+) -> Certificate:
+    """Sign the statement ``pending`` anew, with its approvals and as the issue after ``former``.
+
+    It ends when the one that was approved would have ended.
+    """
+    predicate = pending["predicate"]
+    changes = {
+        "approvals": approvals.as_document(),
+        "validity": {**predicate["validity"], "not_before": issued_at.strftime(TIME_FORMAT)},
+        "untrusted": key.public.development,
+    }
+    return _sealed({**pending, "predicate": {**predicate, **changes}}, key, former)
+
+
+def _sealed(said: dict[str, Any], key: SigningPort, former: Former | None) -> Certificate:
+    """Sign ``said`` as the issue after ``former``, or as the first one."""
+    place = {
+        "issue": 1 if former is None else former.issue + 1,
+        "supersedes": None if former is None else former.envelope_digest,
+    }
+    said = {**said, "predicate": {**said["predicate"], **place}}
+    envelope = seal(canonical_json(said), key)
+    return Certificate(
+        id=said["predicate"]["certificate_id"],
+        statement=said,
+        bundle=canonical_json({"bundleType": BUNDLE_TYPE, "envelope": envelope.as_document()}),
+        untrusted=key.public.development,
+        envelope_digest=envelope.digest,
+    )

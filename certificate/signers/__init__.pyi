@@ -1,0 +1,2 @@
+from .choice import private_halves as private_halves
+from .environment import VARIABLE as VARIABLE

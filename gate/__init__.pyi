@@ -1,0 +1,2 @@
+from . import guard as guard
+from .cli import app as app

@@ -1,0 +1,74 @@
+"""``docs/mechanisms.md``, written from the registry: ``python -m affidavit.mechanisms.reference``.
+
+The document is generated, so that what it says is what certifies; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+from affidavit.mechanisms.protocol import Mechanism
+from affidavit.mechanisms.registry import catalogue
+
+HEAD = """\
+# Mechanisms
+
+Written from the registry by `make docs`; change `mechanisms/`, not this file.
+
+What each optimiser releases, how sensitive that is, and why the rest of it costs nothing. A plan
+names one in `optimizer.name`; a field that it does not have, or noise that it is not defined with,
+is refused. Every certificate lists what its trainer is obliged to. The same is shown by
+`affidavit mechanisms [NAME]` and by `GET /v1/mechanisms`.
+
+`dp_dice` is the only one whose state sees raw data; its bounds are proved in
+[theorems/dp-dice.md](theorems/dp-dice.md).
+
+| name | | state on raw data | noise |
+|---|---|---|---|
+"""
+
+
+def document() -> str:
+    """The whole document."""
+    rows = "".join(
+        f"| [`{each.name}`](#{each.name}) | {each.title} | "
+        f"{'yes, accounted' if each.state_on_raw_data else 'none'} | {each.noise_in_words} |\n"
+        for each in catalogue().values()
+    )
+    return HEAD + rows + "".join(_section(each) for each in catalogue().values())
+
+
+def _section(mechanism: Mechanism) -> str:
+    return "\n".join(["", f"## {mechanism.name}", "", *_lines(mechanism), ""])
+
+
+def _lines(mechanism: Mechanism) -> Iterator[str]:
+    yield f"{mechanism.title}."
+    yield ""
+    yield f"* **Releases** {mechanism.releases}."
+    yield f"* **Sensitivity** {mechanism.sensitivity}."
+    yield f"* **Proof** {mechanism.proof}."
+    yield f"* **Post-processing** {'; '.join(mechanism.post_processing)}."
+    yield f"* **State on raw data** {'; '.join(mechanism.state_on_raw_data) or 'none'}."
+    yield f"* **Clipping** {mechanism.clipping}."
+    yield f"* **Noise** {mechanism.noise_in_words}."
+    for obligation in mechanism.obliges:
+        yield f"* **Obliges the trainer** (`{obligation.code}`): {obligation.text}."
+    yield f"* **Sources** {'; '.join(mechanism.sources)}."
+    yield ""
+    yield "| field | takes | meaning | |"
+    yield "|---|---|---|---|"
+    for each in mechanism.hyperparameters():
+        cost = "changes the guarantee" if each["changes_the_guarantee"] else "free"
+        takes = each["takes"].replace("|", "\\|")
+        yield f"| `{each['field']}` | {takes} | {each['meaning']} | {cost} |"
+    yield ""
+    yield "```json"
+    yield json.dumps(mechanism.minimal_plan(), ensure_ascii=False)
+    yield "```"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,16 @@
+from .coefficients import coefficients_digest as coefficients_digest
+from .coefficients import coefficients_of as coefficients_of
+from .contents import content_digest as content_digest
+from .dense import Dense as Dense
+from .identity_matrix import identity as identity
+from .optimal_bidiagonal import best_lambda as best_lambda
+from .participation import Participation as Participation
+from .registry import Setting as Setting
+from .registry import build as build
+from .scheduled import Scheduled as Scheduled
+from .strategy import LARGEST_DENSE as LARGEST_DENSE
+from .strategy import LARGEST_ERROR as LARGEST_ERROR
+from .strategy import Strategy as Strategy
+from .strategy import TooLarge as TooLarge
+from .tree import Tree as Tree
+from .workload import Workload as Workload
