@@ -56,7 +56,7 @@ def sample(
         for epsilon in wanted[: MOST - len(asked)]:
             ask(epsilon)
         known = {each: found for each, found in sorted(asked.items()) if found is not None}
-        wanted = [each for each in _wanted(known, tolerance) if each not in asked]
+        wanted = [item for item in _wanted(known, tolerance) if item not in asked]
     if not known:
         raise OutOfReach("δ is not bounded at any ε.", "Use another accountant.")
     return TradeOff(epsilons=tuple(known), deltas=tuple(known.values()))
@@ -67,7 +67,7 @@ def _wanted(known: dict[float, Bracket], tolerance: float) -> list[float]:
     if len(known) < 2:
         return []
     epsilons = list(known)
-    found = gaps(epsilons, [each.upper for each in known.values()])
+    found = gaps(epsilons, [item.upper for item in known.values()])
     worst = sorted(range(len(found)), key=lambda index: -found[index])
     return [
         (epsilons[index] + epsilons[index + 1]) / 2 for index in worst if found[index] > tolerance

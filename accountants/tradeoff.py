@@ -77,13 +77,15 @@ class TradeOff:
     @classmethod
     def of(cls, curve: PrivacyCurve, epsilons: Sequence[float]) -> TradeOff:
         """The trade-off function of ``curve``, asked at ``epsilons`` (nats, increasing)."""
-        return cls(epsilons=tuple(epsilons), deltas=tuple(curve.delta(each) for each in epsilons))
+        return cls(
+            epsilons=tuple(epsilons), deltas=tuple(curve.delta(epsilon) for epsilon in epsilons)
+        )
 
     def refined(self, known: Mapping[float, Bracket]) -> TradeOff:
         """With δ as ``known`` at further ε (nats), or better at the same."""
         points = {**dict(zip(self.epsilons, self.deltas, strict=True)), **known}
         return TradeOff(
-            epsilons=tuple(sorted(points)), deltas=tuple(points[each] for each in sorted(points))
+            epsilons=tuple(sorted(points)), deltas=tuple(points[point] for point in sorted(points))
         )
 
     def type_two(self, alpha: float) -> Bracket:
@@ -117,7 +119,7 @@ class TradeOff:
         gamma = np.exp(np.minimum(self.epsilons, LARGEST_EPSILON))
         above = [each.upper + g - 1 for each, g in zip(self.deltas, gamma, strict=True)]
         return Bracket(
-            lower=max(each.lower for each in self.deltas),
+            lower=max(delta.lower for delta in self.deltas),
             upper=min(1.0, float(min(above)) * (1 + 1e-15)),
         )
 

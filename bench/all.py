@@ -146,8 +146,8 @@ def _within(seconds: float, bench: Bench, out: int) -> int | None:
     finally:
         if process.poll() is None:
             # First by the interrupt that lets it end the servers that it began.
-            for each in (signal.SIGINT, signal.SIGKILL):
-                os.killpg(process.pid, each)
+            for item in (signal.SIGINT, signal.SIGKILL):
+                os.killpg(process.pid, item)
                 try:
                     process.wait(10)
                 except subprocess.TimeoutExpired:

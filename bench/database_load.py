@@ -104,9 +104,9 @@ def tables(engine: Engine) -> list[Table]:
 def processor_seconds(server: int) -> float:
     """Of the process ``server`` and all its children, living and ended."""
     spent = sum(_times(server))
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit() and _parent(each) == server:
-            spent += sum(_times(int(each.name))[:2])
+    for item in Path("/proc").iterdir():
+        if item.name.isdigit() and _parent(item) == server:
+            spent += sum(_times(int(item.name))[:2])
     return spent
 
 
@@ -130,7 +130,7 @@ def _parent(process: Path) -> int:
 def _times(pid: int) -> list[float]:
     """User and system time, then the same of the children that ended, in seconds."""
     ticks = os.sysconf("SC_CLK_TCK")
-    return [int(each) / ticks for each in _fields(Path(f"/proc/{pid}"))[11:15]]
+    return [int(item) / ticks for item in _fields(Path(f"/proc/{pid}"))[11:15]]
 
 
 def _counted(connection: Connection) -> dict[str, int]:

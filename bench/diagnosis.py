@@ -59,11 +59,11 @@ def main() -> None:
     """Print the table."""
     questions: list[tuple[Plan, Claim, Claim]] = [
         (
-            plan_from(each["plan"]),
-            Claim(epsilon=each["claim"]),
-            Claim(epsilon=f"{UNEXPLAINED * float(each['claim']):.4g}"),
+            plan_from(load["plan"]),
+            Claim(epsilon=load["claim"]),
+            Claim(epsilon=f"{UNEXPLAINED * float(load['claim']):.4g}"),
         )
-        for each in json.loads(VECTORS.read_text())
+        for load in json.loads(VECTORS.read_text())
     ]
     diagnose(*questions[0][:2])
     alone = [seconds(lambda plan=p: certify(plan, second_opinion=False)) for p, _, _ in questions]

@@ -85,8 +85,8 @@ def _read(sql: str, plan: dict[str, Any]) -> Reading:
 
 def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield node
-    for each in node.get("Plans", []):
-        yield from _nodes(each)
+    for item in node.get("Plans", []):
+        yield from _nodes(item)
 
 
 def _touched(node: dict[str, Any]) -> float:

@@ -140,7 +140,7 @@ def prepare(url: str, home: Path, certificates: int, entries: int) -> Settings:
 
 def main() -> int:
     """Fill, measure and print a table; 1 where there is no PostgreSQL."""
-    numbers = [int(each) for each in sys.argv[1:3]] or [CERTIFICATES, LOG_ENTRIES]
+    numbers = [int(item) for item in sys.argv[1:3]] or [CERTIFICATES, LOG_ENTRIES]
     with tempfile.TemporaryDirectory() as name, databases(Path(name)) as urls:
         if "PostgreSQL" not in urls:
             return 1
@@ -168,13 +168,13 @@ def report(engine: Engine, settings: Settings, certificates: int, entries: int) 
             median, status = measure(client, headers, path)
             with noted(app.state.services.engine) as asked:
                 client.get(path, headers=headers)
-            wrong += [f"{title}: {each}" for each in faults(engine, asked, large)]
+            wrong += [f"{title}: {fault}" for fault in faults(engine, asked, large)]
             if median > LIMIT_MS or status != 200:
                 wrong.append(f"{title}: {status} in {median:.0f} ms")
             say(f"| {title} | {status} | {median:.1f} | {len(asked)} |")
     say(f"\nOver {LIMIT_MS:.0f} ms, or reading through a large table: {len(wrong) or 'none'}.")
-    for each in wrong:
-        say(f"- `{each}`")
+    for item in wrong:
+        say(f"- `{item}`")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Place:
             replace(whole, runs=whole.runs[part::PROCESSES], workers=whole.workers[part::PROCESSES])
             for part in range(PROCESSES)
         ]
-        found = [timing for each in self.processes.map(work, shares) for timing in each]
+        found = [timing for item in self.processes.map(work, shares) for timing in item]
         return sorted(found, key=lambda timing: timing[1])
 
 
@@ -130,7 +130,7 @@ async def _certified(url: str, home: Path) -> list[str]:
 
 def waiting(timings: list[simulated.Timing], runs: int) -> Iterator[tuple[int, float]]:
     """How many runs waited when each claim was made, and the seconds that it took."""
-    claims = [each for each in timings if each[0] == "claim"]
+    claims = [timing for timing in timings if timing[0] == "claim"]
     for number, (_, _, took) in enumerate(claims):
         yield max(runs - number, 0), took
 
@@ -141,7 +141,7 @@ def in_milliseconds(seconds: list[float]) -> str:
         return f"{len(seconds)} | | | |"
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     shown = (cuts[49], cuts[94], cuts[98], max(seconds))
-    return f"{len(seconds)} | " + " | ".join(f"{1e3 * each:.1f}" for each in shown) + " |"
+    return f"{len(seconds)} | " + " | ".join(f"{1e3 * item:.1f}" for item in shown) + " |"
 
 
 def require_each_once(engine: Engine, runs: int) -> None:
@@ -175,7 +175,7 @@ def show_times(timings: list[simulated.Timing], runs: int) -> None:
     for band in sorted(bands, reverse=True):
         name = f"claim, {(band + 1) * 10} % wait" if band >= 0 else "claim, none waits"
         say(f"| {name} | {in_milliseconds(bands[band])}")
-    for what in sorted({each[0] for each in timings}):
+    for what in sorted({timing[0] for timing in timings}):
         say(f"| {what} | {in_milliseconds([took for name, _, took in timings if name == what])}")
     say("")
 
@@ -202,13 +202,13 @@ def show_tables(found: list[Table], runs: int) -> None:
     """How much the largest tables hold."""
     say("\n| table | rows | dead | bytes a run | of them indexes | read by index | read through |")
     say("|---|---|---|---|---|---|---|")
-    for each in found[:12]:
-        whole = each.data + each.indexes
+    for item in found[:12]:
+        whole = item.data + item.indexes
         say(
-            f"| {each.name} | {each.live} | {each.dead} | {whole / runs:.0f} | "
-            f"{each.indexes / runs:.0f} | {each.by_index} | {each.through} |"
+            f"| {item.name} | {item.live} | {item.dead} | {whole / runs:.0f} | "
+            f"{item.indexes / runs:.0f} | {item.by_index} | {item.through} |"
         )
-    total = sum(each.data + each.indexes for each in found)
+    total = sum(entry.data + entry.indexes for entry in found)
     say(f"\nall tables: {total / runs / 1024:.1f} KiB a run, {total / 2**30:.2f} GiB")
 
 

@@ -272,14 +272,14 @@ def heavy_plans(service: Service) -> Iterator[None]:
             service.certify({**HEAVY, "steps": 1_000_000, "releases": [release]}, connection)
 
     callers = [Thread(target=run) for _ in range(2)]
-    for each in callers:
-        each.start()
+    for caller in callers:
+        caller.start()
     try:
         yield
     finally:
         stop.set()
-        for each in callers:
-            each.join()
+        for item in callers:
+            item.join()
 
 
 def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
@@ -297,8 +297,8 @@ def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
 def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
     """All of it on one database, a row each."""
     known = next(noises)
-    for each in range(KNOWN):
-        release = {"name": "all", "clip_norm": 1, "noise_multiplier": (known + each) / 1e6}
+    for item in range(KNOWN):
+        release = {"name": "all", "clip_norm": 1, "noise_multiplier": (known + item) / 1e6}
         certificate = service.certify({**PLAN, "releases": [release]})["certificate"]["id"]
     cached, new = [], []
     for turn in range(turns + 1):

@@ -156,7 +156,7 @@ def _together(
     async def run(services: Services, clock: Clock) -> None:
         await services.pool.run(float)  # it has started when this is answered
         try:
-            await asyncio.gather(*(each(services, clock) for each in work))
+            await asyncio.gather(*(item(services, clock) for item in work))
         except Refusal as refusal:  # which does not travel between processes
             raise RuntimeError(f"{refusal.code}: {refusal}") from None
 
@@ -240,9 +240,9 @@ async def _run(
 
 
 def _bundle(services: Services, run: Run) -> bytes:
-    for each in services.store.issues(run.certificate_id):
-        if (each.issue, each.untrusted) == (run.issue, run.untrusted):
-            return with_place(services.log, each.bundle)
+    for issue in services.store.issues(run.certificate_id):
+        if (issue.issue, issue.untrusted) == (run.issue, run.untrusted):
+            return with_place(services.log, issue.bundle)
     raise AssertionError("a run's certificate is kept")
 
 

@@ -52,8 +52,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, T, d)."""
         q, k, v = (
-            each(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
-            for each in (self.query, self.key, self.value)
+            item(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for item in (self.query, self.key, self.value)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
@@ -174,14 +174,14 @@ class Adapter:
 
     def made_up(self, records: int) -> Any:
         """Some of the lot."""
-        return tuple(each[:records] for each in data())
+        return tuple(item[:records] for item in data())
 
     def __len__(self) -> int:
         return LOT
 
     def collate(self, indices: Tensor) -> Any:
         """Records of the lot."""
-        return tuple(each[indices] for each in data())
+        return tuple(item[indices] for item in data())
 
 
 def private(model: Model) -> Callable[[], None]:

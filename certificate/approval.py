@@ -39,11 +39,11 @@ class Approvals:
     @property
     def complete(self) -> bool:
         """Whether as many people as required approved."""
-        return len({each.name for each in self.given}) >= self.required
+        return len({item.name for item in self.given}) >= self.required
 
     def as_document(self) -> dict[str, Any]:
         """The ``approvals`` of a statement."""
-        return {"required": self.required, "given": [asdict(each) for each in self.given]}
+        return {"required": self.required, "given": [asdict(item) for item in self.given]}
 
     @classmethod
     def of(cls, predicate: Mapping[str, Any]) -> Approvals:
@@ -53,10 +53,10 @@ class Approvals:
             return cls()
         try:
             required, given = said["required"], said["given"]  # type: ignore[index]  # tried
-            found = cls(required, tuple(Approval(**each) for each in given))
+            found = cls(required, tuple(Approval(**entry) for entry in given))
         except (TypeError, KeyError):
             raise ValueError("its approvals cannot be read") from None
-        words = [word for each in found.given for word in asdict(each).values()]
+        words = [word for item in found.given for word in asdict(item).values()]
         plain = isinstance(required, int) and not isinstance(required, bool) and required >= 0
         if not plain or not all(isinstance(word, str) for word in words):
             raise ValueError("its approvals cannot be read")

@@ -85,7 +85,7 @@ def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment
             sampling=describe.sampling_of(lowered),
             warnings=describe.caveats_of(lowered),
             assumptions=describe.assumptions_of(lowered),
-            obligations=tuple(each.as_dict() for each in obligations(lowered)),
+            obligations=tuple(obligation.as_dict() for obligation in obligations(lowered)),
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)

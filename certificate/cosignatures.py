@@ -46,17 +46,17 @@ class Cosigned:
     def signed_by(self, key: SigningPort) -> Cosigned:
         """This, with the signature of ``key`` in place of any that it made before."""
         made = Cosignature(key.key_id, key.sign(self.signed_bytes))
-        others = [each for each in self.signatures if each.key_id != key.key_id]
+        others = [signature for signature in self.signatures if signature.key_id != key.key_id]
         return replace(self, signatures=(*others, made))
 
     def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
         """The ids of those of ``keys`` whose signature is here and fits."""
         known = by_id(keys)
         return frozenset(
-            each.key_id
-            for each in self.signatures
-            if each.key_id in known
-            and known[each.key_id].accepts(each.signature, self.signed_bytes)
+            signature.key_id
+            for signature in self.signatures
+            if signature.key_id in known
+            and known[signature.key_id].accepts(signature.signature, self.signed_bytes)
         )
 
     @property
@@ -70,8 +70,11 @@ class Cosigned:
             "payload": base64.b64encode(self.payload).decode("ascii"),
             "payloadType": self.payload_type,
             "signatures": [
-                {"keyid": each.key_id, "sig": base64.b64encode(each.signature).decode("ascii")}
-                for each in self.signatures
+                {
+                    "keyid": signature.key_id,
+                    "sig": base64.b64encode(signature.signature).decode("ascii"),
+                }
+                for signature in self.signatures
             ],
         }
 
@@ -82,12 +85,12 @@ def read_cosigned(document: Any) -> Cosigned:
     listed = fields["signatures"]
     if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
         raise BadEnvelope(f"the envelope does not have a list of at most {MOST_SIGNATURES}")
-    parts = [exactly(each, {"keyid", "sig"}, "a signature") for each in listed]
+    parts = [exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
     signatures = tuple(
         Cosignature(read_text(part["keyid"], "keyid"), read_base64(part["sig"], "sig"))
         for part in parts
     )
-    if len({each.key_id for each in signatures}) != len(signatures):
+    if len({signature.key_id for signature in signatures}) != len(signatures):
         raise BadEnvelope("a key has signed more than once")
     return Cosigned(
         payload_type=read_text(fields["payloadType"], "payloadType"),

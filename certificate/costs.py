@@ -160,7 +160,7 @@ def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
     """Whether noise, steps and lots of ``lowered`` are at least as private as is ``said``."""
     given = describe.releases_of(lowered.plan, lowered.plan, 1.0)
     stated = said["noise_multiplier"]["releases"]
-    if [each.name for each in given] != [each["name"] for each in stated]:
+    if [item.name for item in given] != [entry["name"] for entry in stated]:
         return False
     for ours, theirs in zip(given, stated, strict=True):
         wanted = theirs["given"] if theirs["given"] is not None else theirs["required"]

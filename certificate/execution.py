@@ -83,8 +83,8 @@ class Execution:
         return Required(
             phase=index,
             place=place,
-            clip_norm={each.name: each.clip_norm * factor for each in phase.releases},
-            noise_std={each.name: noise_std(each) for each in phase.releases},
+            clip_norm={release.name: release.clip_norm * factor for release in phase.releases},
+            noise_std={item.name: noise_std(item) for item in phase.releases},
             divisor=str(schedule.divisor(self.plan, phase)),
         )
 

@@ -77,7 +77,7 @@ def certificate_id(plan: Plan, policy: Policy = BUILT_IN, waivers: Iterable[Waiv
 
     ``waivers`` are those in force for the plan and whoever asks.
     """
-    return address(digest(plan), policy, (each.id for each in waivers))
+    return address(digest(plan), policy, (waiver.id for waiver in waivers))
 
 
 def issue(

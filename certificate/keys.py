@@ -235,7 +235,7 @@ def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
     """
     document = _json_file(path)
     records = document.get("keys", [document]) if isinstance(document, dict) else document
-    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+    if not isinstance(records, list) or not all(isinstance(item, dict) for item in records):
         raise KeyFailure(f"{path} does not hold public key records.")
     return tuple(PublicKey.from_record(record) for record in records)
 

@@ -173,7 +173,7 @@ class Keyset(_Part):
 
     def revoked_since(self) -> dict[str, datetime]:
         """From when on each revoked key's signatures do not count, by key id."""
-        return {each.key_id: read_instant(each.since) for each in self.revoked}
+        return {item.key_id: read_instant(item.since) for item in self.revoked}
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def draft(
         "expires_at": as_instant(expires_at),
         "roots": roots.model_dump(mode="json"),
         "keys": [_without(key.as_record(), "development") for key in keys],
-        "revoked": [each.model_dump(mode="json") for each in revoked],
+        "revoked": [item.model_dump(mode="json") for item in revoked],
     }
     keyset = read_model(Keyset, document)
     payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))

@@ -101,7 +101,7 @@ class PlansCompared:
     def strongest(self) -> Alone | None:
         """The single change that moved ε furthest, up or down; None where none did."""
         return max(
-            (each for each in self.alone if each.moved in _FAR),
+            (item for item in self.alone if item.moved in _FAR),
             key=lambda each: abs(_upper(each.assessment) - _upper(self.first)),
             default=None,
         )
@@ -110,7 +110,7 @@ class PlansCompared:
     def strongest_on_noise(self) -> Alone | None:
         """The single change that moved the joint noise multiplier furthest."""
         return max(
-            (each for each in self.alone if each.noise_moved in _FAR),
+            (item for item in self.alone if item.noise_moved in _FAR),
             key=lambda each: abs(_joint(each.assessment) - _joint(self.first)),
             default=None,
         )
@@ -119,7 +119,7 @@ class PlansCompared:
     def act_together(self) -> bool:
         """Whether all changes move ε in a way that none of them does alone."""
         way = {"first": "raised", "second": "lowered"}.get(self.ranking or "")
-        return way is not None and all(each.moved != way for each in self.alone)
+        return way is not None and all(item.moved != way for item in self.alone)
 
     @property
     def sentence(self) -> str:
@@ -149,7 +149,7 @@ class PlansCompared:
             "obstacles": [reason.as_dict() for reason in self.obstacles],
             "first": self.first.as_result(),
             "second": self.second.as_result(),
-            "changes": [each.as_dict() for each in self.alone],
+            "changes": [item.as_dict() for item in self.alone],
             "strongest": {
                 "epsilon": None if strongest is None else strongest.change.pointer,
                 "noise": None if noisiest is None else noisiest.change.pointer,
@@ -187,7 +187,7 @@ def compared(
 ) -> PlansCompared:
     """The comparison, from what was found about both plans and about each trial's plan."""
     return PlansCompared(
-        first=first, second=second, alone=tuple(_alone(first, *each) for each in tried)
+        first=first, second=second, alone=tuple(_alone(first, *item) for item in tried)
     )
 
 
@@ -201,7 +201,7 @@ def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> Pl
     return compared(
         ask(first),
         ask(second),
-        [(each, None if each.plan is None else ask(each.plan)) for each in tried],
+        [(item, None if item.plan is None else ask(item.plan)) for item in tried],
     )
 
 
@@ -315,7 +315,7 @@ def _moved(first: Assessment, second: Assessment) -> Movement:
 
 
 def _is_solved(found: Assessment) -> bool:
-    return any(each.given is None for each in found.releases)
+    return any(release.given is None for release in found.releases)
 
 
 def _noise_moved(first: Assessment, second: Assessment) -> Movement | None:

@@ -49,7 +49,7 @@ def spending(
     run = run_of(plan, engine)
     whole = run.steps
     spread = {math.ceil(whole * (index / points) ** 2) for index in range(points + 1)}
-    wanted = sorted(spread | {each for each in also if 0 <= each <= whole})
+    wanted = sorted(spread | {item for item in also if 0 <= item <= whole})
     most = _epsilon(run, engine, whole, delta)
     found = []
     for steps in wanted:
@@ -76,9 +76,9 @@ def spending_chart(
     if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
         said = f"The certified {certified:.6g} is charged in full from the first step on."
     if run is not None:
-        at = next((each.epsilon for each in spent if each.steps == run), None)
+        at = next((item.epsilon for item in spent if item.steps == run), None)
         if at is not None:
-            ran = tuple(each for each in spent if each.steps <= run)
+            ran = tuple(entry for entry in spent if entry.steps <= run)
             marks.append(Line(name="the actual run", points=_held(ran)))
             marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
             said += f" The run was charged for {run} steps."
@@ -97,7 +97,7 @@ def _above(certified: float) -> float | None:
 
 def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:
     """The points as stairs, each at the height of its end."""
-    found: list[tuple[float, float]] = [(each.steps, each.epsilon) for each in spent[:1]]
+    found: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
     for before, after in pairwise(spent):
         found += [(before.steps, after.epsilon), (after.steps, after.epsilon)]
     return tuple(found)

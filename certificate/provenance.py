@@ -112,7 +112,7 @@ def _reported(statement: Any, key_id: str) -> Reported:
         or not isinstance(found["head"], str | None)
     ):
         raise ValueError("another shape")
-    named = ", ".join(sorted({str(each["code"]) for each in codes}))
+    named = ", ".join(sorted({str(item["code"]) for item in codes}))
     (subject,) = statement["subject"]
     given = definition["externalParameters"]
     return Reported(

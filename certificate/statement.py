@@ -56,7 +56,7 @@ def statement(
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "certificate_id": address(
-                assessment.plan_digest, under.policy, (each.id for each in under.in_force)
+                assessment.plan_digest, under.policy, (item.id for item in under.in_force)
             ),
             "verdict": assessment.verdict,
             "reasons": [reason.as_dict() for reason in assessment.reasons],
@@ -86,7 +86,8 @@ def statement(
             "obligations": list(assessment.obligations),
             "assumptions": list(assessment.assumptions),
             "warnings": [
-                {"code": each.code, "message": each.message} for each in assessment.warnings
+                {"code": warning.code, "message": warning.message}
+                for warning in assessment.warnings
             ],
             "plan": assessment.plan,
             **under.as_dict(),
@@ -132,13 +133,13 @@ def _noise(assessment: Assessment) -> dict[str, Any]:
         "joint": None if assessment.joint is None else decimal_down(assessment.joint),
         "releases": [
             {
-                **({} if each.phase is None else {"phase": each.phase}),
-                "name": each.name,
-                "count": each.count,
-                "required": _up(each.required),
-                "given": None if each.given is None else decimal_down(each.given),
+                **({} if release.phase is None else {"phase": release.phase}),
+                "name": release.name,
+                "count": release.count,
+                "required": _up(release.required),
+                "given": None if release.given is None else decimal_down(release.given),
             }
-            for each in assessment.releases
+            for release in assessment.releases
         ],
     }
 

@@ -195,14 +195,14 @@ def _require_approved(predicate: Mapping[str, Any]) -> None:
         approvals = Approvals.of(predicate)
     except ValueError as error:
         raise _error("not_approved", f"{error}.", remedy) from None
-    others = {each.name for each in approvals.given} - {predicate.get("requester")}
+    others = {item.name for item in approvals.given} - {predicate.get("requester")}
     if len(others) < approvals.required:
         raise _error(
             "not_approved",
             f"{len(others)} of the {approvals.required} approvals that it needs were given.",
             remedy,
         )
-    if any(each.envelope != predicate.get("supersedes") for each in approvals.given):
+    if any(entry.envelope != predicate.get("supersedes") for entry in approvals.given):
         raise _error("not_approved", "its approvals are of another envelope.", remedy)
 
 
@@ -232,18 +232,18 @@ def _require_fresh(
 
 
 def _require_unlisted(found: StatusList, digest: str) -> None:
-    for each in found.listed:
-        if each.envelope != digest:
+    for item in found.listed:
+        if item.envelope != digest:
             continue
-        if each.status == "superseded":
+        if item.status == "superseded":
             raise _error(
                 "superseded",
-                f"issue {each.issue} was superseded at {each.since}.",
+                f"issue {item.issue} was superseded at {item.since}.",
                 "Fetch the current bundle: GET /v1/certificates/ID/bundle.",
             )
         raise _error(
             "revoked",
-            f"it was revoked at {each.since}: {each.reason}.",
+            f"it was revoked at {item.since}: {item.reason}.",
             "Do not use it; ask those who revoked it.",
         )
 

@@ -304,7 +304,7 @@ def _rules(predicate: dict[str, Any], asked: Demands) -> str:
 
 def _engines(predicate: dict[str, Any]) -> dict[str, str]:
     try:
-        return {str(each["name"]): str(each["version"]) for each in predicate["engines"]}
+        return {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
     except (KeyError, TypeError):
         return {}
 
@@ -315,7 +315,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     >>> _numbers("dp-accounting 0.6.0") < _numbers("0.10")
     True
     """
-    return tuple(int(each) for each in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
+    return tuple(int(item) for item in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
 
 
 def _validity(not_before: datetime, not_after: datetime, now: datetime) -> None:

@@ -174,23 +174,25 @@ def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
     edits = tuple(edit for fix in fixes for edit in fix.edits)
     text = applied(whole.decode("utf-8"), edits)
     write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
-    for each in fixes:
-        err.print(f"{escape(printable(source.name))}: fixed: {escape(each.description)}")
+    for item in fixes:
+        err.print(f"{escape(printable(source.name))}: fixed: {escape(item.description)}")
     again = source.same_in(text.encode())
     return None if again is None else asked.judge(again)
 
 
 def _fixes(found: Judged) -> list[Fix]:
-    return [each.fixes[0] for each in found.findings if each.fixes and each.fixes[0].edits]
+    return [
+        finding.fixes[0] for finding in found.findings if finding.fixes and finding.fixes[0].edits
+    ]
 
 
 def _print(one: Judged) -> None:
-    for each in one.findings:
-        place = f":{each.line}:{each.column}" if each.line is not None else ""
-        field = f" {each.pointer}" if each.pointer else ""
-        waived = " (waived)" if each.waiver is not None else ""
-        line = printable(f"{each.file}{place}: {each.rule}{field}{waived}: {each.text}")
-        style = "dim" if each.waiver is not None else LEVELS[each.level]
+    for finding in one.findings:
+        place = f":{finding.line}:{finding.column}" if finding.line is not None else ""
+        field = f" {finding.pointer}" if finding.pointer else ""
+        waived = " (waived)" if finding.waiver is not None else ""
+        line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
+        style = "dim" if finding.waiver is not None else LEVELS[finding.level]
         err.print(f"[{style}]{escape(line)}[/]", highlight=False)
     if one.exit is Exit.CERTIFIED:
         line = printable(f"{one.name}: {one.headline}")
@@ -212,8 +214,10 @@ def _print_difference(source: Source, base: str) -> None:
         return
     found = difference(before.data, source.data)
     err.print(f"{name}: {found.before} -> {found.after}", highlight=False)
-    for each in found.changes:
-        line = printable(f"  {each.pointer}: {each.before} -> {each.after}; alone: {each.alone}")
+    for change in found.changes:
+        line = printable(
+            f"  {change.pointer}: {change.before} -> {change.after}; alone: {change.alone}"
+        )
         err.print(escape(line), highlight=False)
 
 
@@ -237,9 +241,9 @@ def _reports(format_: str, given: list[str]) -> list[tuple[str, Path]]:
     if format_ not in FORMATS:
         stop(f"--format {format_} is not known; choose one of {', '.join(FORMATS)}.")
     found: list[tuple[str, Path]] = []
-    for each in given:
-        kind, _, file = each.partition("=")
+    for item in given:
+        kind, _, file = item.partition("=")
         if kind not in WRITERS or not file:
-            stop(f"--report {each} is not FORMAT=FILE with one of {', '.join(WRITERS)}.")
+            stop(f"--report {item} is not FORMAT=FILE with one of {', '.join(WRITERS)}.")
         found.append((kind, Path(file)))
     return found

@@ -55,7 +55,7 @@ def compare(
 
 def exit_of(found: PlansCompared) -> Exit:
     """The worse verdict's; could not decide where two proved guarantees are not ranked."""
-    exits = [OF_VERDICT[each.verdict] for each in (found.first, found.second)]
+    exits = [OF_VERDICT[item.verdict] for item in (found.first, found.second)]
     return worst([*exits, Exit.UNDECIDED if found.obstacles else Exit.CERTIFIED])
 
 
@@ -74,10 +74,10 @@ def _print(found: PlansCompared) -> None:
             out.print(f"{what} is moved furthest by {escape(each.change.pointer)}", highlight=False)
     if found.act_together:
         out.print("No single change moves ε that way: they act together.", highlight=False)
-    for each in found.alone:
-        for reason in each.reasons:
+    for item in found.alone:
+        for reason in item.reasons:
             out.print(
-                f"{escape(each.change.pointer)} alone: {escape(str(reason))}", highlight=False
+                f"{escape(item.change.pointer)} alone: {escape(str(reason))}", highlight=False
             )
 
 
@@ -89,14 +89,14 @@ def _table(found: PlansCompared) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("ε ≤", "σ joint", "ε is", "σ is"):
         table.add_column(heading, justify="right")
-    for each in found.alone:
+    for item in found.alone:
         table.add_row(
-            escape(each.change.pointer),
-            _value(each.change.before),
-            _value(each.change.after),
-            *_figures(each),
-            MOVED[each.moved],
-            MOVED[each.noise_moved],
+            escape(item.change.pointer),
+            _value(item.change.before),
+            _value(item.change.after),
+            *_figures(item),
+            MOVED[item.moved],
+            MOVED[item.noise_moved],
         )
     return table
 

@@ -81,26 +81,26 @@ def _run(said: Mapping[str, Any]) -> Iterator[str]:
     for phase in said.get("sampling", ()):
         rate = "" if phase["probability"] is None else f", q = {phase['probability']}"
         yield f"sampling: {phase['scheme']}{rate}, {phase['steps']} steps"
-    for each in said.get("noise_multiplier", {}).get("releases", ()):
-        given = each["required"] if each["given"] is None else each["given"]
-        blocks = "" if each["count"] == 1 else f", each of {each['count']} blocks"
-        yield f"noise: {each['name']}{blocks}: {given} clip norms"
+    for item in said.get("noise_multiplier", {}).get("releases", ()):
+        given = item["required"] if item["given"] is None else item["given"]
+        blocks = "" if item["count"] == 1 else f", each of {item['count']} blocks"
+        yield f"noise: {item['name']}{blocks}: {given} clip norms"
 
 
 def _reasons(said: Mapping[str, Any]) -> Iterator[str]:
     for field, title in (("reasons", "because"), ("warnings", "warning"), ("waived", "waived")):
-        for each in said.get(field, ()):
-            waiver = each.get("waiver")
+        for item in said.get(field, ()):
+            waiver = item.get("waiver")
             by = f" (by {waiver['granted_by']}: {waiver['reason']})" if waiver else ""
-            yield f"{title}: {each['code']}: {each['message']}{by}"
+            yield f"{title}: {item['code']}: {item['message']}{by}"
 
 
 def _conditions(said: Mapping[str, Any]) -> Iterator[str]:
     for duty in said.get("obligations", ()):
         who = "the trainer checks it" if duty["checked_by"] == "trainer" else "only declared"
         yield f"obligation ({who}): {duty['text']}"
-    for each in said.get("assumptions", ()):
-        yield f"assumed: {each}"
+    for item in said.get("assumptions", ()):
+        yield f"assumed: {item}"
 
 
 def _responsible(said: Mapping[str, Any]) -> Iterator[str]:
@@ -111,7 +111,7 @@ def _responsible(said: Mapping[str, Any]) -> Iterator[str]:
     if requester := said.get("requester"):
         yield f"requested by: {requester}"
     if approvals := said.get("approvals"):
-        given = ", ".join(each["name"] for each in approvals["given"])
+        given = ", ".join(approval["name"] for approval in approvals["given"])
         yield f"approvals: {approvals['required']} required{given and ', given by ' + given}"
     validity = said["validity"]
     yield f"valid: {validity['not_before']} to {validity['not_after']}"

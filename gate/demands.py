@@ -74,26 +74,26 @@ _VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
 def lowest_versions(given: Sequence[str] | None) -> dict[str, str]:
     """``NAME=VERSION`` options as a table."""
     found: dict[str, str] = {}
-    for each in given or ():
-        read = _VERSION.fullmatch(each)
+    for item in given or ():
+        read = _VERSION.fullmatch(item)
         if read is None or read[1] not in NAMES:
-            stop(f"--accountant {each}: give NAME=VERSION, with NAME one of {', '.join(NAMES)}.")
+            stop(f"--accountant {item}: give NAME=VERSION, with NAME one of {', '.join(NAMES)}.")
         found[read[1]] = read[2]
     return found
 
 
 def accepted_policies(given: Sequence[str] | None) -> frozenset[str]:
     """The digests among what was given."""
-    return frozenset(each for each in given or () if _DIGEST.fullmatch(each))
+    return frozenset(item for item in given or () if _DIGEST.fullmatch(item))
 
 
 def floors_of(given: Sequence[str] | None) -> tuple[Policy, ...]:
     """The policies in the files among what was given."""
-    files = [each for each in given or () if _DIGEST.fullmatch(each) is None]
-    for each in files:
-        if each.startswith("sha256:"):
-            stop(f"--policy {each}: a digest is sha256: and 64 lower-case hexadecimal digits.")
-    return tuple(read_policy(Path(each)) for each in files)
+    files = [item for item in given or () if _DIGEST.fullmatch(item) is None]
+    for file in files:
+        if file.startswith("sha256:"):
+            stop(f"--policy {file}: a digest is sha256: and 64 lower-case hexadecimal digits.")
+    return tuple(read_policy(Path(entry)) for entry in files)
 
 
 def status_of(path: Path | None) -> bytes | None:

@@ -107,9 +107,9 @@ def _print(found: Diagnosis) -> None:
             _say(f"  to do      {step['fix']} ({step['pointer']})")
     if found.corrected is not None:
         wanted = ", ".join(
-            f"{each.name} {each.given:.7g}"
-            for each in found.corrected.releases
-            if each.given is not None
+            f"{release.name} {release.given:.7g}"
+            for release in found.corrected.releases
+            if release.given is not None
         )
         _say("")
         _say(f"to make the claim true: noise multipliers {wanted}; {found.corrected_summary}.")

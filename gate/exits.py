@@ -28,4 +28,4 @@ _SEVERITY = (Exit.USAGE, Exit.BLOCKED, Exit.UNDECIDED, Exit.CERTIFIED)
 def worst(exits: Iterable[Exit]) -> Exit:
     """The exit code of several checks: malformed input, then blocked, then undecided."""
     found = set(exits)
-    return next((each for each in _SEVERITY if each in found), Exit.USAGE)
+    return next((item for item in _SEVERITY if item in found), Exit.USAGE)

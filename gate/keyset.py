@@ -92,7 +92,7 @@ def keyset_sign(
         found = read_keyset(_read(file))
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))
-    listed = {each.key_id for each in found.keyset.roots.keys}
+    listed = {item.key_id for item in found.keyset.roots.keys}
     write(file, found.signed_by(signer).as_bytes())
     known = "" if signer.key_id in listed else ", a root of the version before"
     out.print(f"signed by {signer.key_id[:16]}{known}", highlight=False)
@@ -159,9 +159,9 @@ def _revoked(
     last: SignedKeyset | None, keys: list[PublicKey], wanted: list[str]
 ) -> list[Revocation]:
     begins = {key.key_id: as_instant(key.not_before) for key in keys}
-    found = {} if last is None else {each.key_id: each for each in last.keyset.revoked}
-    for each in wanted:
-        key_id, _, since = each.partition("=")
+    found = {} if last is None else {entry.key_id: entry for entry in last.keyset.revoked}
+    for item in wanted:
+        key_id, _, since = item.partition("=")
         if key_id not in begins:
             stop(f"--revoke {key_id}: no such key among the keyset's; give a whole key id.")
         document = {"key_id": key_id, "since": since or begins[key_id]}

@@ -49,8 +49,8 @@ def show(
     if as_json:
         print_json(found)
         return
-    for each in found["ledgers"]:
-        _print_ledger(each)
+    for item in found["ledgers"]:
+        _print_ledger(item)
 
 
 @ledger.command("reserve")
@@ -148,8 +148,8 @@ def _print_ledger(found: dict[str, Any]) -> None:
     out.print(table)
     if "forecast" in found:
         out.print(found["forecast"]["message"], highlight=False)
-    for each in found["entries"]:
-        out.print(f"  {_line(each)}", highlight=False)
+    for item in found["entries"]:
+        out.print(f"  {_line(item)}", highlight=False)
 
 
 def _print_reservation(found: dict[str, Any], *, as_json: bool) -> None:

@@ -112,10 +112,10 @@ def status(
     if as_json:
         print_json(found.model_dump(mode="json", by_alias=True))
         return
-    for each in found.listed:
+    for item in found.listed:
         out.print(
-            f"{each.certificate_id} issue {each.issue} {each.status} since {each.since} "
-            f"({escape(each.reason)})",
+            f"{item.certificate_id} issue {item.issue} {item.status} since {item.since} "
+            f"({escape(item.reason)})",
             highlight=False,
         )
     out.print(

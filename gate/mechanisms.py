@@ -29,7 +29,7 @@ def mechanisms(
     known = catalogue()
     if name is None:
         if as_json:
-            print_json({"mechanisms": [each.as_dict() for each in known.values()]})
+            print_json({"mechanisms": [item.as_dict() for item in known.values()]})
         else:
             out.print(_table(known))
         return
@@ -48,9 +48,9 @@ def _table(known: dict[str, Mechanism]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "", "state on raw data", "noise"):
         table.add_column(heading, no_wrap=heading == "name")
-    for each in known.values():
-        state = "yes, accounted" if each.state_on_raw_data else "none"
-        table.add_row(each.name, each.title, state, each.noise_in_words)
+    for item in known.values():
+        state = "yes, accounted" if item.state_on_raw_data else "none"
+        table.add_row(item.name, item.title, state, item.noise_in_words)
     return table
 
 
@@ -69,6 +69,6 @@ def _lines(found: Mechanism) -> Iterator[str]:
         yield f"[bold]{label}:[/] {escape(text)}"
     for obligation in found.obliges:
         yield f"[bold]obliges the trainer:[/] {escape(obligation.text)} ({obligation.code})"
-    for each in found.hyperparameters():
-        cost = "changes the guarantee" if each["changes_the_guarantee"] else "free"
-        yield escape(f"  {each['field']}: {each['takes']}, {each['meaning']} ({cost})")
+    for field in found.hyperparameters():
+        cost = "changes the guarantee" if field["changes_the_guarantee"] else "free"
+        yield escape(f"  {field['field']}: {field['takes']}, {field['meaning']} ({cost})")

@@ -33,7 +33,7 @@ def finding(name: str, reason: Reason) -> str:
 def printable(text: str) -> str:
     """``text`` with what would steer a terminal, or break a line, written as an escape."""
     return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+        item if item.isprintable() else item.encode("unicode_escape").decode() for item in text
     )
 
 

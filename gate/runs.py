@@ -119,8 +119,8 @@ def verify(
 def _told(name: str, data: dict[str, Any]) -> str:
     """An event as a line; empty where there is nothing to tell."""
     if name == "state":
-        found = [data.get(each) for each in ("at", "event", "code", "worker", "message")]
-        return " ".join(str(each) for each in found if each)
+        found = [data.get(item) for item in ("at", "event", "code", "worker", "message")]
+        return " ".join(str(entry) for entry in found if entry)
     spent = data.get("spent")
     paid = f", ε ≤ {spent['epsilon']} at δ = {spent['delta']} spent" if spent else ""
     return f"step {data.get('steps')} of {data.get('certified')}{paid}"

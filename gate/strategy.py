@@ -144,7 +144,7 @@ def table(title: str, rows: tuple[Measured, ...]) -> Table:
             row.sampler,
             _number(None if row.assessment is None else row.assessment.joint),
             _epsilon(row),
-            *(_number(each) for each in (row.step, row.rms, row.max)),
+            *(_number(item) for item in (row.step, row.rms, row.max)),
             "" if row.buffers is None else str(row.buffers),
         )
     return found

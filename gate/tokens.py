@@ -31,7 +31,7 @@ def new(
     as_json: JsonOption = False,
 ) -> None:
     """Make a token; standard output is the token, which is shown this once."""
-    scopes = [f"--scope={each}" for each in scope]
+    scopes = [f"--scope={item}" for item in scope]
     whose = [] if person is None else [f"--person={person}"]
     given = [f"--name={name}", *scopes, *whose, f"--days={days}", *_json(as_json)]
     become_service("tokens", "new", *given)

@@ -116,7 +116,7 @@ class Mechanism:
             "proof": self.proof,
             "post_processing": list(self.post_processing),
             "state_on_raw_data": list(self.state_on_raw_data),
-            "obligations": [each.as_dict() for each in self.obliges],
+            "obligations": [oblige.as_dict() for oblige in self.obliges],
             "needs_auxiliary_block": self.needs_auxiliary_block,
             "clipping": self.clipping,
             "noise": sorted(self.noise),
@@ -153,7 +153,7 @@ BASE: dict[str, Any] = {
 
 def _range(schema: Mapping[str, Any]) -> str:
     """A JSON schema's range in words: ``[0, 1)``, ``integer in [1, 64]``, ``a | b``."""
-    (kind, *_) = [each for each in schema.get("anyOf", [schema]) if each.get("type") != "null"]
+    (kind, *_) = [item for item in schema.get("anyOf", [schema]) if item.get("type") != "null"]
     if "enum" in kind:
         return " | ".join(kind["enum"])
     if "$ref" in kind:

@@ -33,11 +33,11 @@ is refused. Every certificate lists what its trainer is obliged to. The same is 
 def document() -> str:
     """The whole document."""
     rows = "".join(
-        f"| [`{each.name}`](#{each.name}) | {each.title} | "
-        f"{'yes, accounted' if each.state_on_raw_data else 'none'} | {each.noise_in_words} |\n"
-        for each in catalogue().values()
+        f"| [`{item.name}`](#{item.name}) | {item.title} | "
+        f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_in_words} |\n"
+        for item in catalogue().values()
     )
-    return HEAD + rows + "".join(_section(each) for each in catalogue().values())
+    return HEAD + rows + "".join(_section(entry) for entry in catalogue().values())
 
 
 def _section(mechanism: Mechanism) -> str:
@@ -60,10 +60,10 @@ def _lines(mechanism: Mechanism) -> Iterator[str]:
     yield ""
     yield "| field | takes | meaning | |"
     yield "|---|---|---|---|"
-    for each in mechanism.hyperparameters():
-        cost = "changes the guarantee" if each["changes_the_guarantee"] else "free"
-        takes = each["takes"].replace("|", "\\|")
-        yield f"| `{each['field']}` | {takes} | {each['meaning']} | {cost} |"
+    for hyperparameter in mechanism.hyperparameters():
+        cost = "changes the guarantee" if hyperparameter["changes_the_guarantee"] else "free"
+        takes = hyperparameter["takes"].replace("|", "\\|")
+        yield f"| `{hyperparameter['field']}` | {takes} | {hyperparameter['meaning']} | {cost} |"
     yield ""
     yield "```json"
     yield json.dumps(mechanism.minimal_plan(), ensure_ascii=False)

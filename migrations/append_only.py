@@ -54,7 +54,8 @@ def _protect_sqlite(table: str, keys: tuple[str, ...]) -> None:
         )
     # A row that names no rowid has -1 here, which no row of ours ever gets.
     unique = [
-        each["column_names"] for each in sa.inspect(op.get_bind()).get_unique_constraints(table)
+        constraint["column_names"]
+        for constraint in sa.inspect(op.get_bind()).get_unique_constraints(table)
     ]
     same = " OR ".join(
         " AND ".join(f"{name} = NEW.{name}" for name in columns)

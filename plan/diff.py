@@ -113,7 +113,7 @@ def _between(path: Path, first: Any, second: Any) -> Iterator[Change]:
         isinstance(first, list)
         and isinstance(second, list)
         and len(first) == len(second)
-        and all(isinstance(each, dict) for each in (*first, *second))
+        and all(isinstance(item, dict) for item in (*first, *second))
     ):
         for place, (one, other) in enumerate(zip(first, second, strict=True)):
             yield from _between((*path, place), one, other)
@@ -131,7 +131,7 @@ def _of_mappings(path: Path, first: dict[str, Any], second: dict[str, Any]) -> I
     for key in sorted(first.keys() | second.keys()):
         if key in done:
             continue
-        pair = next((each for each in EITHER if key in each), ())
+        pair = next((item for item in EITHER if key in item), ())
         swapped = _swapped(pair, first, second)
         if swapped is not None:
             given, wanted = swapped

@@ -49,7 +49,7 @@ def event_document(event: Event) -> dict[str, Any]:
         case Repeated(event=inner, count=count):
             return {"kind": kind, "event": event_document(inner), "count": count}
         case Composed(events=events):
-            return {"kind": kind, "events": [event_document(each) for each in events]}
+            return {"kind": kind, "events": [event_document(item) for item in events]}
         case RepeatAndSelect(event=inner, mean=mean, shape=shape):
             run = event_document(inner)
             return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
@@ -64,7 +64,7 @@ def event_document(event: Event) -> dict[str, Any]:
             | TruncatedPoissonGaussian()
             | RandomAllocationGaussian()
         ):
-            values = {each.name: _written(getattr(event, each.name)) for each in fields(event)}
+            values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}
             return {"kind": kind, **values}
         case _:
             assert_never(event)
@@ -77,7 +77,7 @@ def event_from(document: Mapping[str, Any]) -> Event:
     if kind == "Repeated":
         return Repeated(event=event_from(given["event"]), count=given["count"])
     if kind == "Composed":
-        return Composed(events=tuple(event_from(each) for each in given["events"]))
+        return Composed(events=tuple(event_from(item) for item in given["events"]))
     if kind == "RepeatAndSelect":
         return RepeatAndSelect(
             event=event_from(given["event"]), mean=given["mean"], shape=float(given["shape"])

@@ -30,7 +30,7 @@ class Kind:
         """The first of pydantic's errors about ``data``, each once."""
         found = error.errors(include_url=False)
         own = (details for details in found if not _echoes(details, found))
-        return tuple(self._reason(each, data) for each in islice(own, MAX_REASONS))
+        return tuple(self._reason(item, data) for item in islice(own, MAX_REASONS))
 
     def _reason(self, details: ErrorDetails, data: Any) -> Reason:
         path = _path_in(data, details["loc"])

@@ -72,8 +72,8 @@ class Batches(Generic[A, B]):
         self._working += 1
         try:
             if not await self._do(batch, last=len(batch) == 1):
-                for each in batch:
-                    await self._do([each], last=True)
+                for item in batch:
+                    await self._do([item], last=True)
         finally:
             self._working -= 1
 

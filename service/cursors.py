@@ -41,8 +41,8 @@ def read_cursor(cursor: str, *kinds: type[str] | type[bool]) -> tuple[Any, ...]:
         moment = _EPOCH + microseconds * _MICROSECOND
     except (binascii.Error, ValueError, TypeError, OverflowError, RecursionError):
         raise InvalidCursor("the cursor is not one of this service") from None
-    known = [type(each) for each in rest] == list(kinds)
-    plain = all(each.isascii() and each.isprintable() for each in rest if isinstance(each, str))
+    known = [type(item) for item in rest] == list(kinds)
+    plain = all(entry.isascii() and entry.isprintable() for entry in rest if isinstance(entry, str))
     if not known or not plain:
         raise InvalidCursor("the cursor is not one of this service")
     return (moment, *rest)

@@ -142,7 +142,7 @@ _INTERVAL: Schema = {
 _VERDICT: Schema = {"enum": ["certified", "under_noised", "refused", "undecided"]}
 _ID: Schema = {"type": "string", "pattern": ID_PATTERN}
 _TIME: Schema = {"type": "string", "format": "date-time"}
-_STATUS: Schema = {"enum": [each.value for each in Status]}
+_STATUS: Schema = {"enum": [entry.value for entry in Status]}
 _SUMMARY = _object(
     {
         "id": _ID,

@@ -233,8 +233,8 @@ class CertificateStore:
         ids = sorted({certificate.id for certificate, _, _ in made})
         with self._writer.begin() as connection:
             within(connection)
-            for each in ids:  # in one order, so that two batches never wait for each other
-                hold(connection, each)
+            for item in ids:  # in one order, so that two batches never wait for each other
+                hold(connection, item)
             formers = currents(connection, ids, untrusted=made[0][0].untrusted)
             for certificate, _, outdated in made:
                 former = formers.get(certificate.id)
@@ -329,10 +329,10 @@ def keep_all(
     made = [certificate for certificate, _ in issued]
     _keep_key(connection, made[0], key)
     connection.execute(
-        _CERTIFICATES, [{name: getattr(each, name) for name in _COLUMNS} for each in made]
+        _CERTIFICATES, [{name: getattr(item, name) for name in _COLUMNS} for item in made]
     )
-    connection.execute(insert(certificate_facets), [facets_of(each) for each in made])
-    append_certificates(connection, [each.bundle for each in made])
+    connection.execute(insert(certificate_facets), [facets_of(entry) for entry in made])
+    append_certificates(connection, [element.bundle for element in made])
 
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
@@ -427,7 +427,7 @@ def record_all(
     """The same for several certificates and requests."""
     if not answered:
         return
-    made = connection.execute(_REQUESTS, [_asked(*each) for each in answered]).scalars().all()
+    made = connection.execute(_REQUESTS, [_asked(*item) for item in answered]).scalars().all()
     entries = [
         {
             "at": request.received_at,
@@ -495,7 +495,7 @@ _PLACE = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted
 def _page(filters: Filters, after: Place | None) -> Select[Any]:
     """The current issues; the earlier ones are listed with their certificate."""
     status = status_at(datetime.now(UTC))
-    shown = [certificates.c[each.name] for each in fields(Summary) if each.name != "status"]
+    shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
     query = select(*shown, status.label("status")).where(~SUPERSEDED)
     for column, wanted in (
         (status, filters.status and filters.status.value),

@@ -35,7 +35,7 @@ def read_wanted(
     try:
         data = load_json(raw, largest).data
     except MalformedPlan as error:
-        raise refuse(*(_about(each, what, page, largest) for each in error.reasons)) from None
+        raise refuse(*(_about(reason, what, page, largest) for reason in error.reasons)) from None
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -32,8 +32,8 @@ class Disk:
         self._cut, self._drawn = cut, drawn
         self._contents: dict[int, bytes] = {}
         self._held: dict[int, int] = {}
-        for each in os.scandir(folder) if folder.exists() else ():
-            self._synchronised(self._hold(each.path))
+        for item in os.scandir(folder) if folder.exists() else ():
+            self._synchronised(self._hold(item.path))
         self._names = [self._now()]
         """Since the folder was synchronised: the first is kept, and the last is what is there."""
 
@@ -70,13 +70,13 @@ class Disk:
 
     def close(self) -> None:
         """Let the files go."""
-        for each in self._held.values():
-            os.close(each)
+        for item in self._held.values():
+            os.close(item)
 
     def _now(self) -> dict[str, int]:
         if not self.folder.exists():
             return {}
-        return {each.name: self._hold(each.path) for each in os.scandir(self.folder)}
+        return {item.name: self._hold(item.path) for item in os.scandir(self.folder)}
 
     def _hold(self, path: str) -> int:
         """The number of a file, which is held open so that no other gets it."""

@@ -120,8 +120,8 @@ def mother(main: Callable[[Sequence[str]], int], asking: socket.socket) -> None:
         if os.fork() == 0:
             asking.close()
             _watch(main, *json.loads(request), *descriptors)
-        for each in descriptors:
-            os.close(each)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _watch(
@@ -136,14 +136,14 @@ def _watch(
     pid = os.fork()
     if pid == 0:
         os.close(telling)
-        for each in (1, 2):
-            os.dup2(output, each)
+        for entry in (1, 2):
+            os.dup2(output, entry)
         os.close(output)
         os.environ.clear()
         os.environ.update(environment)
         end(lambda: main(arguments))
-    for each in (0, 1, 2, output):
-        os.close(each)  # who reads what the process says waits until nobody has it
+    for item in (0, 1, 2, output):
+        os.close(item)  # who reads what the process says waits until nobody has it
     os.write(telling, b"%*d" % (WIDTH, pid))
     _, status = os.waitpid(pid, 0)
     os.write(telling, b"%*d" % (WIDTH, os.waitstatus_to_exitcode(status)))

@@ -32,9 +32,9 @@ def engine(migrated_postgresql: Migrated, name: str) -> Iterator[Engine]:
 def rows(connection: Connection) -> dict[str, int]:
     tables = connection.scalars(TABLES).all()
     return {
-        each: found
-        for each in tables
-        if (found := connection.scalar(text(f"SELECT count(*) FROM {each}")))
+        table: found
+        for table in tables
+        if (found := connection.scalar(text(f"SELECT count(*) FROM {table}")))
     }
 
 
@@ -97,5 +97,5 @@ def test_one_that_was_changed_is_not_lent_again(
     migrated_postgresql.take_back(name)
     lent = [migrated_postgresql.lend() for _ in range(3)]
     assert name not in lent
-    for each in lent:
-        migrated_postgresql.take_back(each)
+    for item in lent:
+        migrated_postgresql.take_back(item)

@@ -159,7 +159,7 @@ def _require_certified(predicate: dict[str, Any]) -> None:
 
 
 def _require_known_obligations(obligations: Sequence[dict[str, Any]]) -> None:
-    unknown = sorted({each["code"] for each in obligations} - OBLIGATIONS)
+    unknown = sorted({obligation["code"] for obligation in obligations} - OBLIGATIONS)
     if unknown:
         raise NotCertified(
             "unknown_obligation",
@@ -188,8 +188,8 @@ def _require_runnable(plan: Plan, records: int) -> None:
             f"the data has {records} records and the plan was certified for {size}. Give the data "
             "that was meant, or certify the plan for this size.",
         )
-    names = [{(each.name, each.count) for each in phase.releases} for phase in plan.phases]
-    if any(each != names[0] for each in names):
+    names = [{(release.name, release.count) for release in phase.releases} for phase in plan.phases]
+    if any(name != names[0] for name in names):
         raise NotCertified(
             "unsupported",
             "the phases release different blocks, and every tensor is trained in all of them. Give "

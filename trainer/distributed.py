@@ -91,15 +91,17 @@ class Peers:
         if self.size == 1:
             return
         by_type: dict[torch.dtype, list[Tensor]] = {}
-        for each in sums.values():
-            by_type.setdefault(each.dtype, []).append(each)
+        for item in sums.values():
+            by_type.setdefault(item.dtype, []).append(item)
         for same in by_type.values():
-            flat = torch.cat([each.flatten() for each in same])
+            flat = torch.cat([entry.flatten() for entry in same])
             with _while_all_live():
                 dist.all_reduce(flat)
                 # The bits of rank 0 count: backends need not add in one order everywhere.
                 dist.broadcast(flat, src=0)
-            for each, part in zip(same, flat.split([each.numel() for each in same]), strict=True):
+            for each, part in zip(
+                same, flat.split([element.numel() for element in same]), strict=True
+            ):
                 each.copy_(part.view_as(each))
 
     def led(self, action: Callable[[], T]) -> T:

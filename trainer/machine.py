@@ -218,7 +218,7 @@ class Machine:
             raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
         for parameter in self._trained.values():
             parameter.grad = None
-        if not all_finite(each.detach() for each in self._trained.values()):
+        if not all_finite(item.detach() for item in self._trained.values()):
             raise Diverged(
                 "diverged",
                 "a parameter is not finite after the update. Certify the plan with a smaller "

@@ -77,7 +77,7 @@ class Options:
             found = found.resolve()
         except (OSError, RuntimeError):  # links that lead in a circle
             folders = ()
-        if not any(found.is_relative_to(each.resolve()) for each in folders):
+        if not any(found.is_relative_to(folder.resolve()) for folder in folders):
             raise FileRefused(f"{self.where}: {found} is not below a folder that may be read here.")
         return found
 

@@ -265,4 +265,4 @@ def _signed(
 
 
 def _printable(text: str) -> str:
-    return "".join(each if each.isprintable() else " " for each in text)[:500]
+    return "".join(item if item.isprintable() else " " for item in text)[:500]

@@ -115,13 +115,13 @@ class DominatedAllocationCurve:
 
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of the smallest ε (nats) at ``delta``; raises as its parts do."""
-        upper = min(each.epsilon(delta).upper for each in self.dominating)
+        upper = min(item.epsilon(delta).upper for item in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.epsilon(delta).lower
         return Bracket(lower=min(lower, upper), upper=upper)
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of the smallest δ at ``epsilon`` (nats); raises as its parts do."""
-        upper = min(each.delta(epsilon).upper for each in self.dominating)
+        upper = min(item.delta(epsilon).upper for item in self.dominating)
         lower = 0.0 if self.attained is None else self.attained.delta(epsilon).lower
         return Bracket(lower=min(lower, upper), upper=upper)
 
@@ -159,5 +159,7 @@ class AllocationCurve:
         Raises ``ValueError`` unless ε is finite and at least 0.
         """
         require_epsilon(epsilon)
-        brackets = [bracket_delta(each, epsilon, self.relative_width) for each in self.directions]
+        brackets = [
+            bracket_delta(direction, epsilon, self.relative_width) for direction in self.directions
+        ]
         return reduce(Bracket.larger, brackets, Bracket(lower=0.0, upper=0.0))

@@ -67,7 +67,7 @@ class RenyiAllocationCurve:
         """
         require_delta(delta)
         gain = np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
-        found = [float((each + gain).min()) for each in self.divergences]
+        found = [float((divergence + gain).min()) for divergence in self.divergences]
         return Bracket(lower=0.0, upper=_up(max((0.0, *found))))
 
     def delta(self, epsilon: float) -> Bracket:
@@ -77,7 +77,10 @@ class RenyiAllocationCurve:
         """
         require_epsilon(epsilon)
         gain = (ORDERS - 1) * np.log1p(-1 / ORDERS) - np.log(ORDERS)
-        found = [float(((ORDERS - 1) * (each - epsilon) + gain).min()) for each in self.divergences]
+        found = [
+            float(((ORDERS - 1) * (divergence - epsilon) + gain).min())
+            for divergence in self.divergences
+        ]
         if not found:
             return Bracket(lower=0.0, upper=0.0)
         return Bracket(lower=0.0, upper=min(1.0, _up(math.exp(min(0.0, max(found))))))
@@ -176,7 +179,7 @@ def _product(first: Array, second: Array) -> Array:
 @lru_cache(maxsize=64)
 def _add(bins: int, rate: float) -> Array:
     t = np.exp(np.arange(*_LOG_T, _STRIDE))
-    pieces = [log_laplace(each / bins, rate) for each in np.array_split(t, 20)]
+    pieces = [log_laplace(item / bins, rate) for item in np.array_split(t, 20)]
     log_g = np.minimum.accumulate(np.minimum(bins * np.concatenate(pieces), 0.0))
     n = (ORDERS - 1).astype(np.float64)
     # On every cell of the geometric grid the chord's ends weigh the same: by t^{n-1}.

@@ -78,7 +78,7 @@ class FourierAccountant:
     def curve(self, event: Event) -> FourierCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
         return FourierCurve(
-            directions=tuple(Laws.of(each, self.shared) for each in directions(event)),
+            directions=tuple(Laws.of(direction, self.shared) for direction in directions(event)),
             relative_width=self.relative_width,
             answers=self.answers,
         )

@@ -86,31 +86,31 @@ class Pair:
     @cached_property
     def width(self) -> int:
         """Normals that one draw takes."""
-        return sum(each.count * each.copies for each in self.bins)
+        return sum(item.count * item.copies for item in self.bins)
 
     @cached_property
     def largest(self) -> float:
         """max ‖m_i‖² of the composition."""
-        return math.fsum(float(each.squares.max()) * each.copies for each in self.bins)
+        return math.fsum(float(item.squares.max()) * item.copies for item in self.bins)
 
     @cached_property
     def square_of_mean(self) -> float:
         """‖m̄‖² of the composition."""
-        return math.fsum(each.square_of_mean * each.copies for each in self.bins)
+        return math.fsum(item.square_of_mean * item.copies for item in self.bins)
 
     @cached_property
     def excess(self) -> float:
         """A bound on what each product of the composition lies above the true one."""
-        return math.fsum(each.excess * each.copies for each in self.bins)
+        return math.fsum(item.excess * item.copies for item in self.bins)
 
     @cached_property
     def bias(self) -> float:
         """Total variation between the table's law of bins and the exact one, for one draw."""
-        return math.fsum(24 * each.count**2 * each.copies * _UNIT for each in self.bins)
+        return math.fsum(24 * item.count**2 * item.copies * _UNIT for item in self.bins)
 
     def slip(self, shift: float) -> float:
         """Bound (nats) on the rounding of the log-likelihood ratio of one draw."""
-        return math.fsum(each.slip(shift) * each.copies for each in self.bins)
+        return math.fsum(item.slip(shift) * item.copies for item in self.bins)
 
 
 def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:

@@ -108,7 +108,7 @@ class Cost:
         Divergences and ε in nats; raises ``ValueError`` for a bound that is negative or NaN.
         """
         return cls(
-            renyi=tuple(Coordinate.up(each, UNIT) for each in renyi),
+            renyi=tuple(Coordinate.up(item, UNIT) for item in renyi),
             mu_squared=Coordinate.up(mu_squared, UNIT),
             epsilon=Coordinate.up(epsilon, UNIT),
             delta=Coordinate.up(delta, DELTA_UNIT),
@@ -133,7 +133,7 @@ class Cost:
     def times(self, count: int) -> Cost:
         """What ``count`` such runs cost."""
         return Cost(
-            renyi=tuple(each.times(count) for each in self.renyi),
+            renyi=tuple(item.times(count) for item in self.renyi),
             mu_squared=self.mu_squared.times(count),
             epsilon=self.epsilon.times(count),
             delta=self.delta.times(count),
@@ -155,7 +155,7 @@ class Cost:
     def as_document(self) -> dict[str, Any]:
         """JSON data that ``read`` takes back exactly."""
         return {
-            "renyi": [each.written(UNIT) for each in self.renyi],
+            "renyi": [item.written(UNIT) for item in self.renyi],
             "mu_squared": self.mu_squared.written(UNIT),
             "epsilon": self.epsilon.written(UNIT),
             "delta": self.delta.written(DELTA_UNIT),
@@ -165,7 +165,7 @@ class Cost:
     def read(cls, document: Mapping[str, Any]) -> Self:
         """The cost of ``as_document``; raises ``ValueError`` or ``KeyError``."""
         return cls(
-            renyi=tuple(Coordinate.read(each, UNIT) for each in document["renyi"]),
+            renyi=tuple(Coordinate.read(item, UNIT) for item in document["renyi"]),
             mu_squared=Coordinate.read(document["mu_squared"], UNIT),
             epsilon=Coordinate.read(document["epsilon"], UNIT),
             delta=Coordinate.read(document["delta"], DELTA_UNIT),

@@ -54,9 +54,9 @@ def log_moments(law: LossLaw, exponents: Array) -> Array:
     high = edges[1:] + moved[1:-1]
     p = cells.p * (1 + cells.relative)
     share = _share_at_top(low, high, p[1:-1], cells.q[1:-1], cells.relative[1:-1])
-    found = [_log_moment(edges, low, high, p, share, each) for each in exponents]
+    found = [_log_moment(edges, low, high, p, share, exponent) for exponent in exponents]
     with np.errstate(over="ignore"):
-        beyond = [_log_tail(law, float(edges[-1]), each) for each in exponents]
+        beyond = [_log_tail(law, float(edges[-1]), item) for item in exponents]
     total = np.logaddexp(np.array(found), np.array(beyond))
     return np.asarray(total + 64 * UNIT_ROUNDOFF * (1 + np.abs(total)))
 

@@ -85,7 +85,7 @@ def divergences(event: Event) -> tuple[float, ...]:
         total = total + count * _of(part)
     if np.isnan(total).any():
         raise OutOfReach("the Rényi orders failed numerically.", "Change the noise or the rate.")
-    return tuple(float(each) for each in total * (1 + ROUNDING))
+    return tuple(float(item) for item in total * (1 + ROUNDING))
 
 
 @lru_cache(maxsize=256)

@@ -71,7 +71,7 @@ class Filter:
     gaussian_share: float
 
     def __post_init__(self) -> None:
-        if len(self.orders) != len(self.weights) or not all(each > 1 for each in self.orders):
+        if len(self.orders) != len(self.weights) or not all(order > 1 for order in self.orders):
             raise ValueError("every order is above one and has a weight")
         if min(self.weights) < 0 or math.fsum(self.weights) > 1:
             raise ValueError("the weights are not negative and sum to one at most")
@@ -86,15 +86,15 @@ class Filter:
         total = math.fsum(raw) * (1 + 1e-12)
         return cls(
             orders=ORDERS,
-            weights=tuple(each / total for each in raw),
+            weights=tuple(item / total for item in raw),
             gaussian_share=GAUSSIAN_SHARE,
         )
 
     def as_document(self) -> dict[str, Any]:
         """JSON data; doubles are written so that they read back as they are."""
         return {
-            "orders": [repr(each) for each in self.orders],
-            "weights": [repr(each) for each in self.weights],
+            "orders": [repr(order) for order in self.orders],
+            "weights": [repr(weight) for weight in self.weights],
             "gaussian_share": repr(self.gaussian_share),
         }
 
@@ -102,8 +102,8 @@ class Filter:
     def read(cls, document: Mapping[str, Any]) -> Self:
         """The filter of ``as_document``; raises ``KeyError`` or ``ValueError`` for other data."""
         return cls(
-            orders=tuple(float(each) for each in document["orders"]),
-            weights=tuple(float(each) for each in document["weights"]),
+            orders=tuple(float(item) for item in document["orders"]),
+            weights=tuple(float(entry) for entry in document["weights"]),
             gaussian_share=float(document["gaussian_share"]),
         )
 
@@ -187,7 +187,7 @@ def admits_alone(budget: Budget, run: Cost) -> bool:
 def _gaussian_admits(total: Cost, epsilon: float, delta: float) -> bool:
     mu = math.sqrt(total.mu_squared.value(UNIT)) * (1 + 1e-15)
     if mu == 0:
-        return not any(each.units or each.unbounded for each in total.renyi)
+        return not any(item.units or item.unbounded for item in total.renyi)
     if mu > LARGEST_MU or delta <= 0:
         return False
     return GaussianCurve(mu=max(mu, SMALLEST_MU)).delta(epsilon).upper <= delta
@@ -201,7 +201,7 @@ def _renyi_admits(filter_: Filter, total: Cost, epsilon: float, delta: float) ->
     """
     if delta <= 0:
         return False
-    spent = np.array([each.value(UNIT) for each in total.renyi])
+    spent = np.array([item.value(UNIT) for item in total.renyi])
     rates = filter_.exponents
     heights = math.log(delta) + filter_.log_weights + rates * (epsilon - spent)
     # What is lost in a height is a rounding of its terms.

@@ -92,7 +92,7 @@ def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
         for place, group in enumerate(groups)
     ]
     private = PrivateModel(module, specs)
-    batch = tuple(each.to(device) for each in model.made_up(9))
+    batch = tuple(item.to(device) for item in model.made_up(9))
     private.accumulate(lambda: model.losses(batch), records=9)
     return {n: p.grad.double().cpu() for n, p in module.named_parameters() if p.grad is not None}
 

@@ -147,7 +147,7 @@ def plain(case: Case, device: str) -> Callable[[], None]:
 
     def step() -> None:
         for places in torch.arange(case.lot).split(case.microbatch):
-            batch = tuple(each.to(device) for each in data.collate(places))
+            batch = tuple(item.to(device) for item in data.collate(places))
             with torch.autocast(device, dtype=torch.bfloat16):
                 losses = model.losses(batch)
             (losses.sum() / case.lot).backward()
@@ -177,7 +177,7 @@ def ghost(case: Case, device: str) -> Callable[[], None]:
     def step() -> None:
         chunks = torch.arange(case.lot).split(case.microbatch)
         for place, places in enumerate(chunks):
-            tokens, _ = (each.to(device) for each in data.collate(places))
+            tokens, _ = (item.to(device) for item in data.collate(places))
             optimizer.signal_skip_step(do_skip=place < len(chunks) - 1)
             with torch.autocast(device, dtype=torch.bfloat16):
                 logits = held(tokens[:, :-1].contiguous())

@@ -266,8 +266,8 @@ def _free_base(
         _Box(begin, y + rise - 10, begin + width, y + rise + 2)
         for rise in (-6, 15, -19, 28, -32, 41, -45)
     ]
-    inside = [each for each in boxes if top <= each.top and each.bottom <= bottom]
-    box = next((each for each in inside if not any(map(each.meets, taken))), boxes[0])
+    inside = [item for item in boxes if top <= item.top and item.bottom <= bottom]
+    box = next((entry for entry in inside if not any(map(entry.meets, taken))), boxes[0])
     taken.append(box)
     return box.bottom - 2
 
@@ -308,7 +308,7 @@ def _rule(rule: Rule, plot: _Plot, colour: str) -> str:
 
 def _grid(plot: _Plot) -> str:
     left, right, bottom, top = (
-        _number(each) for each in (plot.x.start, plot.x.end, plot.y.start, plot.y.end)
+        _number(item) for item in (plot.x.start, plot.x.end, plot.y.start, plot.y.end)
     )
     lines = []
     for tick in () if plot.categories else plot.x.ticks():

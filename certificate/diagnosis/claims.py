@@ -80,7 +80,11 @@ def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Fi
         return Finding(holds=True)
     explanations = search(Case.of(plan, delta), judgement)
     if truth is not None and _within_error(judgement, truth):
-        exact = tuple(each for each in explanations if each.agreement is Agreement.EXACTLY)
+        exact = tuple(
+            explanation
+            for explanation in explanations
+            if explanation.agreement is Agreement.EXACTLY
+        )
         if judgement.precision > FINEST or not exact or len(exact[0].ways) > 1:
             return Finding(holds=True)
         return Finding(holds=False, explanations=exact)
@@ -188,7 +192,7 @@ def _reasons(
         remedy="Correct the claim, or add the noise that it needs; "
         "`affidavit diagnose` says how much.",
     )
-    return first, *(reason_of(way.code, way.said, each, plan) for each in best for way in each.ways)
+    return first, *(reason_of(way.code, way.said, item, plan) for item in best for way in item.ways)
 
 
 def reason_of(code: str, said: str, explanation: Explanation, plan: Plan) -> Reason:

@@ -62,7 +62,7 @@ class Diagnosis:
             "certified": self.certified.as_result(),
             "explanations": [{"mistakes": ["none"]}]
             if self.holds
-            else [self._explanation(each) for each in self.explanations],
+            else [self._explanation(explanation) for explanation in self.explanations],
             "corrected": None if self.corrected is None else self._corrected(self.corrected),
         }
 
@@ -109,8 +109,8 @@ class Diagnosis:
             "noise_multiplier": {
                 "joint": found.joint,
                 "releases": [
-                    {"name": each.name, "count": each.count, "required": each.given}
-                    for each in found.releases
+                    {"name": release.name, "count": release.count, "required": release.given}
+                    for release in found.releases
                 ],
             },
         }

@@ -60,7 +60,7 @@ seconds.
 
 def document() -> str:
     """The whole document."""
-    return HEAD + "".join(_section(each) for each in CATALOGUE.values())
+    return HEAD + "".join(_section(item) for item in CATALOGUE.values())
 
 
 def _section(mistake: Mistake) -> str:

@@ -86,7 +86,7 @@ def _best(found: Iterable[Explanation], most: int) -> tuple[Explanation, ...]:
         if known is None or explanation.cost < known.cost:
             kept[explanation.mistakes] = explanation
     ordered = sorted(kept.values(), key=lambda each: each.cost)[:most]
-    return tuple(each for each in ordered if each.cost <= ordered[0].cost + MOST_BEHIND)
+    return tuple(item for item in ordered if item.cost <= ordered[0].cost + MOST_BEHIND)
 
 
 def _explained(

@@ -124,6 +124,6 @@ def open_checkpoint(
     Raises ``BadNote`` when it is none, or none of them did.
     """
     found = read_checkpoint(note)
-    known = {note_key(found.origin, each): each for each in trusted}
+    known = {note_key(found.origin, item): item for item in trusted}
     _, signers = open_note(note, known)
-    return found, tuple(known[each] for each in signers)
+    return found, tuple(known[signer] for signer in signers)

@@ -39,7 +39,7 @@ class Inclusion:
         return {
             "leafIndex": self.leaf_index,
             **({} if self.tree_size is None else {"treeSize": self.tree_size}),
-            "inclusionProof": [written(each) for each in self.proof],
+            "inclusionProof": [written(item) for item in self.proof],
             "checkpoint": self.checkpoint,
         }
 
@@ -57,7 +57,7 @@ class Consistency:
         return {
             "first": self.first,
             "second": self.second,
-            "hashes": [written(each) for each in self.hashes],
+            "hashes": [written(hash_) for hash_ in self.hashes],
         }
 
 
@@ -99,7 +99,7 @@ def _count(value: Any, what: str) -> int:
 def _hashes(document: Any, what: str) -> tuple[bytes, ...]:
     if not isinstance(document, list) or len(document) > MOST_HASHES:
         raise BadLogPart(f"{what} is not a list of at most {MOST_HASHES} hashes")
-    return tuple(_hash(each, what) for each in document)
+    return tuple(_hash(item, what) for item in document)
 
 
 def _hash(value: Any, what: str) -> bytes:

@@ -63,7 +63,8 @@ class Note:
 
     def __str__(self) -> str:
         lines = (
-            f"— {each.name} {written(each.key_hash + each.signature)}\n" for each in self.signatures
+            f"— {signature.name} {written(signature.key_hash + signature.signature)}\n"
+            for signature in self.signatures
         )
         return f"{self.text}\n{''.join(lines)}"
 
@@ -138,7 +139,7 @@ def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[Note
     signers: list[NoteKey] = []
     for line in note.signatures:
         known = [
-            each for each in trusted if (each.name, each.key_hash) == (line.name, line.key_hash)
+            item for item in trusted if (item.name, item.key_hash) == (line.name, line.key_hash)
         ]
         if len(known) > 1:
             raise BadNote(f"two keys that you trust share the hash of {line.name}'s signature")
@@ -154,7 +155,7 @@ def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[Note
 
 def require_name(name: str) -> None:
     """Refuse what cannot name a key: empty, or with white space, a plus or a control."""
-    bad = any(each.isspace() or each == "+" or not each.isprintable() for each in name)
+    bad = any(item.isspace() or item == "+" or not item.isprintable() for item in name)
     if not name or bad or len(name.encode(errors="replace")) > 255:
         raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
 
@@ -194,7 +195,7 @@ def _characters(raw: str | bytes) -> str:
         text = content.decode()
     except UnicodeError:
         raise BadNote("the note is not UTF-8") from None
-    if any(each < " " and each != "\n" for each in text):
+    if any(item < " " and item != "\n" for item in text):
         raise BadNote("the note has control characters")
     return text
 

@@ -90,7 +90,7 @@ def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> Publi
         )
     if at is None:
         raise _unsigned("undated_checkpoint", "the checkpoint does not say when it was signed.")
-    keys = [each for each in signers if not each.development]
+    keys = [signer for signer in signers if not signer.development]
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
     for key in keys:

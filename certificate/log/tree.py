@@ -179,15 +179,15 @@ def verify_inclusion(
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
     _require_hashes(leaf, root, *proof)
     below, last, found = index, size - 1, leaf
-    for each in proof:
+    for item in proof:
         if last == 0:
             raise ProofError("the proof is too long")
         if below & 1 or below == last:
-            found = node_hash(each, found)
+            found = node_hash(item, found)
             while below and not below & 1:
                 below, last = below >> 1, last >> 1
         else:
-            found = node_hash(found, each)
+            found = node_hash(found, item)
         below, last = below >> 1, last >> 1
     if last != 0:
         raise ProofError("the proof is too short")
@@ -228,15 +228,15 @@ def _roots_of(
     if not path:
         raise ProofError("the proof is too short")
     old = new = path[0]
-    for each in path[1:]:
+    for item in path[1:]:
         if last == 0:
             raise ProofError("the proof is too long")
         if below & 1 or below == last:
-            old, new = node_hash(each, old), node_hash(each, new)
+            old, new = node_hash(item, old), node_hash(item, new)
             while below and not below & 1:
                 below, last = below >> 1, last >> 1
         else:
-            new = node_hash(new, each)
+            new = node_hash(new, item)
         below, last = below >> 1, last >> 1
     if last != 0:
         raise ProofError("the proof is too short")
@@ -244,7 +244,7 @@ def _roots_of(
 
 
 def _require_hashes(*hashes: bytes) -> None:
-    if any(len(each) != HASH_BYTES for each in hashes):
+    if any(len(hash_) != HASH_BYTES for hash_ in hashes):
         raise ProofError(f"a hash does not have {HASH_BYTES} bytes")
 
 
@@ -255,6 +255,6 @@ def _split(size: int) -> int:
 
 def _folded(hashes: Sequence[bytes]) -> bytes:
     found = hashes[-1]
-    for each in reversed(hashes[:-1]):
-        found = node_hash(each, found)
+    for hash_ in reversed(hashes[:-1]):
+        found = node_hash(hash_, found)
     return found

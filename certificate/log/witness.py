@@ -63,7 +63,7 @@ def read_addition(raw: bytes) -> Addition:
     if old is None or not blank or len(lines) > MOST_HASHES:
         raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
     proof = tuple(decoded(line, "the proof") for line in lines)
-    if any(len(each) != HASH_BYTES for each in proof):
+    if any(len(item) != HASH_BYTES for item in proof):
         raise BadNote("the proof holds what is no hash")
     checkpoint = read_checkpoint(note)
     if int(old[1]) > checkpoint.size:

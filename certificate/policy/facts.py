@@ -43,7 +43,9 @@ class Facts:
             verdict=found.verdict,
             epsilon=None if found.epsilon is None else float(decimal_up(found.epsilon.upper)),
             delta=None if found.delta is None else float(decimal_up(found.delta.upper)),
-            engines=tuple((each.name, each.version) for each in found.accountants),
+            engines=tuple(
+                (accountant.name, accountant.version) for accountant in found.accountants
+            ),
             budget=budget,
         )
 
@@ -56,7 +58,7 @@ class Facts:
             verdict=accounted(predicate),
             epsilon=None if guarantee is None else float(guarantee["epsilon"]["upper"]),
             delta=None if guarantee is None else float(guarantee["delta"]["upper"]),
-            engines=tuple((each["name"], each["version"]) for each in predicate["accountants"]),
+            engines=tuple((item["name"], item["version"]) for item in predicate["accountants"]),
             budget=budget,
         )
 

@@ -53,7 +53,7 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
 def _waived_under(predicate: Mapping[str, Any], policy: Policy) -> set[tuple[str, str]]:
     if predicate["policy"].get("digest") != policy.digest():
         return set()
-    return {(each["code"], each["pointer"]) for each in predicate.get("waived", ())}
+    return {(item["code"], item["pointer"]) for item in predicate.get("waived", ())}
 
 
 def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
@@ -72,7 +72,7 @@ def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...
 
 
 def _approvals(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
-    people = len({each.name for each in Approvals.of(predicate).given})
+    people = len({item.name for item in Approvals.of(predicate).given})
     if people >= policy.approvals:
         return ()
     reason = Reason(

@@ -37,13 +37,13 @@ class Judgement:
     def not_after(self, issued_at: datetime) -> datetime:
         """When a certificate that is issued now ends, by the policy and by its waivers."""
         ends = [issued_at + timedelta(days=self.policy.valid_days)]
-        return min(ends + [each.waiver.expires for each in self.waived])
+        return min(ends + [item.waiver.expires for item in self.waived])
 
     def as_dict(self) -> dict[str, Any]:
         """What results and certificates say of it."""
         return {
             "policy": self.policy.reference(),
-            "waived": [each.as_dict() for each in self.waived],
+            "waived": [item.as_dict() for item in self.waived],
         }
 
 
@@ -80,7 +80,7 @@ def judge(
 def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
     """The waiver of ``rule`` that holds longest."""
     return max(
-        (each for each in granted if each.rule == rule),
+        (item for item in granted if item.rule == rule),
         key=lambda each: (each.expires, each.id),
         default=None,
     )

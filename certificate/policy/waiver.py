@@ -136,12 +136,12 @@ def in_force(
     return tuple(
         sorted(
             (
-                each
-                for each in waivers
-                if each.policy == policy
-                and each.is_for(plan_digest, dataset)
-                and each.created_by != requester
-                and instant(each.created_at) <= now < each.expires
+                waiver
+                for waiver in waivers
+                if waiver.policy == policy
+                and waiver.is_for(plan_digest, dataset)
+                and waiver.created_by != requester
+                and instant(waiver.created_at) <= now < waiver.expires
             ),
             key=lambda each: each.id,
         )

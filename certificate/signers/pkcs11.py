@@ -86,9 +86,9 @@ class Token:
             Attribute.KEY_TYPE: KeyType.EC_EDWARDS,
         }
         # All of them first: a search that goes on forbids the session to sign.
-        for each in list(self._session.get_objects(wanted)):
-            if public.accepts(self._sign(each, PROBE), PROBE):
-                return each
+        for item in list(self._session.get_objects(wanted)):
+            if public.accepts(self._sign(item, PROBE), PROBE):
+                return item
         return None
 
     def _sign(self, key: Any, message: bytes) -> bytes:

@@ -40,7 +40,7 @@ def page() -> str:
     scopes = re.compile(r"has no scope .*")
     shared = [(code, scopes.sub("lacks the scope.", answers[code])) for code in sorted(answers)]
     head = HEAD + table(("answer", "meaning"), shared) + "\n"
-    return head + "\n".join(_operation(*each) for each in operations)
+    return head + "\n".join(_operation(*item) for item in operations)
 
 
 def _answers(operation: dict[str, Any]) -> list[tuple[str, str]]:
@@ -53,14 +53,14 @@ def _operation(name: str, operation: dict[str, Any]) -> str:
     told.append(f"\n{_who(operation)}{_body(operation)}\n")
     if parameters := list(_parameters(operation)):
         told.append(table(("parameter", "takes", "meaning"), parameters))
-    answers = [each for each in _answers(operation) if each[0] not in ANYWHERE]
+    answers = [answer for answer in _answers(operation) if answer[0] not in ANYWHERE]
     told.append(table(("answer", "meaning"), answers))
     return "\n".join(told)
 
 
 def _who(operation: dict[str, Any]) -> str:
     asked = operation.get("security", [])
-    scopes = [scope for each in asked for scope in each.get("bearer", ())]
+    scopes = [scope for item in asked for scope in item.get("bearer", ())]
     if scopes:
         return "Scope " + " or ".join(f"`{scope}`" for scope in scopes) + "."
     return "Any token." if asked else "Open to everybody."
@@ -68,12 +68,12 @@ def _who(operation: dict[str, Any]) -> str:
 
 def _body(operation: dict[str, Any]) -> str:
     content = operation.get("requestBody", {}).get("content", {})
-    names = {each["schema"].get("$ref", "").rsplit("/", 1)[-1] for each in content.values()}
+    names = {item["schema"].get("$ref", "").rsplit("/", 1)[-1] for item in content.values()}
     named = " or ".join(f"`{name}`" for name in sorted(names) if name)
     return f" Body: {named}, as {', '.join(sorted(content))}." if content else ""
 
 
 def _parameters(operation: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for each in operation.get("parameters", ()):
-        takes = words(each["schema"]) if "$ref" not in str(each["schema"]) else "see the schema"
-        yield f"`{each['name']}` ({each['in']})", takes, each.get("description", "")
+    for item in operation.get("parameters", ()):
+        takes = words(item["schema"]) if "$ref" not in str(item["schema"]) else "see the schema"
+        yield f"`{item['name']}` ({item['in']})", takes, item.get("description", "")

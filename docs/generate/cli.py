@@ -52,8 +52,8 @@ def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _section(path: str, command: Any) -> str:
     about = re.sub(r"``(.+?)``", r"`\1`", command.help or "").replace("\f", "")
-    shown = [each for each in command.params if not getattr(each, "hidden", False)]
-    rows = [(_name(each), _help(each)) for each in shown if each.name != "help"]
+    shown = [param for param in command.params if not getattr(param, "hidden", False)]
+    rows = [(_name(item), _help(item)) for item in shown if item.name != "help"]
     told = f"## {path}\n\n{about.strip()}\n"
     return told + (f"\n{table(('', 'meaning'), rows)}" if rows else "")
 
@@ -62,7 +62,7 @@ def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         optional = "" if parameter.required else " (may be left out)"
         return f"`{(parameter.metavar or parameter.name).upper()}`{optional}"
-    return ", ".join(f"`{each}`" for each in (*parameter.opts, *parameter.secondary_opts))
+    return ", ".join(f"`{opt}`" for opt in (*parameter.opts, *parameter.secondary_opts))
 
 
 def _help(parameter: Any) -> str:

@@ -50,7 +50,7 @@ class Signature:
     parameters: tuple[str, ...]
 
     def arguments(self, call: ast.Call) -> dict[str, ast.expr]:
-        named = {each.arg: each.value for each in call.keywords if each.arg}
+        named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         return {**dict(zip(self.parameters, call.args, strict=False)), **named}
 
 
@@ -96,7 +96,7 @@ def _files(room: str) -> tuple[list[ast.AST], ...]:
     """Of every file its calls, functions and classes."""
     files = sorted((ROOT / room).rglob("*.py"))
     trees = (ast.parse(path.read_text(encoding="utf-8")) for path in files)
-    return tuple([each for each in ast.walk(tree) if isinstance(each, KINDS)] for tree in trees)
+    return tuple([item for item in ast.walk(tree) if isinstance(item, KINDS)] for tree in trees)
 
 
 @cache
@@ -124,23 +124,23 @@ def _signatures(nodes: list[ast.AST]) -> Iterator[tuple[str, Signature]]:
 
 
 def _parameters(node: ast.FunctionDef) -> tuple[str, ...]:
-    names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
-    names += [each.arg for each in node.args.kwonlyargs]
+    names = [posonlyarg.arg for posonlyarg in (*node.args.posonlyargs, *node.args.args)]
+    names += [kwonlyarg.arg for kwonlyarg in node.args.kwonlyargs]
     return tuple(name for name in names if name not in {"self", "cls"})
 
 
 def _fields(node: ast.ClassDef) -> tuple[str, ...]:
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            return _parameters(each)
-    annotated = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-    return tuple(each.id for each in annotated if isinstance(each, ast.Name))
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return _parameters(item)
+    annotated = [entry.target for entry in node.body if isinstance(entry, ast.AnnAssign)]
+    return tuple(element.id for element in annotated if isinstance(element, ast.Name))
 
 
 def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterator[Use]:
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     signature = signatures.get(name)
-    if signature is None and not any(each.arg == "code" for each in call.keywords):
+    if signature is None and not any(keyword.arg == "code" for keyword in call.keywords):
         return
     given = (signature or Signature(parameters=())).arguments(call)
     for code in _constants(given.get("code")):
@@ -155,8 +155,8 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
 
 def _class(node: ast.ClassDef, room: str) -> Iterator[Use]:
     """An error whose code is its class's says what it is in the class's docstring."""
-    for each in node.body:
-        match each:
+    for item in node.body:
+        match item:
             case ast.Assign(targets=[ast.Name(id="code")], value=value):
                 about = (ast.get_docstring(node) or "").split("\n\n")[0]
                 for code in _constants(value):
@@ -185,7 +185,7 @@ def _text(value: ast.expr | None) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(_text(each) if isinstance(each, ast.Constant) else "…" for each in parts)
+            return "".join(_text(part) if isinstance(part, ast.Constant) else "…" for part in parts)
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _text(left) + (_text(right) or "…")
         case ast.IfExp(body=body, orelse=orelse):

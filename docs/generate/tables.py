@@ -11,7 +11,7 @@ Schema = dict[str, Any]
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A table; cells may hold bars and line ends."""
     heads = list(head)
-    lines = [heads, ["---"] * len(heads), *([_cell(each) for each in row] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *([_cell(item) for item in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -26,11 +26,11 @@ def words(schema: Schema) -> str:
         return f"[{name}](#{name.lower()})"
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(dict.fromkeys(words(each) for each in schema[key]))
+            return " or ".join(dict.fromkeys(words(entry) for entry in schema[key]))
     if "const" in schema:
         return f"`{schema['const']}`"
     if "enum" in schema:
-        return " or ".join(f"`{each}`" for each in schema["enum"])
+        return " or ".join(f"`{item}`" for item in schema["enum"])
     kind = schema.get("type", "anything")
     if kind == "array":
         return f"list of {words(schema.get('items', {}))}"

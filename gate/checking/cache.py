@@ -79,15 +79,15 @@ def folder() -> Path:
 
 
 def _judged(document: dict[str, Any]) -> Judged:
-    findings = tuple(_finding(each) for each in document["findings"])
+    findings = tuple(_finding(item) for item in document["findings"])
     return Judged(**{**document, "exit": Exit(document["exit"]), "findings": findings})
 
 
 def _finding(document: dict[str, Any]) -> Finding:
-    return Finding(**{**document, "fixes": tuple(_fix(each) for each in document["fixes"])})
+    return Finding(**{**document, "fixes": tuple(_fix(item) for item in document["fixes"])})
 
 
 def _fix(document: dict[str, Any]) -> Fix:
     changes = tuple((pointer, before, after) for pointer, before, after in document["changes"])
-    edits = tuple(Edit(**each) for each in document["edits"])
+    edits = tuple(Edit(**item) for item in document["edits"])
     return Fix(**{**document, "changes": changes, "edits": edits})

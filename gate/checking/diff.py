@@ -52,7 +52,7 @@ def difference(before: Any, after: Any) -> Difference:
         # What is no plan alone, like epochs that become steps, is taken together.
         whole = not isinstance(_assessed(_with(before, change)), str)
         (single if whole else together).append(change)
-    groups = [[each] for each in single] + ([together] if together else [])
+    groups = [[item] for item in single] + ([together] if together else [])
     measured = [(_assessed(_with(before, *group)), group) for group in groups]
     measured.sort(key=lambda one: -_moved(former, one[0]))
     changes = tuple(_told(alone, group) for alone, group in measured)
@@ -117,8 +117,8 @@ def _epsilon(found: Assessment | str) -> str:
 def _moved(former: Assessment | str, alone: Assessment | str) -> float:
     """How far ε moved; without a number on one side it moved further than any."""
     numbers = [
-        None if isinstance(each, str) or each.epsilon is None else each.epsilon.upper
-        for each in (former, alone)
+        None if isinstance(item, str) or item.epsilon is None else item.epsilon.upper
+        for item in (former, alone)
     ]
     if numbers[0] is None or numbers[1] is None:
         return float("inf") if numbers[0] != numbers[1] else 0.0

@@ -46,7 +46,7 @@ def _meant_by(name: str) -> Iterator[Candidate]:
     elif Path(name).is_dir():
         yield from _below(name)
     elif glob.has_magic(name):
-        files = sorted(each for each in glob.glob(name, recursive=True) if Path(each).is_file())
+        files = sorted(item for item in glob.glob(name, recursive=True) if Path(item).is_file())
         if not files:
             raise _nothing(name, "matches no file")
         yield from (Candidate(file, asked_for=False) for file in files)
@@ -59,14 +59,14 @@ def _below(folder: str) -> Iterator[Candidate]:
     failed: list[OSError] = []
     for place, folders, files in os.walk(folder, onerror=failed.append):
         folders[:] = sorted(
-            each for each in folders if not each.startswith(".") and each not in PASSED_OVER
+            item for item in folders if not item.startswith(".") and item not in PASSED_OVER
         )
         yield from (
-            Candidate(os.path.normpath(Path(place) / each), asked_for=False)
-            for each in sorted(files)
-            if each.lower().endswith(SUFFIXES)
-            and not each.startswith(".")
-            and not _is_special(Path(place) / each)
+            Candidate(os.path.normpath(Path(place) / file), asked_for=False)
+            for file in sorted(files)
+            if file.lower().endswith(SUFFIXES)
+            and not file.startswith(".")
+            and not _is_special(Path(place) / file)
         )
     yield from (Candidate(error.filename, asked_for=True) for error in failed)
 
@@ -80,7 +80,7 @@ def _named_in_settings() -> list[str]:
     remedy = 'Name plans, folders or patterns, or set plans = ["plans/"] in [tool.affidavit].'
     given = settings()
     named = given.get("plans", [])
-    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+    if not isinstance(named, list) or not all(isinstance(item, str) for item in named):
         raise _nothing("plans of [tool.affidavit]", "is not a list of names", remedy)
     if not named and "plan" in given:
         return [str(SETTINGS)]

@@ -45,10 +45,10 @@ def applied(text: str, edits: tuple[Edit, ...]) -> str:
 
     Raises ``ValueError`` where they are not.
     """
-    for each in sorted(set(edits), key=lambda one: -one.start):
-        if text[each.start : each.end] != each.before:
+    for item in sorted(set(edits), key=lambda one: -one.start):
+        if text[item.start : item.end] != item.before:
             raise ValueError("the text is not the one that the edits were made for")
-        text = text[: each.start] + each.after + text[each.end :]
+        text = text[: item.start] + item.after + text[item.end :]
     return text
 
 

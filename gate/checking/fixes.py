@@ -108,7 +108,7 @@ def _certified(source: Source, changes: list[Change], words: str) -> Fix | None:
     edits = [
         edit(source.text, tokens, after) if source.text else None for tokens, _, after in changes
     ]
-    made = tuple(each for each in edits if each is not None)
+    made = tuple(item for item in edits if item is not None)
     return Fix(
         description=f"{words} (ε ≤ {decimal_up(found.epsilon.upper, 6)})",
         changes=tuple((pointer_to(*tokens), before, after) for tokens, before, after in changes),

@@ -55,7 +55,7 @@ def judge(source: Source, *, second_opinion: bool = False, policy: Policy | None
 def _findings_of_policy(
     source: Source, reasons: tuple[Reason, ...], policy: Policy
 ) -> Iterator[Finding]:
-    yield from (Finding.of(source.file, each) for each in source.locate(reasons))
+    yield from (Finding.of(source.file, item) for item in source.locate(reasons))
     if policy.budget == "required" and policy.on_outage == "warn":
         yield Finding(
             file=source.file,
@@ -67,15 +67,15 @@ def _findings_of_policy(
 
 
 def _assumed(source: Source) -> Iterator[Finding]:
-    for each in source.assumed:
-        yield Finding(file=source.file, rule="assumed", level="note", message=each)
+    for item in source.assumed:
+        yield Finding(file=source.file, rule="assumed", level="note", message=item)
 
 
 def _findings(source: Source, plan: Plan, found: Assessment) -> Iterator[Finding]:
     yield from _assumed(source)
     yield from (
-        Finding(file=source.file, rule=each.code, level="warning", message=each.message)
-        for each in found.warnings
+        Finding(file=source.file, rule=warning.code, level="warning", message=warning.message)
+        for warning in found.warnings
     )
     codes = {reason.code for reason in found.reasons}
     if codes == {"under_noised"}:
@@ -83,7 +83,7 @@ def _findings(source: Source, plan: Plan, found: Assessment) -> Iterator[Finding
     elif "claim_below_certified" in codes:
         yield _wrong_claim(source, plan, found)
     else:
-        yield from (Finding.of(source.file, each) for each in source.locate(found.reasons))
+        yield from (Finding.of(source.file, item) for item in source.locate(found.reasons))
 
 
 def _under_noised(source: Source, plan: Plan, found: Assessment) -> Finding:
@@ -104,13 +104,13 @@ def _under_noised(source: Source, plan: Plan, found: Assessment) -> Finding:
 
 def _wrong_claim(source: Source, plan: Plan, found: Assessment) -> Finding:
     """The claim with the mistakes behind it, as one finding at the claim."""
-    first = next(each for each in found.reasons if each.code == "claim_below_certified")
+    first = next(reason for reason in found.reasons if reason.code == "claim_below_certified")
     after = found.reasons[found.reasons.index(first) + 1 :]
     (placed,) = source.locate((first,))
     return replace(
         Finding.of(source.file, placed),
-        remedy=" ".join(each.remedy for each in after) or first.remedy,
-        mistake=" + ".join(each.code for each in after) or None,
+        remedy=" ".join(item.remedy for item in after) or first.remedy,
+        mistake=" + ".join(entry.code for entry in after) or None,
         numbers=_numbers(found),
         fixes=fixes_for(source, plan, found) if found.target_epsilon is not None else (),
     )
@@ -137,7 +137,7 @@ def _explained(plan: Plan) -> tuple[str, str] | None:
 
 def _claims(plan: Plan) -> Iterator[Claim]:
     """What the plan says without saying it: that its one noise multiplier meets its target."""
-    given = {each.noise_multiplier for phase in plan.phases for each in phase.releases}
+    given = {release.noise_multiplier for phase in plan.phases for release in phase.releases}
     if len(given) == 1 and (sigma := given.pop()) is not None:
         yield Claim(noise_multiplier=repr(sigma))
     if plan.target.epsilon is not None:

@@ -124,5 +124,5 @@ def _keys(node: MappingNode, seen: set[int]) -> set[str]:
         found.add(str(key.value))
         if key.value == "<<":
             merged = value.value if isinstance(value, SequenceNode) else [value]
-            found.update(*(_keys(each, seen) for each in merged if isinstance(each, MappingNode)))
+            found.update(*(_keys(item, seen) for item in merged if isinstance(item, MappingNode)))
     return found

@@ -117,13 +117,13 @@ def _together(source: Source, here: Judged, said: dict[str, Any]) -> Judged:
             )
             return replace(here, exit=Exit.UNDECIDED, findings=tuple(findings))
         return here
-    findings += [_waived(source, each) for each in said.get("waived", [])]
+    findings += [_waived(source, item) for item in said.get("waived", [])]
     if verdict == "certified" and status == USABLE:
         return replace(here, findings=tuple(findings))
     if verdict == "certified":
         message = f"its certificate is {str(status).replace('_', ' ')}."
         findings.append(_finding(source, str(status or "no_status"), message))
-    findings += [_refused(source, each) for each in said.get("reasons", [])]
+    findings += [_refused(source, entry) for entry in said.get("reasons", [])]
     worse = Exit.UNDECIDED if verdict == "undecided" else Exit.BLOCKED
     return replace(here, exit=worse, findings=tuple(findings), headline=f"blocked: {verdict}")
 

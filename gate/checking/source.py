@@ -67,7 +67,7 @@ class Source:
         except MalformedPlan as error:
             reasons = self.locate(error.reasons)
             if self.imported is not None:
-                reasons = tuple(self._asked(each) for each in reasons)
+                reasons = tuple(self._asked(reason) for reason in reasons)
             raise MalformedPlan(*reasons) from None
         return found
 

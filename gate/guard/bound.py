@@ -139,13 +139,13 @@ def _trusted(keys: Keys) -> Iterable[PublicKey]:
 def _require_certified(predicate: dict[str, Any]) -> None:
     verdict = predicate["verdict"]
     if verdict != "certified" or not predicate.get("guarantee"):
-        why = "; ".join(str(each.get("message", "")) for each in predicate.get("reasons", [])[:2])
+        why = "; ".join(str(item.get("message", "")) for item in predicate.get("reasons", [])[:2])
         raise GuardStop(
             str(verdict),
             f"the certificate's verdict is {verdict}: nothing may be trained. {why}".strip(),
             "Mend the plan as the certificate says, and certify it.",
         )
-    unknown = sorted({each["code"] for each in predicate["obligations"]} - KEPT)
+    unknown = sorted({entry["code"] for entry in predicate["obligations"]} - KEPT)
     if unknown:
         raise GuardStop(
             "unknown_obligation",

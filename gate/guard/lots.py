@@ -41,7 +41,7 @@ def rows_of(tensor: Any) -> int:
     """How many records' gradients the next step sums, by one tensor of an Opacus optimiser."""
     samples = getattr(tensor, "grad_sample", None)
     if isinstance(samples, list):
-        return sum(len(each) for each in samples)
+        return sum(len(sample) for sample in samples)
     found = samples if samples is not None else getattr(tensor, "_norm_sample", None)
     return 0 if found is None else len(found)
 

@@ -66,7 +66,10 @@ def require_optimizer(bound: Bound, engine: Any, optimizer: Any) -> None:
             "Call guard.opacus before the first step, with an engine of its own.",
         )
     per_layer = "DPPerLayerOptimizer" in names
-    flat = bound.phase.clipping == "flat" or sum(each.count for each in bound.phase.releases) == 1
+    flat = (
+        bound.phase.clipping == "flat"
+        or sum(release.count for release in bound.phase.releases) == 1
+    )
     if per_layer == flat:
         how = ("per layer", "one norm over all") if per_layer else ("by one norm", "blocks")
         raise GuardStop(
@@ -127,7 +130,7 @@ def aligned(bound: Bound, optimizer: Any, sampler: Any) -> tuple[str, ...]:
     size = sampler.num_samples
     rate = Fraction(sampler.sample_rate)
     rounded = {Fraction(1, max(1, whole)) for whole in (math.ceil(size / lot), int(size / lot))}
-    if min(abs(rate - each) / each for each in {q, *rounded}) > CLOSE:
+    if min(abs(rate - item) / item for item in {q, *rounded}) > CLOSE:
         raise GuardStop(
             "other_probability",
             f"a record is in a lot with probability {float(rate):.6g}, and {float(q):.6g} was "

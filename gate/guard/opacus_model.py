@@ -27,11 +27,11 @@ class TrainedModel:
 
     def __init__(self, parameters: Iterable[Any], module: Any | None) -> None:
         self._own = list(parameters)
-        wanted = {id(each) for each in self._own}
+        wanted = {id(item) for item in self._own}
         self._roots = [
             root
             for root in (_roots() if module is None else [module])
-            if any(id(each) in wanted for each in root.parameters())
+            if any(id(parameter) in wanted for parameter in root.parameters())
         ]
 
     def tensors(self) -> dict[int, tuple[str, Any]]:
@@ -47,25 +47,27 @@ class TrainedModel:
     def clip_norms(self) -> list[float]:
         """The norms that ghost clipping clips to, which its modules keep and not the optimiser."""
         return [
-            float(each.max_grad_norm)
+            float(module.max_grad_norm)
             for root in self._roots
-            for each in root.modules()
-            if any(kind.__name__ == GHOST for kind in type(each).__mro__)
+            for module in root.modules()
+            if any(kind.__name__ == GHOST for kind in type(module).__mro__)
         ]
 
 
 def _roots() -> list[Any]:
     """The live modules that are part of no other, the widest first."""
     kind = sys.modules["torch"].nn.Module
-    modules = [each for each in gc.get_objects() if issubclass(type(each), kind)]
-    inner = {id(child) for each in modules for child in each.__dict__.get("_modules", {}).values()}
-    roots = [each for each in modules if id(each) not in inner]
+    modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+    inner = {
+        id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()
+    }
+    roots = [entry for entry in modules if id(entry) not in inner]
     return sorted(roots, key=lambda each: -sum(1 for _ in each.modules()))
 
 
 def require_all_noised(model: TrainedModel, parameters: Iterable[Any]) -> None:
     """Raise ``GuardStop`` unless every trainable tensor is one of the private optimiser's."""
-    noised = {id(each) for each in parameters}
+    noised = {id(parameter) for parameter in parameters}
     plain = [
         name
         for key, (name, each) in model.tensors().items()

@@ -109,7 +109,7 @@ class OpacusRun:
         self._model = TrainedModel(self._parameters, module)
         require_all_noised(self._model, self._parameters)
         found = self._model.tensors()
-        self._names = [found[id(each)][0] for each in self._parameters]
+        self._names = [found[id(parameter)][0] for parameter in self._parameters]
         self._tensors = require_tensors(bound, blocks or self._one_release())
         if missing := set(self._names) ^ self._tensors.keys():
             raise GuardStop(
@@ -244,7 +244,7 @@ class OpacusRun:
             if ours is not None:
                 std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
                 put_noise(ours, std, self._names, self._parameters, replacing=theirs)
-            self._noised = {id(each) for each in self._parameters}
+            self._noised = {id(parameter) for parameter in self._parameters}
 
     def _require_lot(self) -> None:
         if not self._lots.sizes:
@@ -263,7 +263,9 @@ class OpacusRun:
             )
 
     def _require_same_tensors(self) -> None:
-        if [id(each) for each in self._optimizer.params] != [id(each) for each in self._parameters]:
+        if [id(param) for param in self._optimizer.params] != [
+            id(parameter) for parameter in self._parameters
+        ]:
             raise GuardStop(
                 "other_blocks",
                 "the optimizer's parameters are not those that the run began with.",
@@ -309,17 +311,17 @@ class OpacusRun:
 
     def _before_update(self, stepping: Any) -> None:
         """Stop any optimiser that would update a tensor of the model without its noise."""
-        tensors = [each for group in stepping.param_groups for each in group["params"]]
+        tensors = [item for group in stepping.param_groups for item in group["params"]]
         model = self._model.tensors()
-        ours = [each for each in tensors if id(each) in model and each.grad is not None]
+        ours = [tensor for tensor in tensors if id(tensor) in model and tensor.grad is not None]
         if not ours:
             return
         with self._stops.guarded():
-            for each in ours:
-                if id(each) not in self._noised:
+            for our in ours:
+                if id(our) not in self._noised:
                     raise GuardStop(
                         "tensor_not_noised",
-                        f"{type(stepping).__name__} would update {model[id(each)][0]} "
+                        f"{type(stepping).__name__} would update {model[id(our)][0]} "
                         "without noise.",
                         "Let the private optimizer's step be the only one of the model.",
                     )

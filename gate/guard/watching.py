@@ -66,7 +66,7 @@ class NoiseWatch:
         error = 0.0
         for name, (noise, std) in noises.items():
             self._see(name, noise, std, level)
-            probe += [each / std for each in noise.probe]
+            probe += [item / std for item in noise.probe]
             error += noise.rounding / std
         self._repeated(tuple(probe[:PROBES]), error, level)
 

@@ -94,8 +94,8 @@ def _revoked(version: int, document: bytes) -> list[dict[str, Any]]:
     return [
         {
             "version": version,
-            "key_id": each["key_id"],
-            "since": datetime.strptime(each["since"], INSTANT_FORMAT).replace(tzinfo=UTC),
+            "key_id": item["key_id"],
+            "since": datetime.strptime(item["since"], INSTANT_FORMAT).replace(tzinfo=UTC),
         }
-        for each in payload["revoked"]
+        for item in payload["revoked"]
     ]

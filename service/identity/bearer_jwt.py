@@ -91,8 +91,8 @@ class ProviderTokens:
             # OAuth's own claim of scopes is one text (RFC 8693 4.2); a group may have spaces.
             found = found.split() if self._provider.claim[-1] in ("scope", "scp") else [found]
         groups = found if isinstance(found, list) else []
-        known = [self._provider.scopes.get(each) for each in groups if isinstance(each, str)]
-        return frozenset().union(*(each for each in known if each is not None))
+        known = [self._provider.scopes.get(group) for group in groups if isinstance(group, str)]
+        return frozenset().union(*(item for item in known if item is not None))
 
 
 def _name(subject: str) -> str:

@@ -63,7 +63,7 @@ class Attempt:
         except (ValueError, RecursionError):
             return None
         whole = isinstance(fields, list) and len(fields) == 4
-        return cls(*fields) if whole and all(isinstance(each, str) for each in fields) else None
+        return cls(*fields) if whole and all(isinstance(field, str) for field in fields) else None
 
 
 class CodeFlow:

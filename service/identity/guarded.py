@@ -22,8 +22,8 @@ class UnguardedRoute(Exception):
 def guard_of(route: Any) -> Guard | Open | None:
     """What ``route`` says about who may use it; None if it says nothing."""
     dependant = getattr(route, "dependant", None)
-    found = [] if dependant is None else [each.call for each in dependant.dependencies]
-    guards = [each for each in found if isinstance(each, Guard | Open)]
+    found = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
+    guards = [item for item in found if isinstance(item, Guard | Open)]
     # A route that says both would be for everybody by one and not by the other; and what
     # stands before the guard would be done for anybody.
     return guards[0] if len(guards) == 1 and found[0] is guards[0] else None

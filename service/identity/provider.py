@@ -157,7 +157,7 @@ def _scopes(text: str) -> Mapping[str, frozenset[Scope]]:
         raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
     if not isinstance(found, dict) or not found:
         raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
-    known = [each.value for each in Scope]
+    known = [item.value for item in Scope]
     for group, scopes in found.items():
         listed = scopes if isinstance(scopes, list) else [None]
         for scope in listed or [None]:

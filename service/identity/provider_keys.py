@@ -128,7 +128,7 @@ def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
     records = found.get("keys") if isinstance(found, dict) else None
     if not isinstance(records, list) or len(records) > MOST_KEYS:
         raise ValueError(f"there is no list of at most {MOST_KEYS} keys")
-    usable = [(each["kid"], key) for each in records if (key := _usable(each)) is not None]
+    usable = [(record["kid"], key) for record in records if (key := _usable(record)) is not None]
     times = Counter(kid for kid, _ in usable)
     return {kid: key for kid, key in usable if times[kid] == 1}
 

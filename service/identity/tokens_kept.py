@@ -238,12 +238,12 @@ def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:
 
 
 def _token(row: Any) -> Token:
-    known = {each.value for each in Scope}
+    known = {item.value for item in Scope}
     return Token(
         id=row["id"],
         name=row["name"],
         # A scope that a later release knew is none that we could grant.
-        scopes=tuple(Scope(each) for each in row["scopes"].split() if each in known),
+        scopes=tuple(Scope(entry) for entry in row["scopes"].split() if entry in known),
         created_at=row["created_at"],
         created_by=row["created_by"],
         expires_at=row["expires_at"],

@@ -92,7 +92,7 @@ def _write(
         "version": version,
         "digest": found.digest,
         "keys": [key.key_id for key in found.keyset.keys],
-        "revoked": [each.model_dump(mode="json") for each in found.keyset.revoked],
+        "revoked": [item.model_dump(mode="json") for item in found.keyset.revoked],
     }
     entries.append(connection, "keyset", f"keyset:{version}", said, actor=actor, at=at)
 

@@ -115,7 +115,7 @@ class Desk:
         if certificate_id is not None and kept:
             certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
             forecast = await self._cost(certificate)
-        return [await self._document(each, forecast, certificate_id) for each in kept]
+        return [await self._document(item, forecast, certificate_id) for item in kept]
 
     async def composed(self, kept: KeptLedger) -> dict[str, Any]:
         """ε of all that runs or ran in a ledger, composed as if it had been fixed in advance."""
@@ -186,13 +186,13 @@ class Desk:
     async def _composed(self, kept: KeptLedger, entries: list[Reservation]) -> dict[str, Any]:
         """ε of all that runs or ran, composed as if it had been fixed in advance."""
         counts: Counter[str] = Counter()
-        for each in entries:
-            if each.state == "settled" and each.steps_run != each.certified_steps:
-                certificate = await run_in_threadpool(self._issue_of, each)
-                found = await self._cost(certificate, each.steps_run)
+        for entry in entries:
+            if entry.state == "settled" and entry.steps_run != entry.certified_steps:
+                certificate = await run_in_threadpool(self._issue_of, entry)
+                found = await self._cost(certificate, entry.steps_run)
                 counts[json.dumps(found["event"], sort_keys=True)] += 1
-            elif each.state != "released":
-                counts[json.dumps(each.event, sort_keys=True)] += 1
+            elif entry.state != "released":
+                counts[json.dumps(entry.event, sort_keys=True)] += 1
         events = [(json.loads(text), count) for text, count in sorted(counts.items())]
         delta = float(kept.state.budget.delta)
         name = hashlib.sha256(json.dumps([events, delta]).encode()).hexdigest()
@@ -225,9 +225,9 @@ class Desk:
         return self._kept[name]
 
     def _issue_of(self, reservation: Reservation) -> StoredCertificate:
-        for each in self._store.issues(reservation.certificate_id):
-            if (each.issue, each.untrusted) == (reservation.issue, reservation.untrusted):
-                return each
+        for issue in self._store.issues(reservation.certificate_id):
+            if (issue.issue, issue.untrusted) == (reservation.issue, reservation.untrusted):
+                return issue
         raise refusals.CertificateNotUsable(
             f"the certificate of reservation {reservation.id} is not kept here.",
             "Settle in full, without steps_run.",

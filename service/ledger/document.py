@@ -48,7 +48,7 @@ def ledger_document(
         "meaning": COMPOSED_MEANING,
     }
     found |= {
-        "entries": [reservation_document(each) for each in entries[:MOST_ENTRIES]],
+        "entries": [reservation_document(entry) for entry in entries[:MOST_ENTRIES]],
         "entries_total": len(entries),
     }
     return found if forecast is None else {**found, "forecast": forecast}

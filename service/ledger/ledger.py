@@ -58,8 +58,8 @@ class Ledger:
     def find_all(self, scopes: Sequence[Scope]) -> list[KeptLedger | None]:
         """The same for each of ``scopes``, in one look."""
         with self._reader.connect() as connection:
-            found = {each: rows.find_ledger(connection, each) for each in set(scopes)}
-        return [found[each] for each in scopes]
+            found = {item: rows.find_ledger(connection, item) for item in set(scopes)}
+        return [found[scope] for scope in scopes]
 
     def reservations(self, ledger_id: int) -> list[Reservation]:
         """The reservations of a ledger, latest first."""

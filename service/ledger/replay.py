@@ -77,14 +77,14 @@ def _check(
 ) -> Iterator[Finding]:
     filter_ = Filter.read(json.loads(row["filter"]))
     kept = {
-        each["id"]: dict(each)
-        for each in connection.execute(
+        mapping["id"]: dict(mapping)
+        for mapping in connection.execute(
             select(reservations).where(reservations.c.ledger_id == row["id"])
         ).mappings()
     }
     query = select(ledger_events).where(ledger_events.c.ledger_id == row["id"])
     ordered = query.order_by(ledger_events.c.seq)
-    events = [dict(each) for each in connection.execute(ordered).mappings()]
+    events = [dict(item) for item in connection.execute(ordered).mappings()]
     state: State | None = None
     for number, event in enumerate(events, start=1):
 

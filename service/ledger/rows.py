@@ -260,7 +260,7 @@ def reservations_before(
         query = query.where(events.seq < before)
     made = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
     theirs = reservations.c.id.in_([row.reservation_id for row in made])
-    known = {each.id: each for each in _read(connection.execute(_RESERVATIONS.where(theirs)))}
+    known = {item.id: item for item in _read(connection.execute(_RESERVATIONS.where(theirs)))}
     return [(row.seq, known[row.reservation_id]) for row in made]
 
 

@@ -123,7 +123,7 @@ def _require_possible(
             "nobody knows who asked for this issue, so nobody is known to be somebody else; "
             "have it issued again by a person with a token.",
         )
-    if any(each.name == actor.name for each in _given(connection, found)):
+    if any(item.name == actor.name for item in _given(connection, found)):
         raise Impossible("already_decided", f"{actor.name} has approved this issue already.")
 
 

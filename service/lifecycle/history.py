@@ -17,7 +17,7 @@ from affidavit.service.store import StoredCertificate, issues
 def history(engine: Engine, certificate_id: str) -> list[dict[str, Any]]:
     """All issues as JSON data, the latest first and trusted before untrusted ones."""
     with engine.connect() as connection:
-        return [_item(connection, each) for each in issues(connection, certificate_id)]
+        return [_item(connection, issue) for issue in issues(connection, certificate_id)]
 
 
 def written(at: datetime) -> str:

@@ -67,7 +67,7 @@ LIFECYCLE_SCHEMAS: dict[str, dict[str, Any]] = {
                     {
                         "issue": {**_COUNT, "minimum": 1},
                         "untrusted": {"type": "boolean"},
-                        "status": {"enum": [each.value for each in Status]},
+                        "status": {"enum": [item.value for item in Status]},
                         "verdict": _TEXT,
                         "envelope_digest": _DIGEST,
                         "key_id": _TEXT,

@@ -122,7 +122,7 @@ def _content(connection: Connection, key: SigningPort, now: datetime) -> dict[st
     return {
         "keyset_version": version,
         "keys": tuple(sorted({*known, key.key_id})),
-        "listed": tuple(each.model_dump() for each in listed),
+        "listed": tuple(item.model_dump() for item in listed),
     }
 
 

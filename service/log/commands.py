@@ -113,7 +113,7 @@ def _verify(connection: Connection, kept: Sequence[Checkpoint], *, as_json: bool
                     "entries": size,
                     "waiting": still,
                     "kept_checkpoints": len(kept),
-                    "findings": [each.as_document() for each in findings],
+                    "findings": [finding.as_document() for finding in findings],
                 }
             )
         )
@@ -123,8 +123,8 @@ def _verify(connection: Connection, kept: Sequence[Checkpoint], *, as_json: bool
 
 
 def _print(findings: Sequence[Finding], size: int, still: int, kept: int) -> None:
-    for each in findings[:SHOWN]:
-        _say(f"{each.code}  {each.where}: {each.message}")
+    for finding in findings[:SHOWN]:
+        _say(f"{finding.code}  {finding.where}: {finding.message}")
     if len(findings) > SHOWN:
         _say(f"... and {len(findings) - SHOWN} more; --json lists them all.")
     if findings:
@@ -201,11 +201,11 @@ def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
 
 def _known(connection: Connection, settings: Settings) -> Iterable[PublicKey]:
     records = [
-        json.loads(each) for each in connection.execute(select(signing_keys.c.record)).scalars()
+        json.loads(item) for item in connection.execute(select(signing_keys.c.record)).scalars()
     ]
     with suppress(KeyFailure):  # an auditor's machine has none
         records += Signers(settings.key_directory, settings.halves).public_records()
-    return [PublicKey.from_record(each) for each in records]
+    return [PublicKey.from_record(record) for record in records]
 
 
 def _bar() -> Progress:

@@ -44,7 +44,7 @@ class _Entries:
     """What the entries say, by the source that has to say it too; each counts once."""
 
     def __init__(self, connection: Connection, progress: Progress) -> None:
-        self._said: dict[str, Counter[bytes]] = {each.table.name: Counter() for each in SOURCES}
+        self._said: dict[str, Counter[bytes]] = {source.table.name: Counter() for source in SOURCES}
         self._first: dict[bytes, int] = {}
         after = 0
         while rows := connection.execute(

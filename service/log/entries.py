@@ -93,6 +93,6 @@ def _append(connection: Connection, entries: Sequence[Entry]) -> list[int]:
         }
         for entry in entries
     ]
-    made = [int(each) for each in connection.execute(_ENTRIES, rows).scalars()]
-    connection.execute(_PENDING, [{"entry_id": each} for each in made])
+    made = [int(item) for item in connection.execute(_ENTRIES, rows).scalars()]
+    connection.execute(_PENDING, [{"entry_id": element} for element in made])
     return made

@@ -149,27 +149,27 @@ class WitnessExport:
                 hashes = self._log.consistency(self._size, kept.checkpoint.size).hashes
             except (NothingLogged, LogDamaged) as error:
                 raise ExportFailed(str(error)) from None
-        lines = "".join(f"{written(each)}\n" for each in hashes)
+        lines = "".join(f"{written(hash_)}\n" for hash_ in hashes)
         return f"old {self._size}\n{lines}\n{kept.note}"
 
 
 def exports_of(setting: str, log: LogReader) -> tuple[Export, ...]:
     """The exports that a setting names, separated by commas."""
     found: list[Export] = []
-    for each in filter(None, (part.strip() for part in setting.split(","))):
-        if each.startswith(("witness+http://", "witness+https://")):
-            found.append(WitnessExport(each.removeprefix("witness+"), log))
-        elif each.startswith(("http://", "https://")):
-            found.append(UrlExport(each))
+    for item in filter(None, (part.strip() for part in setting.split(","))):
+        if item.startswith(("witness+http://", "witness+https://")):
+            found.append(WitnessExport(item.removeprefix("witness+"), log))
+        elif item.startswith(("http://", "https://")):
+            found.append(UrlExport(item))
         else:
-            found.append(FileExport(Path(each)))
+            found.append(FileExport(Path(item)))
     return tuple(found)
 
 
 def kept_in(exports: Iterable[Export]) -> list[Checkpoint]:
     """The checkpoints that lie at the places that can be asked; raises ``LogDamaged``."""
-    found = (each.last() for each in exports)
-    return [each for each in found if each is not None]
+    found = (export.last() for export in exports)
+    return [item for item in found if item is not None]
 
 
 def post(url: str, content: bytes, media: str) -> httpx.Response:

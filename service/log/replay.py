@@ -53,11 +53,11 @@ def replay(
         last = max(last, found.size)
         origins.add(found.origin)
         roots[found.size].append((where, found))
-    for each in exported:
-        if origins and each.origin not in origins:
-            yield Finding("other_log", "a kept checkpoint", f"it is of the log {each.origin}.")
+    for item in exported:
+        if origins and item.origin not in origins:
+            yield Finding("other_log", "a kept checkpoint", f"it is of the log {item.origin}.")
             continue
-        roots[each.size].append(("a kept checkpoint", each))
+        roots[item.size].append(("a kept checkpoint", item))
     tree = Frontier()
     yield from _grow(connection, tree, roots, progress)
     yield from _beyond(tree.size, last, roots)

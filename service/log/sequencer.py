@@ -128,8 +128,8 @@ class Sequencer:
             return
         kept = self._kept_elsewhere()
         last = last_checkpoint(connection) if kept else None
-        for each in kept:
-            require_superset(connection, each, None if last is None else last.checkpoint)
+        for item in kept:
+            require_superset(connection, item, None if last is None else last.checkpoint)
         self._held = True
 
     def _run(self) -> None:

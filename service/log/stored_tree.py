@@ -92,8 +92,8 @@ def opened(note: str, record: str) -> Kept:
 def hashes(connection: Connection, wanted: Iterable[Place]) -> dict[Place, bytes]:
     """The stored hashes of these places; raises ``LogDamaged`` when one is missing."""
     asked = set(wanted)
-    leaves = [each.position for each in asked if each.level == 0]
-    nodes = [tuple(each) for each in asked if each.level > 0]
+    leaves = [entry.position for entry in asked if entry.level == 0]
+    nodes = [tuple(element) for element in asked if element.level > 0]
     found: dict[Place, bytes] = {}
     if leaves:
         for index, value in connection.execute(_LEAVES, {"wanted": leaves}):
@@ -101,8 +101,8 @@ def hashes(connection: Connection, wanted: Iterable[Place]) -> dict[Place, bytes
     if nodes:
         for level, position, value in connection.execute(_NODES, {"wanted": nodes}):
             found[Place(level, position)] = bytes(value)
-    for each in sorted(asked - found.keys()):
-        raise LogDamaged(f"the hash at level {each.level}, position {each.position} is missing")
+    for item in sorted(asked - found.keys()):
+        raise LogDamaged(f"the hash at level {item.level}, position {item.position} is missing")
     return found
 
 

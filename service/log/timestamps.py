@@ -55,8 +55,8 @@ def stamped_at(content: bytes, reply: bytes, roots: Path) -> datetime:
     try:
         found = decode_timestamp_response(reply)
         builder = VerifierBuilder()
-        for each in load_pem_x509_certificates(roots.read_bytes()):
-            builder = builder.add_root_certificate(each)
+        for certificate in load_pem_x509_certificates(roots.read_bytes()):
+            builder = builder.add_root_certificate(certificate)
         builder.build().verify_message(found, content)
     except OSError as error:
         raise BadStamp(f"{roots} cannot be read: {error.strerror}") from None

@@ -68,7 +68,7 @@ class Witness:
         ``OtherSize`` and ``ProofError``.
         """
         origin = wanted.checkpoint.origin
-        known = [each for each in self._logs if each.name == origin]
+        known = [log for log in self._logs if log.name == origin]
         if not known:
             raise UnknownLog(origin)
         try:

@@ -127,9 +127,9 @@ def pending(connection: Connection, now: datetime, cursor: str | None) -> Pendin
     """What waits for approvals, latest first; raises ``InvalidCursor``."""
     place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
     columns = [certificates.c[_COLUMNS.get(name, name)].label(name) for name in _LINE]
-    query = select(*columns).where(*awaiting(now)).order_by(*(each.desc() for each in place))
+    query = select(*columns).where(*awaiting(now)).order_by(*(item.desc() for item in place))
     if cursor is not None:
-        after = tuple_(*read_cursor(cursor, str, bool), types=[each.type for each in place])
+        after = tuple_(*read_cursor(cursor, str, bool), types=[entry.type for entry in place])
         query = query.where(tuple_(*place) < after)
     found = connection.execute(query.limit(LISTED + 1)).mappings().all()
     lines = tuple(_line(dict(row)) for row in found[:LISTED])
@@ -171,17 +171,19 @@ def to_decide(connection: Connection, certificate_id: str) -> ToDecide | None:
         decisions=_decisions(connection, found),
         asked_by=_asked_by(connection, found),
         policy=f"{said['policy']['name']} v{said['policy']['version']}",
-        waivers=tuple(f"{each['code']}: {each['waiver']['reason']}" for each in said["waived"]),
-        warnings=tuple(each["message"] for each in said["warnings"]),
+        waivers=tuple(f"{item['code']}: {item['waiver']['reason']}" for item in said["waived"]),
+        warnings=tuple(entry["message"] for entry in said["warnings"]),
     )
 
 
 def differences(before: StoredCertificate, after: StoredCertificate) -> tuple[FieldChange, ...]:
     """The plans of two certificates, field by field where they differ."""
-    first, second = (plan_from(statement_of(each)["predicate"]["plan"]) for each in (before, after))
+    first, second = (plan_from(statement_of(item)["predicate"]["plan"]) for item in (before, after))
     return tuple(
-        FieldChange(pointer=each.pointer, before=_shown(each.before), after=_shown(each.after))
-        for each in changes(first, second)
+        FieldChange(
+            pointer=change.pointer, before=_shown(change.before), after=_shown(change.after)
+        )
+        for change in changes(first, second)
     )
 
 

@@ -87,7 +87,7 @@ async def decide(
         at = datetime.now(UTC)
         found = await run_in_threadpool(services.approve, certificate_id, wanted, actor, at)
     except MalformedDecision as error:
-        wrong = " ".join(f"{each.message} {each.remedy}" for each in error.reasons)
+        wrong = " ".join(f"{reason.message} {reason.remedy}" for reason in error.reasons)
         return await _again(request, services, certificate_id, wrong, sent.get("comment"), 422)
     except Impossible as error:
         status = impossible(error).status

@@ -141,7 +141,7 @@ def entry_view(log: LogReader, connection: Connection, index: int) -> ProvedEntr
     return ProvedEntry(
         entry=_entry(index, found[0].leaf_hash, found[0].content),
         content=found[0].content,
-        proof=tuple(each.hex() for each in proof.hashes),
+        proof=tuple(hash_.hex() for hash_ in proof.hashes),
         checkpoint=checkpoint,
     )
 

@@ -202,13 +202,13 @@ def _corrected(said: dict[str, Any] | None) -> str | None:
     if said is None:
         return None
     noise = [
-        f"{each['name']} σ = {each['required']:.7g}"
-        for each in (said.get("noise_multiplier") or {}).get("releases", ())
-        if each.get("required") is not None
+        f"{item['name']} σ = {item['required']:.7g}"
+        for item in (said.get("noise_multiplier") or {}).get("releases", ())
+        if item.get("required") is not None
     ]
     return f"{', '.join(noise)}; {said['summary']}." if noise else f"{said['summary']}."
 
 
 def _wrong(reasons: tuple[Reason, ...]) -> str:
-    said = " ".join(f"{each.message} {each.remedy}".strip() for each in reasons)
+    said = " ".join(f"{reason.message} {reason.remedy}".strip() for reason in reasons)
     return said.replace("claimed_epsilon", "the claim")

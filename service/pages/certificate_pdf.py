@@ -147,7 +147,7 @@ def latin(text: str) -> str:
     >>> latin("naïve – 東")
     'naïve - \\\\u6771'
     """
-    plain = "".join(PLAIN.get(each, each) for each in visible(text))
+    plain = "".join(PLAIN.get(item, item) for item in visible(text))
     return plain.encode("latin-1", "backslashreplace").decode("latin-1")
 
 
@@ -242,9 +242,12 @@ def _lists(made: _Document, view: CertificateView) -> None:
     if not view.runs:
         made.say("No run used this certificate here.")
     made.heading("Approvals")
-    decisions = [each for issue in view.issues for each in issue.decisions]
-    for each in decisions:
-        made.say(f"{each['decision']} by {each['approver']} at {each['at']}: {each['comment']}")
+    decisions = [entry for issue in view.issues for entry in issue.decisions]
+    for decision in decisions:
+        made.say(
+            f"{decision['decision']} by {decision['approver']} at {decision['at']}: "
+            f"{decision['comment']}"
+        )
     if not decisions:
         made.say("None was asked for or given.")
 
@@ -296,8 +299,8 @@ def _values(chart: Chart) -> tuple[list[float], list[float]]:
             case _:
                 continue
     return (
-        [each for each in xs if is_shown(chart.x, each)],
-        [each for each in ys if is_shown(chart.y, each)],
+        [item for item in xs if is_shown(chart.x, item)],
+        [entry for entry in ys if is_shown(chart.y, entry)],
     )
 
 

@@ -389,7 +389,7 @@ def _up(value: float | None) -> str | None:
 # ---- facets -------------------------------------------------------------------------
 
 _VALUES: dict[str, tuple[str, dict[str, str]]] = {
-    "verdict": ("Verdict", {each: each.replace("_", "-") for each in get_args(Verdict)}),
+    "verdict": ("Verdict", {arg: arg.replace("_", "-") for arg in get_args(Verdict)}),
     "epsilon": ("ε, at most", {str(band): text for band, text in BANDS.items()}),
     "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
 }

@@ -46,7 +46,9 @@ class IssueShown:
     @property
     def rejection(self) -> dict[str, Any] | None:
         """The decision that rejected it."""
-        return next((each for each in self.decisions if each["decision"] == "reject"), None)
+        return next(
+            (decision for decision in self.decisions if decision["decision"] == "reject"), None
+        )
 
 
 def standing(found: StoredCertificate, issues: tuple[IssueShown, ...]) -> str | None:

@@ -159,7 +159,7 @@ class CertificateView:
     @property
     def steps_run(self) -> int | None:
         """The steps that the latest run which ended was charged."""
-        return next((each.steps for each in self.runs if each.steps is not None), None)
+        return next((run.steps for run in self.runs if run.steps is not None), None)
 
 
 def certificate_view(
@@ -172,7 +172,7 @@ def certificate_view(
         runs = rows.page(connection, wanted, None, MOST_RUNS)
     place = _place(services, found)
     plan = predicate["plan"]
-    issues = tuple(issue_shown(each) for each in history(services.engine, found.id))
+    issues = tuple(issue_shown(item) for item in history(services.engine, found.id))
     said = standing(found, issues)
     revoked = said if found.status is Status.REVOKED else None
     bundle = with_place(services.log, found.bundle)
@@ -190,12 +190,12 @@ def certificate_view(
         standing=said,
         guarantee=guarantee,
         joint_noise=predicate["noise_multiplier"]["joint"],
-        noise=tuple(_noise(each) for each in predicate["noise_multiplier"]["releases"]),
+        noise=tuple(_noise(entry) for entry in predicate["noise_multiplier"]["releases"]),
         sampling=tuple(predicate["sampling"]),
         strategies=tuple(predicate["strategies"]),
         engines=engines,
         agreement=agreement(engines),
-        reasons=tuple(_reason(each) for each in predicate["reasons"]),
+        reasons=tuple(_reason(element) for element in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),
         plan=plan,
         plan_digest=found.plan_digest,
@@ -203,7 +203,7 @@ def certificate_view(
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
         claim=_claim(plan),
         policy=dict(predicate["policy"]),
-        waived=tuple(waived_shown(each) for each in predicate["waived"]),
+        waived=tuple(waived_shown(member) for member in predicate["waived"]),
         ledger=predicate.get("ledger"),
         requester=predicate["requester"],
         created_at=found.created_at,
@@ -214,7 +214,7 @@ def certificate_view(
         tree_size=None if place is None else place.tree_size,
         verification=verification(bundle, trusted(services), now, revoked),
         checklist=checklist(predicate, conformant),
-        runs=tuple(_run(each) for each in runs),
+        runs=tuple(_run(item) for item in runs),
         issues=issues,
         may_be_approved=found.status is Status.AWAITING_APPROVAL,
     )
@@ -222,7 +222,7 @@ def certificate_view(
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
     """The verdict in one sentence; a lower bound is never its answer."""
-    codes = [each["code"] for each in predicate["reasons"]]
+    codes = [item["code"] for item in predicate["reasons"]]
     by_policy = refused_by_policy(predicate["verdict"], codes)
     match predicate["verdict"]:
         case "certified" if guarantee is not None:
@@ -251,8 +251,8 @@ def agreement(engines: tuple[Engine, ...]) -> str:
         return "No engine was asked: the plan was refused before any accounting."
     if len(engines) == 1:
         return "One engine covers this plan; there is no independent second opinion."
-    others = [each for each in engines if not each.decides]
-    if all(each.agrees == "meets" for each in others):
+    others = [engine for engine in engines if not engine.decides]
+    if all(other.agrees == "meets" for other in others):
         return f"{len(engines)} independent engines agree: their brackets of ε meet."
     return (
         "The engines agree to within the documented accuracy of the second; where brackets do not "

@@ -48,7 +48,7 @@ def checklist(predicate: Mapping[str, Any], conformant_run: str | None) -> tuple
 
 def _guarantee(predicate: Mapping[str, Any]) -> Iterator[Item]:
     plan, said = predicate["plan"], predicate["guarantee"]
-    engines = ", ".join(each["name"] for each in predicate["accountants"]) or "none"
+    engines = ", ".join(item["name"] for item in predicate["accountants"]) or "none"
     # A plan that was refused before any accounting has nothing that accounting vouches for.
     mark: Mark = "open" if said is None else "checked"
     by = "nobody" if said is None else "accounting"
@@ -111,12 +111,12 @@ def _mechanism(predicate: Mapping[str, Any], run: str | None) -> Iterator[Item]:
             mark="checked" if kept else "declared",
             by=_voucher(run, by_trainer=by_trainer),
         )
-    for each in predicate["assumptions"]:
-        if each.startswith("noise is exactly Gaussian"):
+    for item in predicate["assumptions"]:
+        if item.startswith("noise is exactly Gaussian"):
             yield Item(
                 topic="Floating-point arithmetic",
                 question="Can rounding leak?",
-                answer=each[:1].upper() + each[1:] + ".",
+                answer=item[:1].upper() + item[1:] + ".",
                 mark="declared",
                 by="assumption",
             )

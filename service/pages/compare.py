@@ -108,7 +108,7 @@ async def compare(
 ) -> Response:
     """The certificates ``first`` and ``second`` compared, or the form that asks for two."""
     ids = first or "", second or ""
-    plans = [await run_in_threadpool(_plan, services, each) if each else None for each in ids]
+    plans = [await run_in_threadpool(_plan, services, item) if item else None for item in ids]
     missing = tuple(name for name, plan in zip(ids, plans, strict=True) if name and plan is None)
     texts = ["" if plan is None else yaml_of(as_document(plan)) for plan in plans]
     blank = Comparison(
@@ -167,7 +167,7 @@ def _found(blank: Comparison, found: PlansCompared, plans: tuple[Plan, Plan]) ->
         "sentence": found.sentence.replace("add_remove", words("add_remove")),
         "ranking": found.ranking,
         "obstacles": found.obstacles,
-        "rows": tuple(_row(each, each in (strongest, noisiest)) for each in found.alone),
+        "rows": tuple(_row(item, item in (strongest, noisiest)) for item in found.alone),
         "furthest": None if strongest is None else strongest.change.pointer,
         "furthest_on_noise": None if noisiest is None else noisiest.change.pointer,
         "act_together": found.act_together,

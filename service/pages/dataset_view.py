@@ -132,7 +132,7 @@ def datasets(connection: Connection, rules: Rulebook, cursor: str | None) -> Dat
     """The page of ledgers after ``cursor``, by name; raises ``ValueError`` for a strange one."""
     after = None if cursor is None else scope_of(cursor)
     found = rows.ledgers_after(connection, after, LISTED + 1)
-    lines = tuple(_line(each, rules) for each in found[:LISTED])
+    lines = tuple(_line(item, rules) for item in found[:LISTED])
     more = len(found) > LISTED
     return Datasets(lines=lines, next=str(found[LISTED - 1].scope) if more else None)
 
@@ -161,9 +161,9 @@ def dataset(
     return Dataset(
         name=name,
         policy_names_it=named,
-        lines=tuple(_line(each, rules) for each in ledgers),
+        lines=tuple(_line(ledger, rules) for ledger in ledgers),
         shown=_line(chosen, rules),
-        entries=tuple(_entry(each) for each in entries),
+        entries=tuple(_entry(entry) for entry in entries),
         next=str(made[LISTED - 1][0]) if len(made) > LISTED else None,
         forecast=None if latest is None else _forecast(chosen, latest),
         forecast_of=None if latest is None else latest.certificate_id,
@@ -206,7 +206,7 @@ def scope_of(text: str) -> Scope:
 def _chosen(ledgers: Sequence[KeptLedger], scope: tuple[str, str] | None) -> KeptLedger | None:
     if scope is None:
         return ledgers[0] if ledgers else None
-    wanted = [each for each in ledgers if (each.scope.unit, each.scope.adjacency) == scope]
+    wanted = [ledger for ledger in ledgers if (ledger.scope.unit, ledger.scope.adjacency) == scope]
     return wanted[0] if wanted else None
 
 

@@ -130,7 +130,7 @@ def _set(request: Request, actor: Actor, services: Services, sent: Form) -> Resp
         wanted = read_budget(json.dumps(asked).encode())
         name = _NAME.validate_python(values["dataset"])
     except MalformedRequest as error:
-        wrong = " ".join(f"{each.message} {each.remedy}" for each in error.reasons)
+        wrong = " ".join(f"{reason.message} {reason.remedy}" for reason in error.reasons)
         return _listed(request, services, None, values, wrong)
     except ValidationError:
         wrong = "A data set's name has 1 to 64 letters, digits, dots, dashes and underscores."

@@ -67,9 +67,9 @@ def _data(value: Any) -> Any:
         case Mapping():
             return {str(key): _data(each) for key, each in value.items()}
         case list() | tuple():
-            return [_data(each) for each in value]
+            return [_data(item) for item in value]
         case set() | frozenset():
-            return sorted(_data(each) for each in value)
+            return sorted(_data(entry) for entry in value)
         case _ if dataclasses.is_dataclass(value):
             fields = dataclasses.fields(value)
             return {field.name: _data(getattr(value, field.name)) for field in fields}
@@ -90,7 +90,7 @@ def _cell(value: Any) -> Any:
             return _cell(value.value)
         case str():
             return inert(value)
-        case list() | tuple() if all(isinstance(each, str) for each in value):
+        case list() | tuple() if all(isinstance(item, str) for item in value):
             return inert(" ".join(value))
     return inert(json.dumps(_data(value), ensure_ascii=False))
 

@@ -42,7 +42,7 @@ class SecurityHeaders:
             if message["type"] == "http.response.start":
                 given = list(message.get("headers", ()))
                 own = {name for name, _ in given}
-                given += [each for each in HEADERS.items() if each[0] not in own]
+                given += [header for header in HEADERS.items() if header[0] not in own]
                 message = {**message, "headers": given}
             await send(message)
 

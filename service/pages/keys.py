@@ -66,7 +66,7 @@ def keys_view(services: Services, now: datetime) -> Keys:
     records = {record["key_id"]: record for record in kept}
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
-    revoked = {} if signed is None else {each.key_id: each for each in signed.keyset.revoked}
+    revoked = {} if signed is None else {item.key_id: item for item in signed.keyset.revoked}
     signing = services.signers.current().key_id
     keys = [
         _key(
@@ -124,5 +124,5 @@ def _keyset(keyset: Keyset, digest: str) -> KeysetShown:
         version=keyset.version,
         digest=digest,
         threshold=roots.threshold,
-        roots=tuple(Root(key_id=each.key_id, label=each.label) for each in roots.keys),
+        roots=tuple(Root(key_id=key.key_id, label=key.label) for key in roots.keys),
     )

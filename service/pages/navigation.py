@@ -67,7 +67,7 @@ def groups_for(actor: Actor | None, served: frozenset[str]) -> tuple[Group, ...]
 def _open(
     places: tuple[Place, ...], scopes: frozenset[Scope], served: frozenset[str]
 ) -> list[Place]:
-    return [each for each in places if each.path in served and each.scopes & scopes]
+    return [place for place in places if place.path in served and place.scopes & scopes]
 
 
 def may_open(actor: Actor | None, path: str) -> bool:

@@ -34,11 +34,11 @@ def one_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool
 
 @compiles(_OneOf)
 def _in(element: _OneOf, compiler: Any, **options: Any) -> str:
-    column, found = (compiler.process(each, **options) for each in element.clauses)
+    column, found = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} IN {found}"
 
 
 @compiles(_OneOf, "postgresql")
 def _any(element: _OneOf, compiler: Any, **options: Any) -> str:
-    column, found = (compiler.process(each, **options) for each in element.clauses)
+    column, found = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} = ANY (ARRAY{found})"

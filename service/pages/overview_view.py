@@ -94,12 +94,12 @@ class Overview:
         found = [
             Item(
                 what="budget",
-                subject=each.dataset,
-                name=f"{each.unit}, {each.adjacency}",
+                subject=item.dataset,
+                name=f"{item.unit}, {item.adjacency}",
                 at=None,
-                said=f"{each.standing}: ε {each.spent} of {each.epsilon} at δ {each.delta}",
+                said=f"{item.standing}: ε {item.spent} of {item.epsilon} at δ {item.delta}",
             )
-            for each in self.at_risk
+            for item in self.at_risk
         ]
         for what, lines in (
             ("awaiting approval", self.awaiting),
@@ -108,17 +108,17 @@ class Overview:
         ):
             found += [
                 Item(
-                    what=what, subject=each.id, name=each.name or "", at=each.at, said=each.verdict
+                    what=what, subject=line.id, name=line.name or "", at=line.at, said=line.verdict
                 )
-                for each in lines
+                for line in lines
             ]
         found += [
-            Item(what="failed run", subject=each.id, name="", at=each.at, said=each.code)
-            for each in self.failed
+            Item(what="failed run", subject=entry.id, name="", at=entry.at, said=entry.code)
+            for entry in self.failed
         ]
         found += [
-            Item(what="service", subject=each.code, name="", at=None, said=each.message)
-            for each in self.troubles
+            Item(what="service", subject=trouble.code, name="", at=None, said=trouble.message)
+            for trouble in self.troubles
         ]
         return tuple(found)
 
@@ -145,8 +145,8 @@ def overview_view(
         failed=_failed(connection),
         checkpoint=checkpoint_of(connection),
         troubles=tuple(
-            Trouble(code=each.code, message=each.message, remedy=each.remedy or "")
-            for each in reasons
+            Trouble(code=reason.code, message=reason.message, remedy=reason.remedy or "")
+            for reason in reasons
         ),
         anything=_anything(connection),
     )
@@ -164,7 +164,7 @@ def _at_risk(connection: Connection, rules: Rulebook) -> tuple[tuple[LedgerLine,
     cursor = None
     for _ in range(LEDGER_PAGES):
         page = datasets(connection, rules, cursor)
-        found += [each for each in page.lines if each.standing != "within budget"]
+        found += [item for item in page.lines if item.standing != "within budget"]
         cursor = page.next
         if cursor is None:
             break

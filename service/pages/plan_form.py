@@ -92,7 +92,7 @@ NOISES = {
     "bidiagonal": "bidiagonal",
 }
 
-OPTIMIZERS = {each: each for each in get_args(OptimizerName)}
+OPTIMIZERS = {arg: arg for arg in get_args(OptimizerName)}
 
 SECTIONS = (
     Section(
@@ -130,7 +130,9 @@ SECTIONS = (
             _choice("noise.kind", "Noise over steps", NOISES),
             Field(name="noise.lambda", label="λ", hint="Bidiagonal; empty: the best one"),
             _choice(
-                "optimizer.name", "Optimiser", {each: each for each in get_args(OptimizerName)}
+                "optimizer.name",
+                "Optimiser",
+                {element: element for element in get_args(OptimizerName)},
             ),
         ),
     ),
@@ -197,16 +199,16 @@ class Checked:
 
 def fields() -> Iterator[Field]:
     """Every field but those of the releases."""
-    return (each for section in SECTIONS for each in section.fields)
+    return (item for section in SECTIONS for item in section.fields)
 
 
 def release_names(rows: int) -> Iterator[str]:
     """The names of the fields of so many releases."""
-    return (f"releases.{row}.{each.name}" for row in range(rows) for each in RELEASE)
+    return (f"releases.{row}.{item.name}" for row in range(rows) for item in RELEASE)
 
 
 def _names() -> Iterator[str]:
-    yield from (each.name for each in fields())
+    yield from (item.name for item in fields())
     yield from release_names(MOST_RELEASES)
 
 
@@ -263,17 +265,17 @@ class _Token:
 
 def _yaml(values: Mapping[str, str], rows: int) -> str:
     document: dict[str, Any] = {"version": 1}
-    for each in fields():
-        _put(document, each.name, each.kind, values)
+    for item in fields():
+        _put(document, item.name, item.kind, values)
     if document.get("noise") == {"kind": "independent"}:
         del document["noise"]
     releases = []
     for row in range(rows):
         release: dict[str, Any] = {}
-        for each in RELEASE:
-            given = values.get(f"releases.{row}.{each.name}", "")
+        for entry in RELEASE:
+            given = values.get(f"releases.{row}.{entry.name}", "")
             if given:
-                release[each.name] = _typed(given, each.kind)
+                release[entry.name] = _typed(given, entry.kind)
         if release:
             releases.append(release)
     if releases:
@@ -301,7 +303,7 @@ def _without_gaps(typed: Mapping[str, str]) -> tuple[dict[str, str], int]:
     values = {name: value for name, value in typed.items() if not name.startswith("releases.")}
     rows = 0
     for row in range(MOST_RELEASES):
-        filled = {each.name: typed.get(f"releases.{row}.{each.name}", "") for each in RELEASE}
+        filled = {item.name: typed.get(f"releases.{row}.{item.name}", "") for item in RELEASE}
         if any(filled.values()):
             values |= {f"releases.{rows}.{name}": value for name, value in filled.items()}
             rows += 1
@@ -316,8 +318,8 @@ def _block(document: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield from _block(value, depth + 1)
         elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
             yield f"{pad}{_scalar(name)}:\n"
-            for each in value:
-                lines = "".join(_block(each, depth + 1))
+            for item in value:
+                lines = "".join(_block(item, depth + 1))
                 yield f"{pad}- {lines[2 * (depth + 1) :]}" if lines else f"{pad}- {{}}\n"
         else:
             yield f"{pad}{_scalar(name)}: {_scalar(value)}\n"

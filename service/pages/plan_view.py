@@ -111,11 +111,11 @@ def new_plan(
         mode=mode,
         sections=tuple(
             SectionView(
-                title=each.title,
-                about=each.about,
-                fields=tuple(_field(one, one.name, form, checked) for one in each.fields),
+                title=section.title,
+                about=section.about,
+                fields=tuple(_field(one, one.name, form, checked) for one in section.fields),
             )
-            for each in SECTIONS
+            for section in SECTIONS
         ),
         releases=tuple(_release(row, form, checked) for row in range(form.releases)),
         yaml=yaml,
@@ -144,19 +144,19 @@ def answered(draft: Draft) -> Answered:
         joint=None if found.joint is None else decimal_up(found.joint, DIGITS),
         noise=tuple(
             NoiseLine(
-                name=each.name,
-                count=each.count,
-                given=None if each.given is None else f"{each.given:.6g}",
-                required=None if each.required is None else decimal_up(each.required, DIGITS),
+                name=release.name,
+                count=release.count,
+                given=None if release.given is None else f"{release.given:.6g}",
+                required=None if release.required is None else decimal_up(release.required, DIGITS),
             )
-            for each in found.releases
+            for release in found.releases
         ),
         engine=found.accountants[0].name if found.accountants else None,
         reasons=found.reasons,
-        warnings=tuple(each.message for each in found.warnings),
+        warnings=tuple(warning.message for warning in found.warnings),
         assumptions=found.assumptions,
         policy=f"{draft.policy.name} v{draft.policy.version}",
-        waived=tuple(each.reason.code for each in draft.judgement.waived),
+        waived=tuple(item.reason.code for item in draft.judgement.waived),
         approvals=draft.policy.approvals,
         budget=None if ledger is None else _budget(ledger),
         fits=None if ledger is None else bool(ledger["fits"]),
@@ -202,7 +202,7 @@ def _field(one: Field, name: str, form: PlanForm, checked: Checked) -> FieldView
         hint=one.hint,
         choices=one.choices,
         value=form.value(name),
-        errors=tuple(f"{each.message} {each.remedy}" for each in found),
+        errors=tuple(f"{item.message} {item.remedy}" for item in found),
     )
 
 

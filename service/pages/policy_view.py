@@ -135,7 +135,7 @@ class Simulation:
 
 def policies(kept: list[KeptPolicy], rules: Rulebook) -> Policies:
     """Every version, the built-in one last."""
-    lines = [_line(each.policy, each, rules) for each in kept]
+    lines = [_line(item.policy, item, rules) for item in kept]
     return Policies(lines=(*lines, _line(BUILT_IN, None, rules)))
 
 
@@ -144,7 +144,7 @@ def policy_page(
 ) -> PolicyPage | None:
     """One version of a policy; None if there is none."""
     known: dict[int, KeptPolicy | None] = {
-        each.policy.version: each for each in kept if each.policy.name == name
+        item.policy.version: item for item in kept if item.policy.name == name
     }
     if name == BUILT_IN.name:
         known = {BUILT_IN.version: None}
@@ -163,12 +163,12 @@ def policy_page(
 
 def waivers(kept: list[KeptWaiver], named: Mapping[str, str], now: datetime) -> Waivers:
     """Every waiver; ``named`` are policies by their digest."""
-    return Waivers(lines=tuple(_waiver(each, named, now) for each in kept))
+    return Waivers(lines=tuple(_waiver(item, named, now) for item in kept))
 
 
 def policy_names(kept: list[KeptPolicy]) -> dict[str, str]:
     """What people call each version, by its digest."""
-    found = {each.policy.digest(): each.policy for each in kept} | {BUILT_IN.digest(): BUILT_IN}
+    found = {item.policy.digest(): item.policy for item in kept} | {BUILT_IN.digest(): BUILT_IN}
     return {digest: f"{each.name} v{each.version}" for digest, each in found.items()}
 
 
@@ -202,17 +202,17 @@ def changes_of(found: Simulated) -> tuple[ChangeLine, ...]:
     """The certificates that would get another verdict."""
     return tuple(
         ChangeLine(
-            certificate=each.certificate.id,
-            name=each.certificate.name,
-            dataset=each.certificate.dataset,
-            epsilon=_up(each.certificate.epsilon_upper),
-            delta=_up(each.certificate.delta),
-            verdict=each.certificate.verdict,
-            would_be=each.verdict,
-            codes=tuple(reason.code for reason in each.reasons),
-            messages=tuple(reason.message for reason in each.reasons),
+            certificate=change.certificate.id,
+            name=change.certificate.name,
+            dataset=change.certificate.dataset,
+            epsilon=_up(change.certificate.epsilon_upper),
+            delta=_up(change.certificate.delta),
+            verdict=change.certificate.verdict,
+            would_be=change.verdict,
+            codes=tuple(reason.code for reason in change.reasons),
+            messages=tuple(reason.message for reason in change.reasons),
         )
-        for each in found.changes
+        for change in found.changes
     )
 
 
@@ -273,7 +273,7 @@ def _waiver(kept: KeptWaiver, named: Mapping[str, str], now: datetime) -> Waiver
 def _written(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return ", ".join(value) or "none"
     return json.dumps(value, ensure_ascii=False)
 

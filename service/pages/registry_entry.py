@@ -121,7 +121,7 @@ def _parameters(said: Mapping[str, Any]) -> str:
 
 def _mechanisms(predicate: Mapping[str, Any]) -> str:
     joint = predicate["noise_multiplier"]["joint"]
-    schemes = ", ".join(dict.fromkeys(each["scheme"] for each in predicate["sampling"]))
+    schemes = ", ".join(dict.fromkeys(item["scheme"] for item in predicate["sampling"]))
     noise = f" at a joint noise multiplier of {joint} a step" if joint else ""
     optimizer = predicate["plan"].get("optimizer", {}).get("name", "dp_sgd")
     return (
@@ -135,7 +135,7 @@ def _quoted(value: Any) -> Any:
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
-        return [_quoted(each) for each in value]
+        return [_quoted(item) for item in value]
     if isinstance(value, dict):
         return {key: _quoted(each) for key, each in value.items()}
     return value

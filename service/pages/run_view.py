@@ -149,13 +149,15 @@ class RunView:
 
 def runs_of(connection: Connection, found: list[Run], cursor: str | None) -> Runs:
     """The page of ``found``, with the names of their certificates' plans."""
-    wanted = {each.certificate_id for each in found}
+    wanted = {item.certificate_id for item in found}
     query = select(certificates.c.id, certificates.c.name, certificates.c.dataset).where(
         certificates.c.id.in_(wanted)
     )
     names = {row.id: (row.name, row.dataset) for row in connection.execute(query)}
     return Runs(
-        lines=tuple(_line(each, *names.get(each.certificate_id, (None, None))) for each in found),
+        lines=tuple(
+            _line(entry, *names.get(entry.certificate_id, (None, None))) for entry in found
+        ),
         next=cursor,
     )
 
@@ -259,12 +261,12 @@ def _said(statement: Any) -> Record:
         to_charge=found["steps"]["to_charge"],
         findings=tuple(
             FindingLine(
-                code=str(each["code"]),
-                line=int(each["line"]),
-                message=str(each["message"]),
-                noted=bool(each["noted"]),
+                code=str(item["code"]),
+                line=int(item["line"]),
+                message=str(item["message"]),
+                noted=bool(item["noted"]),
             )
-            for each in found["findings"]
+            for item in found["findings"]
         ),
         began=str(details["metadata"]["startedOn"]),
         ended=str(details["metadata"]["finishedOn"]),

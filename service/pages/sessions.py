@@ -92,8 +92,8 @@ class Sessions:
                 return caller_of(self._tokens.with_id(row["token_id"]))
             except NotKnown:
                 return None
-        known = {each.value for each in Scope}
-        scopes = frozenset(Scope(each) for each in row["scopes"].split() if each in known)
+        known = {item.value for item in Scope}
+        scopes = frozenset(Scope(entry) for entry in row["scopes"].split() if entry in known)
         return Caller(Actor(row["actor"], scopes), row["actor"])
 
     def _seen(self, digest: str, at: datetime) -> None:

@@ -40,13 +40,13 @@ class StaticFile:
 def static_files() -> dict[str, StaticFile]:
     """Every file that is served, by its name in the folder."""
     found = {}
-    for each in files("affidavit.service.pages").joinpath("static").iterdir():
-        path = PurePath(each.name)
+    for item in files("affidavit.service.pages").joinpath("static").iterdir():
+        path = PurePath(item.name)
         if path.suffix in TYPES:
-            content = each.read_bytes()
+            content = item.read_bytes()
             digest = hashlib.sha256(content).hexdigest()[:16]
             name = f"{path.stem}.{digest}{path.suffix}"
-            found[each.name] = StaticFile(name, content, TYPES[path.suffix])
+            found[item.name] = StaticFile(name, content, TYPES[path.suffix])
     return found
 
 
@@ -57,7 +57,7 @@ def static(name: str) -> str:
 
 @cache
 def _served() -> dict[str, StaticFile]:
-    return {each.name: each for each in static_files().values()}
+    return {file.name: file for file in static_files().values()}
 
 
 @router.get(

@@ -32,7 +32,7 @@ def visible(text: str) -> str:
     """``text`` with its invisible characters, save line ends and tabs, written as escapes."""
     if text.isprintable():
         return text
-    return "".join(_spelled(each) if _is_hidden(each) else each for each in text)
+    return "".join(_spelled(item) if _is_hidden(item) else item for item in text)
 
 
 def short(identity: str) -> str:

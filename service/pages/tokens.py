@@ -83,7 +83,7 @@ def tokens_view(
     wrong: str = "",
 ) -> Tokens:
     """Every token that was ever made, those that count first, then the newest."""
-    lines = sorted((_line(each, now) for each in store.all()), key=_newest, reverse=True)
+    lines = sorted((_line(item, now) for item in store.all()), key=_newest, reverse=True)
     lines.sort(key=lambda line: line.state != "counts")
     return Tokens(
         tokens=tuple(lines),
@@ -153,12 +153,12 @@ def _answered(request: Request, view: Tokens, status: int = 200) -> Response:
 
 
 def _scopes(draft: Draft) -> list[Scope]:
-    known = {each.value for each in Scope}
+    known = {item.value for item in Scope}
     if not draft.scopes:
         raise TokenRefused("a token needs at least one scope; tick what it may do")
-    if unknown := [each for each in draft.scopes if each not in known]:
+    if unknown := [entry for entry in draft.scopes if entry not in known]:
         raise TokenRefused(f"{unknown[0][:80]!r} is no scope; tick one of {', '.join(Scope)}")
-    return [Scope(each) for each in draft.scopes]
+    return [Scope(scope) for scope in draft.scopes]
 
 
 def _days(draft: Draft) -> int:

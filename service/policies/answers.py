@@ -34,7 +34,7 @@ def policy_answer(policy: Policy, kept: KeptPolicy | None, rules: Rulebook) -> d
 
 def policies_answer(kept: list[KeptPolicy], rules: Rulebook) -> dict[str, Any]:
     """Every version, newest first; the built-in policy stands last."""
-    lines = [summary(each.policy, each, rules) for each in kept]
+    lines = [summary(item.policy, item, rules) for item in kept]
     return {"policies": [*lines, summary(BUILT_IN, None, rules)]}
 
 

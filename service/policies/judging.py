@@ -76,7 +76,7 @@ def require_unchanged(store: PolicyStore, connection: Connection, *asked: Questi
     """Hold the rules still until the transaction ends; raises ``RulesChanged``, ``Altered``."""
     rely(connection)
     rules = store.rulebook_in(connection)
-    if any(question_by(rules, each.plan, each.requester) != each for each in asked):
+    if any(question_by(rules, item.plan, item.requester) != item for item in asked):
         raise RulesChanged
 
 

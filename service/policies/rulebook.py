@@ -48,7 +48,7 @@ class Rulebook:
     @cached_property
     def default(self) -> Policy:
         """The policy of data sets that no policy names."""
-        found = (each for each in self.policies.values() if each.datasets == "default")
+        found = (policy for policy in self.policies.values() if policy.datasets == "default")
         return next(found, BUILT_IN)
 
     def policy_of(self, dataset: str | None) -> Policy:
@@ -70,7 +70,7 @@ class Rulebook:
 
     def with_policy(self, policy: Policy) -> Rulebook:
         """The rulebook if ``policy`` were active; raises ``Overlap``."""
-        others = [each for each in self.policies.values() if each.name != policy.name]
+        others = [item for item in self.policies.values() if item.name != policy.name]
         for dataset in _named(policy):
             for other in others:
                 if dataset in _named(other):

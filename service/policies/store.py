@@ -130,7 +130,7 @@ class PolicyStore:
         active = [_policy(row, known).policy for row in rows]
         unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
         granted = [_waiver(row, known).waiver for row in connection.execute(unrevoked).mappings()]
-        return Rulebook(head, {each.name: each for each in active}, tuple(granted))
+        return Rulebook(head, {item.name: item for item in active}, tuple(granted))
 
     def _known(self) -> dict[str, Mapping[str, Any]]:
         return {record["key_id"]: record for record in self._keys()}
@@ -193,7 +193,7 @@ def note_use(
     connection: Connection, certificate_id: str, used: Iterable[Waiver], at: datetime
 ) -> None:
     """Remember which waivers a certificate rests on."""
-    for waiver in {each.id for each in used}:
+    for waiver in {item.id for item in used}:
         connection.execute(
             insert(waiver_uses).values(waiver_id=waiver, certificate_id=certificate_id, at=at)
         )

@@ -51,9 +51,9 @@ def one(
     _: Reader, services: TheServices, certificate_id: CertificateId, issue: IssueNumber
 ) -> Response:
     """What was answered, with its bundle as it was signed; a trusted one before another."""
-    for each in services.store.issues(certificate_id):
-        if each.issue == issue:
-            return Response(answer_of(each), media_type=JSON)
+    for item in services.store.issues(certificate_id):
+        if item.issue == issue:
+            return Response(answer_of(item), media_type=JSON)
     raise no_such(f"{certificate_id} with an issue {issue}")
 
 

@@ -41,7 +41,7 @@ Forecast = Annotated[
 )
 def ledgers(_: Concerned, services: TheServices) -> JSONResponse:
     """One for each data set, privacy unit and adjacency that has a budget."""
-    return JSONResponse({"ledgers": [summary(each) for each in services.ledger.ledgers()]})
+    return JSONResponse({"ledgers": [summary(item) for item in services.ledger.ledgers()]})
 
 
 @router.get(

@@ -50,10 +50,10 @@ def entries(
         following = f"/v1/log/entries?start={found[-1].index + 1}{tail}"
     items = [
         {
-            "leafIndex": each.index,
-            "leafHash": written(each.leaf_hash),
-            "content": each.content,
+            "leafIndex": item.index,
+            "leafHash": written(item.leaf_hash),
+            "content": item.content,
         }
-        for each in found
+        for item in found
     ]
     return JSONResponse({"entries": items, "next": following})

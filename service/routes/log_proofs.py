@@ -61,7 +61,7 @@ def inclusion(
             "leafIndex": found.index,
             "treeSize": found.size,
             "leafHash": written(found.leaf_hash),
-            "hashes": [written(each) for each in found.hashes],
+            "hashes": [written(hash_) for hash_ in found.hashes],
         }
     )
 

@@ -28,7 +28,7 @@ MechanismName = Annotated[
 )
 def mechanisms() -> JSONResponse:
     """In the order of the registry."""
-    return JSONResponse({"mechanisms": [each.as_dict() for each in catalogue().values()]})
+    return JSONResponse({"mechanisms": [item.as_dict() for item in catalogue().values()]})
 
 
 @router.get(

@@ -30,7 +30,7 @@ def readyz(services: TheServices) -> JSONResponse:
     if found.reasons or found.key is None:
         raise Problem(503, "not_ready", str(found.reasons[0]), *found.reasons)
     signer = {"key_id": found.key.key_id, "development": found.key.development}
-    warnings = [each.as_dict() for each in services.identities.warnings()]
+    warnings = [warning.as_dict() for warning in services.identities.warnings()]
     return JSONResponse(
         {"status": "ready", "schema": found.revision, "signer": signer, "warnings": warnings}
     )

@@ -98,7 +98,7 @@ def runs(
         following = f"/v1/runs?{urlencode(given)}"
     headers = {} if following is None else {"Link": f'<{following}>; rel="next"'}
     return JSONResponse(
-        {"runs": [run_document(each) for each in found], "next": following}, headers=headers
+        {"runs": [run_document(item) for item in found], "next": following}, headers=headers
     )
 
 

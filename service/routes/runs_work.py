@@ -83,7 +83,7 @@ async def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
     run = await in_thread(lambda: services.runs.queue.find(run_id))
     issues = await in_thread(lambda: services.store.issues(run.certificate_id))
     (issue,) = (
-        each for each in issues if (each.issue, each.untrusted) == (run.issue, run.untrusted)
+        item for item in issues if (item.issue, item.untrusted) == (run.issue, run.untrusted)
     )
     found = await in_thread(lambda: with_place(services.log, issue.bundle))
     return Response(found, media_type=JSON)

@@ -31,7 +31,11 @@ async def syntax_of_body(http: HttpRequest) -> Syntax:
     """The syntax that the headers declare; there is no guessing."""
     declared = http.headers.get("content-type", "")
     media, *parameters = [part.strip().lower() for part in declared.split(";")]
-    charsets = [each.partition("=")[2].strip('"') for each in parameters if "charset=" in each]
+    charsets = [
+        parameter.partition("=")[2].strip('"')
+        for parameter in parameters
+        if "charset=" in parameter
+    ]
     encoding = http.headers.get("content-encoding", "identity").lower()
     if encoding == "identity" and set(charsets) <= {"utf-8"}:
         if media == JSON:

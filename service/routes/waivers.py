@@ -47,7 +47,7 @@ class Why(BaseModel):
 def waivers(_: Judged, services: TheServices) -> JSONResponse:
     """Expired and revoked ones too."""
     now = datetime.now(UTC)
-    found = [waiver_answer(each, now) for each in services.policies.granted()]
+    found = [waiver_answer(item, now) for item in services.policies.granted()]
     return JSONResponse({"waivers": found})
 
 

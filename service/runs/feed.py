@@ -95,14 +95,14 @@ class Feed:
     ) -> AsyncIterator[tuple[Place, str, dict[str, Any]]]:
         """What ``told`` does not cover: how the run went, how far it is, and how it ended."""
         state, steps = "queued", _steps_of(run)
-        for each in happened:
-            state = STATES.get(each.kind, state)
-            if each.kind in ENDED and run.begun and steps > told.steps:
+        for item in happened:
+            state = STATES.get(item.kind, state)
+            if item.kind in ENDED and run.begun and steps > told.steps:
                 told = replace(told, steps=steps)
                 yield told, "progress", await self._progress(run, steps)
-            if each.seq > told.seq:
-                told = replace(told, seq=each.seq)
-                yield told, "state", event_document(each, state)
+            if item.seq > told.seq:
+                told = replace(told, seq=item.seq)
+                yield told, "state", event_document(item, state)
         if run.begun and steps > told.steps:
             yield replace(told, steps=steps), "progress", await self._progress(run, steps)
 

@@ -100,7 +100,7 @@ def judge(
 
 def _judged(found: Conformance, more: Sequence[Finding]) -> Judged:
     findings = [*found.findings, *more]
-    codes = sorted({each.code for each in findings})
+    codes = sorted({finding.code for finding in findings})
     sound = found.conformant and not more
     return Judged(
         code="conformant" if sound else "not_conformant",

@@ -110,9 +110,9 @@ class Runs:
         others = self.queue.records(run.id)
         parts = others.pop(held.fence, [])
         bundle = next(
-            each.bundle
-            for each in self._store.issues(run.certificate_id)
-            if (each.issue, each.untrusted) == (run.issue, run.untrusted)
+            issue.bundle
+            for issue in self._store.issues(run.certificate_id)
+            if (issue.issue, issue.untrusted) == (run.issue, run.untrusted)
         )
         return _Told(run=run, signed_for=reported.record, parts=parts, others=others, bundle=bundle)
 
@@ -125,7 +125,7 @@ class Runs:
             told.parts,
             signed_for=told.signed_for,
             told=told.run.head,
-            before=[each for each in told.run.attempts if each.granted],
+            before=[attempt for attempt in told.run.attempts if attempt.granted],
             others=told.others,
         )
 

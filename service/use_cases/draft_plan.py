@@ -99,7 +99,7 @@ class DraftPlan:
         One change after the other, and no further ones once they took as long as one
         computation may; those say so, as one does whose accounting was cut off.
         """
-        sides = [await self._assessed(each) for each in (first, second)]
+        sides = [await self._assessed(item) for item in (first, second)]
         end = time.monotonic() + self._pool.time_limit
         tried: list[tuple[Trial, Assessment | None]] = []
         for trial in trials(first, second):
@@ -148,7 +148,7 @@ def drawn(plan: Plan) -> Pictures | NotDrawn:
     found = curves(plan)
     if isinstance(found, Assessment):
         return NotDrawn(found.reasons)
-    return tuple(draw(each(found), width=WIDTH, height=HEIGHT) for each in (profile, trade_off))
+    return tuple(draw(item(found), width=WIDTH, height=HEIGHT) for item in (profile, trade_off))
 
 
 def _cut_off(trial: Trial) -> Reason:

@@ -40,7 +40,7 @@ class ReadPlan:
     def question(self, rules: Rulebook, requester: str) -> Question:
         """The plan as a question by ``rules``, whose id is worked out once."""
         asked = question_by(rules, self.plan, requester)
-        under = rules.head, tuple(each.id for each in asked.waivers)
+        under = rules.head, tuple(waiver.id for waiver in asked.waivers)
         named = self._named
         if named is None or named[0] != under:
             self._named = under, asked.id

@@ -198,13 +198,15 @@ class SubmitPlan:
             return [self._keep(found[0])]
         key = self._signers.current()
         made = self._signed(found, key)
-        if not all(isinstance(each, Signed) for each in made):
+        if not all(isinstance(member, Signed) for member in made):
             raise Overtaken
-        signed = [each for each in made if isinstance(each, Signed)]
+        signed = [item for item in made if isinstance(item, Signed)]
         self._store.add_all(
-            [each.made for each in signed], key.public.as_record(), within=self._still_so(signed)
+            [element.made for element in signed],
+            key.public.as_record(),
+            within=self._still_so(signed),
         )
-        return [Answer(each.made[0], created=True) for each in signed]
+        return [Answer(entry.made[0], created=True) for entry in signed]
 
     def _keep(self, found: Found) -> Answer:
         """Keep what was found about one plan, judged by the rules of now."""
@@ -235,8 +237,8 @@ class SubmitPlan:
         An answer where the current issue says the same and goes on saying it.
         """
         untrusted = key.public.development
-        formers = self._store.last([each.asked.id for each in found], untrusted=untrusted)
-        return [self._sign(each, key, formers.get(each.asked.id)) for each in found]
+        formers = self._store.last([entry.asked.id for entry in found], untrusted=untrusted)
+        return [self._sign(item, key, formers.get(item.asked.id)) for item in found]
 
     def _sign(
         self, given: Found, key: SigningPort, former: StoredCertificate | None
@@ -256,16 +258,16 @@ class SubmitPlan:
             under=judgement,
             ledger=ledger if found.verdict == "certified" else None,
         )
-        used = tuple(each.waiver for each in judgement.waived)
+        used = tuple(item.waiver for item in judgement.waived)
         return Signed(asked, (certificate, given.request, given.outdated), used)
 
     def _still_so(self, signed: Sequence[Signed]) -> Callable[[Connection], None]:
         """Holds the rules by which they were judged, in the transaction that keeps them."""
 
         def still_so(connection: Connection) -> None:
-            require_unchanged(self._policies, connection, *(each.asked for each in signed))
-            for each in signed:
-                note_use(connection, each.made[0].id, each.used, datetime.now(UTC))
+            require_unchanged(self._policies, connection, *(entry.asked for entry in signed))
+            for item in signed:
+                note_use(connection, item.made[0].id, item.used, datetime.now(UTC))
 
         return still_so
 

@@ -37,7 +37,7 @@ def test_the_round_off_of_a_long_run_is_allowed_for() -> None:
     run = Repeated(event=step, count=999_999)
     with pytest.raises(OutOfReach, match="round-off"):
         PldAccountant().curve(run).epsilon(1e-9)
-    found, ours = (each.curve(run).epsilon(2e-8) for each in (PldAccountant(), FourierAccountant()))
+    found, ours = (item.curve(run).epsilon(2e-8) for item in (PldAccountant(), FourierAccountant()))
     assert found.upper >= ours.lower
     assert found.lower <= ours.upper
 

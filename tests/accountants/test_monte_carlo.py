@@ -326,7 +326,7 @@ def test_the_same_event_gives_the_same_numbers_on_any_number_of_workers() -> Non
 
 def test_the_seed_is_the_gram_matrix_s_and_not_the_noise_s() -> None:
     one, other = [[1.0, 0.5], [0.5, 1.0]], [[1.0, 0.25], [0.25, 1.0]]
-    seeds = [curve(binned(*each)).seed for each in ((one, 1.0), (one, 2.0), (other, 1.0))]
+    seeds = [curve(binned(*item)).seed for item in ((one, 1.0), (one, 2.0), (other, 1.0))]
     assert seeds[0] == seeds[1] != seeds[2]
     assert all(seed is not None and len(seed) == 32 for seed in seeds)
 

@@ -132,7 +132,7 @@ def test_the_profile_is_followed_until_delta_is_tiny_and_as_densely_as_is_asked(
     found = sample(GaussianCurve(mu=1.0))
     assert found.epsilons[0] == 0.0
     assert found.deltas[-1].upper <= SMALLEST_DELTA * 1.01
-    assert max(gaps(found.epsilons, [each.upper for each in found.deltas])) <= TOLERANCE
+    assert max(gaps(found.epsilons, [delta.upper for delta in found.deltas])) <= TOLERANCE
     rough = sample(GaussianCurve(mu=1.0), tolerance=0.02)
     assert len(rough.epsilons) < len(found.epsilons)
 

@@ -123,10 +123,10 @@ def faults_of(page: Any) -> list[str]:
 
     found = Axe().run(page).response["violations"]
     return [
-        f"{each['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"]
+        f"{item['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
+        for item in found
+        if item["impact"] in ("serious", "critical")
+        for node in item["nodes"]
     ]
 
 
@@ -168,8 +168,8 @@ def visitor_of(chromium: Any) -> Iterator[Callable[..., Visitor]]:
             return found
 
         yield visitor
-    for each in made:
-        assert not each.wrong, f"{each.kind}: {each.wrong}"
+    for item in made:
+        assert not item.wrong, f"{item.kind}: {item.wrong}"
 
 
 def _watch(visitor: Visitor, host: str) -> None:

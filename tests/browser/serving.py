@@ -36,7 +36,7 @@ class Site:
         """The text of a new token."""
         engine = open_engine(self.settings.database_url)
         try:
-            wanted = [Scope(each) for each in scopes]
+            wanted = [Scope(scope) for scope in scopes]
             _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
             return text.text
         finally:

@@ -62,7 +62,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     # The checkpoint, verified with the key as the API gives it.
     note = download(visitor, "text=Download the checkpoint")
     records = site.ask("GET", "/v1/keys", auditor).json()["keys"]
-    checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(each) for each in records])
+    checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(record) for record in records])
 
     # Held to the log as it is now.
     visitor.page.fill("#kept", note)
@@ -83,7 +83,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
         leaf,
         index=shown["entry"]["index"],
         size=shown["checkpoint"]["size"],
-        proof=[bytes.fromhex(each) for each in shown["proof"]],
+        proof=[bytes.fromhex(item) for item in shown["proof"]],
         root=bytes.fromhex(shown["checkpoint"]["root"]),
     )
 

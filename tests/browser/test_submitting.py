@@ -39,8 +39,8 @@ def _changing_it_takes_the_answer_away(page: Any) -> None:
     page.fill("[name='sampling.lot_size']", "")
     page.select_option("[name='sampling.scheme']", "full_batch")
     page.locator("#findings").get_by_text("it is a plan").wait_for()
-    for each in held:
-        each.continue_()
+    for item in held:
+        item.continue_()
     page.unroute("**/plans/new")
     page.locator("#answer .big").first.wait_for()
     assert "Would be certified: ε ≤ 1.99" in page.inner_text("#answer")

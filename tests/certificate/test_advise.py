@@ -145,7 +145,7 @@ def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: Ma
     assert {row.adjacency for row in amplified} == {"add_remove"}
     assert {row.adjacency for row in ordered} == {"zero_out"}
     certified = [row.assessment for row in (*amplified, *ordered) if row.assessment is not None]
-    assert {each.plan["adjacency"] for each in certified} == {"add_remove", "zero_out"}
+    assert {item.plan["adjacency"] for item in certified} == {"add_remove", "zero_out"}
 
 
 def test_of_one_number_of_bands_that_fails_the_reason_is_shown(plan_of: MakePlan) -> None:

@@ -22,7 +22,7 @@ def test_of_phases_each_release_says_which_it_is_of(make_plan: Any) -> None:
     }
     gone = {"sampling": ..., "steps": ..., "releases": ...}
     found = certify(make_plan(**gone, phases=[phase, phase]), second_opinion=False).as_result()
-    assert [each["phase"] for each in found["noise_multiplier"]["releases"]] == [0, 1]
+    assert [item["phase"] for item in found["noise_multiplier"]["releases"]] == [0, 1]
     assert len(found["sampling"]) == 2
 
 
@@ -31,7 +31,7 @@ def test_what_is_alone_stands_without_a_list(make_plan: Any) -> None:
     told = found.as_result()
     assert "strategy" not in told
     assert told["sampling"]["scheme"] == "shuffled"
-    assert all("phase" not in each for each in told["noise_multiplier"]["releases"])
+    assert all("phase" not in item for item in told["noise_multiplier"]["releases"])
     one, other = {"name": "one"}, {"name": "other"}
     assert replace(found, strategies=(one,)).as_result()["strategy"] == one
     assert replace(found, strategies=(one, other)).as_result()["strategy"] == [one, other]

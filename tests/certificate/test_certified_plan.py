@@ -33,7 +33,7 @@ def signed(plan: Plan, key: SigningKey) -> dict[str, Any]:
 
 
 def sigmas(plan: Plan) -> list[list[float | None]]:
-    return [[each.noise_multiplier for each in phase.releases] for phase in plan.phases]
+    return [[release.noise_multiplier for release in phase.releases] for phase in plan.phases]
 
 
 def test_noise_that_was_solved_for_is_the_noise_that_was_signed(
@@ -42,10 +42,10 @@ def test_noise_that_was_solved_for_is_the_noise_that_was_signed(
     asked = plan_of(releases=OPEN)
     predicate = signed(asked, key)
     closed = certified_plan(predicate)
-    entries = {each["name"]: each for each in predicate["noise_multiplier"]["releases"]}
+    entries = {item["name"]: item for item in predicate["noise_multiplier"]["releases"]}
     assert sigmas(closed) == [[float(entries[name]["required"]) for name in ("hidden", "head")]]
     # All else is as it was asked, and the noise suffices without another digit.
-    assert [each.clip_norm for each in closed.phases[0].releases] == [1, 0.5]
+    assert [release.clip_norm for release in closed.phases[0].releases] == [1, 0.5]
     assert closed.model_copy(update={"phases": asked.phases}) == asked
     found = certify(closed, second_opinion=False)
     assert found.verdict == "certified"
@@ -55,7 +55,7 @@ def test_noise_that_was_solved_for_is_the_noise_that_was_signed(
 
 def test_each_phase_has_the_noise_of_its_own_entries(plan_of: PlanOf) -> None:
     """Releases of all phases share their names, and what is given stays."""
-    given = [{**each, "noise_multiplier": 30.0} for each in OPEN]
+    given = [{**item, "noise_multiplier": 30.0} for item in OPEN]
     phases = [{**PHASE, "releases": releases} for releases in (given, OPEN, OPEN)]
     plan = plan_of(sampling=..., steps=..., releases=..., phases=phases)
     entries = [

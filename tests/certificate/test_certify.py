@@ -52,7 +52,7 @@ def test_noise_found_certifies_and_a_thousandth_less_does_not(
     assert asked.verdict == "certified"
     sigmas = {release.name: release.required for release in asked.releases}
     for factor, verdict in ((1.0, "certified"), (1 - 1e-3, "under_noised")):
-        given = [{**each, "noise_multiplier": sigmas[each["name"]] * factor} for each in OPEN]
+        given = [{**item, "noise_multiplier": sigmas[item["name"]] * factor} for item in OPEN]
         found = certify(make_plan(**sampler, releases=given), second_opinion=False)
         assert found.verdict == verdict
 
@@ -263,8 +263,8 @@ def test_balls_in_bins_beside_a_metric_are_bounded_from_above(plan_of: Any) -> N
     metric = {"kind": "gaussian", "name": "accuracy", "noise_multiplier": 50}
     alone = certify(plan_of(sampling=lots))
     beside = certify(plan_of(sampling=lots, extra=[metric]))
-    assert [each.name for each in alone.accountants] == ["allocation", "allocation_rdp"]
-    assert [each.name for each in beside.accountants] == ["allocation_rdp"]
+    assert [accountant.name for accountant in alone.accountants] == ["allocation", "allocation_rdp"]
+    assert [item.name for item in beside.accountants] == ["allocation_rdp"]
     assert alone.epsilon is not None
     assert beside.epsilon is not None
     assert alone.epsilon.upper < beside.epsilon.upper

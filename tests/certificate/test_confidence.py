@@ -58,10 +58,10 @@ def test_the_signed_statement_carries_them(found: Assessment) -> None:
 def test_no_print_leaves_it_out(found: Assessment, plan_of: Callable[..., Plan]) -> None:
     missed = certify(plan_of(**BINNED | {"target": {"epsilon": 0.5, "delta": 1e-4}}))
     assert missed.verdict == "under_noised"
-    for each in (found, missed):
-        assert "with confidence 0.999999999" in headline(each)
+    for item in (found, missed):
+        assert "with confidence 0.999999999" in headline(item)
         console = Console(record=True, width=200)
-        print_assessment(console, "plan", each.reasons, each)
+        print_assessment(console, "plan", item.reasons, item)
         printed = console.export_text().splitlines()
         lines = [line for line in printed if "ε ≤" in line or "ε in" in line]
         assert len(lines) >= 2

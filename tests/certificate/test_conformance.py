@@ -260,7 +260,7 @@ def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes])
 def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any]) -> list[Entry]:
     """``entries`` with fields changed in the ``place``-th of a kind; dotted fields go deeper."""
     found = json.loads(json.dumps(entries))
-    entry = [each for each in found if each["type"] == kind][place]
+    entry = [item for item in found if item["type"] == kind][place]
     for path, value in change.items():
         *parents, last = path.split(".")
         target = entry
@@ -446,7 +446,7 @@ def test_whatever_stands_in_a_field_is_judged_and_never_fails(
     entries = entries_of(predicate)
     free = {"performance", "shape"}
     for kind in ("header", "checkpoint", "charge", "release", "resumed", "final"):
-        entry = next(each for each in entries if each["type"] == kind)
+        entry = next(item for item in entries if item["type"] == kind)
         for path in leaves(entry):
             if path == "type" or free & set(path.split(".")):
                 continue

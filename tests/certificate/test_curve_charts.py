@@ -45,7 +45,7 @@ def test_the_document_says_what_was_asked_beside_what_was_found(found: Curves) -
     # One Gaussian of ten steps at 20.
     assert told["mu"] == pytest.approx(math.sqrt(10) / 20, rel=1e-12)
     assert told["rho"] == pytest.approx(10 / 20**2 / 2, rel=1e-12)
-    alphas = [each["type_one"] for each in told["trade_off"]]
+    alphas = [item["type_one"] for item in told["trade_off"]]
     tenths = [place / 20 for place in range(2, 20)]
     assert alphas == [1e-4, 1e-3, 0.01, 0.05, *tenths, 0.99, 0.999]
 

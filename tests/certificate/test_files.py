@@ -59,7 +59,7 @@ def test_where_it_cannot_be_written_it_is_as_it_was(
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space"):
         write_whole(tmp_path / "file", b"new")
-    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", b"old")]
+    assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("file", b"old")]
 
 
 def test_a_file_system_that_orders_names_itself_is_left_to_it_and_a_broken_disk_is_told(

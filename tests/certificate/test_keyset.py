@@ -34,7 +34,7 @@ Make = Callable[..., SignedKeyset]
 
 
 def roots_of(indices: str, threshold: int) -> Roots:
-    return Roots.of([ROOTS["abcde".index(each)].public for each in indices], threshold)
+    return Roots.of([ROOTS["abcde".index(index)].public for index in indices], threshold)
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def make() -> Make:
             **changes,
         }
         found = draft(last, **given)
-        for each in by:
-            found = found.signed_by(ROOTS["abcde".index(each)])
+        for item in by:
+            found = found.signed_by(ROOTS["abcde".index(item)])
         return found
 
     return made

@@ -48,7 +48,7 @@ def test_making_every_change_leads_from_the_one_plan_to_the_other(
 ) -> None:
     first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
     found = changes(first, second)
-    edits = tuple(edit for each in found for edit in each.edits)
+    edits = tuple(edit for item in found for edit in item.edits)
     if not found:
         assert first == second
         return
@@ -119,25 +119,25 @@ def test_guarantees_that_do_not_mean_the_same_are_not_ranked(
     for pair in (plan_of(), plan_of(**other)), (plan_of(**other), plan_of()):
         found = compare_plans(*pair)
         assert found.ranking is None
-        assert [each.code for each in found.obstacles] == [code]
-        assert all(each.remedy for each in found.obstacles)
+        assert [obstacle.code for obstacle in found.obstacles] == [code]
+        assert all(item.remedy for item in found.obstacles)
         assert found.act_together is False
         # The one change is what makes them incomparable, so that it has not moved ε either.
-        assert all(each.moved in (None, "unmoved") for each in found.alone)
+        assert all(entry.moved in (None, "unmoved") for entry in found.alone)
 
 
 def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_of: PlanOf) -> None:
     sure = certify(plan_of(), second_opinion=False)
     likely = replace(sure, confidence=Confidence(level=0.99, seed="1"))
     found = compared(sure, likely, [])
-    assert [each.code for each in found.obstacles] == ["different_confidence"]
+    assert [obstacle.code for obstacle in found.obstacles] == ["different_confidence"]
     assert compared(likely, likely, []).ranking == "not_told_apart"
 
 
 def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
     found = compare_plans(plan_of(), plan_of(name="other"))
     assert found.ranking == "not_told_apart"
-    assert [each.moved for each in found.alone] == [None]
+    assert [item.moved for item in found.alone] == [None]
     assert found.strongest is None
 
 
@@ -185,16 +185,16 @@ def test_the_strongest_change_is_the_one_that_moved_furthest(plan_of: PlanOf) ->
     tighter: dict[str, Any] = {"steps": 40, "target": {"epsilon": 7, "delta": 1e-5}}
     for one, other in ((asked, asked | tighter), (asked | tighter, asked)):
         found = compare_plans(plan_of(**one), plan_of(**other))
-        assert {each.change.pointer for each in found.alone} == {"/steps", "/target/epsilon"}
+        assert {element.change.pointer for element in found.alone} == {"/steps", "/target/epsilon"}
         assert found.strongest_on_noise is not None
         assert found.strongest_on_noise.change.pointer == "/steps"
     given: dict[str, Any] = {**_noise(20), "steps": 40}
     other = {**_noise(22), "steps": 10, "sampling": {"scheme": "fixed_size", "lot_size": 50}}
     found = compare_plans(plan_of(**given), plan_of(**other))
-    assert [each.change.pointer for each in found.alone if each.moved is None] == ["/sampling"]
+    assert [entry.change.pointer for entry in found.alone if entry.moved is None] == ["/sampling"]
     assert found.strongest is not None
     assert found.strongest.change.pointer == "/steps"
-    (noise,) = [each for each in found.alone if each.noise_moved == "raised"]
+    (noise,) = [item for item in found.alone if item.noise_moved == "raised"]
     assert found.strongest_on_noise is noise
 
 
@@ -235,17 +235,17 @@ def test_a_change_that_is_refused_alone_has_the_reasons_of_that_plan(plan_of: Pl
     ordered = {"scheme": "cyclic", "lot_size": 50}
     first = plan_of(adjacency="zero_out", sampling=ordered, noise=correlated)
     second = plan_of(adjacency="zero_out", **POISSON)
-    found = {each.change.pointer: each for each in compare_plans(first, second).alone}
+    found = {item.change.pointer: item for item in compare_plans(first, second).alone}
     refused = found["/sampling"] if "/sampling" in found else found["/sampling/scheme"]
     assert refused.assessment is not None
-    assert [each.code for each in refused.reasons] == ["amplified_correlated"]
+    assert [reason.code for reason in refused.reasons] == ["amplified_correlated"]
 
 
 def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     release = {"name": "all", "clip_norm": 1}
     first = plan_of(releases=[release])
     second = plan_of(allocation="optimal", releases=[{**release, "dimension": 9}])
-    found = {each.change.pointer: each for each in compare_plans(first, second).alone}
+    found = {item.change.pointer: item for item in compare_plans(first, second).alone}
     assert found["/allocation"].assessment is None
     assert found["/allocation"].reasons[0].remedy
 
@@ -260,7 +260,7 @@ def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf)
 
     found = trials(with_noise(100), with_noise(200))
     assert len(found) == MOST_ALONE + 2
-    assert [each.reasons[0].code for each in found if each.plan is None] == ["too_many_changes"] * 2
+    assert [item.reasons[0].code for item in found if item.plan is None] == ["too_many_changes"] * 2
 
 
 def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:
@@ -271,7 +271,7 @@ def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:
     )
     # A flat clip of four blocks is one release; four clips of their own are twice as sensitive.
     assert found.ranking == "first"
-    alone = {each.change.pointer: each.moved for each in found.alone}
+    alone = {item.change.pointer: item.moved for item in found.alone}
     assert alone["/clipping"] == "unmoved"
     assert found.act_together == all(moved != "raised" for moved in alone.values())
     assert found.as_document()["act_together"] is found.act_together

@@ -173,7 +173,7 @@ def test_a_wrong_field_is_refused_where_it_stands(
 def test_a_field_that_is_needed_is_asked_for(field: str) -> None:
     with pytest.raises(MalformedPolicy) as caught:
         policy_from({key: value for key, value in LEAST.items() if key != field})
-    assert [(each.code, each.pointer) for each in caught.value.reasons] == [
+    assert [(reason.code, reason.pointer) for reason in caught.value.reasons] == [
         ("missing_field", f"/{field}")
     ]
 

@@ -148,4 +148,4 @@ def test_bundles_of_the_first_built_in_policy_still_verify(name: str) -> None:
     assert policy_floor(found.predicate, policy(epsilon_cap=3)) == ()
     assert plan_from(found.predicate["plan"]).name == "quick"
     below = policy_floor(found.predicate, policy(epsilon_cap=0.5))
-    assert [each.code for each in below] == (["policy_epsilon_cap"] if name == "certified" else [])
+    assert [item.code for item in below] == (["policy_epsilon_cap"] if name == "certified" else [])

@@ -109,7 +109,7 @@ def test_a_rule_tells_what_violates_it_and_where(
     pointer: str,
 ) -> None:
     found = violations(policy(**rules), facts(plan_of(**changes), **told))
-    assert [(each.code, each.pointer) for each in found] == [(rule, pointer)]
+    assert [(item.code, item.pointer) for item in found] == [(rule, pointer)]
     assert found[0].message.endswith(".")
     assert found[0].remedy.endswith(".")
 
@@ -190,8 +190,8 @@ def test_what_a_laxer_policy_refuses_a_stricter_one_refuses(
 ) -> None:
     lax, strict = both
     seen = facts(plan_of(**changes), **told)
-    refused = {(each.code, each.pointer) for each in violations(lax, seen)}
-    assert refused <= {(each.code, each.pointer) for each in violations(strict, seen)}
+    refused = {(violation.code, violation.pointer) for violation in violations(lax, seen)}
+    assert refused <= {(item.code, item.pointer) for item in violations(strict, seen)}
 
 
 BRACKET = Bracket(lower=1.0, upper=2.0)
@@ -212,16 +212,16 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
         delta=Bracket(lower=1e-5, upper=1e-5),
         accountants=(Opinion(name="gaussian", version="0.1.0", epsilon=BRACKET),),
     )
-    for each in both:
-        judged, judgement = judge(plan, found, each, budget="fits")
+    for item in both:
+        judged, judgement = judge(plan, found, item, budget="fits")
         allowed = {verdict, "refused"} if verdict == "certified" else {verdict}
         assert judged.verdict in allowed
         assert (judged.verdict == "certified") == (
-            verdict == "certified" and not violations(each, Facts.of(plan, found, "fits"))
+            verdict == "certified" and not violations(item, Facts.of(plan, found, "fits"))
         )
         assert judged.epsilon == found.epsilon
         assert judged.reasons[: len(found.reasons)] == found.reasons
-        assert judgement.policy == each
+        assert judgement.policy == item
 
 
 @pytest.mark.parametrize("changes", [*SAMPLED, {"optimizer": {"name": "dp_dice"}}])
@@ -237,7 +237,7 @@ def test_a_policys_refusal_keeps_the_numbers(plan_of: MakePlan) -> None:
     judged, _ = judge(plan, found, policy(epsilon_cap=0.5))
     assert (found.verdict, judged.verdict) == ("certified", "refused")
     assert replace(judged, verdict="certified", reasons=()) == found
-    assert [each.code for each in judged.reasons] == ["policy_epsilon_cap"]
+    assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
 
 
 def test_a_cap_that_is_met_exactly_is_met(plan_of: MakePlan) -> None:

@@ -76,7 +76,7 @@ def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_wai
     predicate = certificate.statement["predicate"]
     assert predicate["policy"] == STRICT.reference()
     assert predicate["validity"]["not_after"] == "2027-01-20T00:00:00Z"
-    assert [each["code"] for each in predicate["waived"]] == [
+    assert [item["code"] for item in predicate["waived"]] == [
         "policy_adjacency",
         "policy_epsilon_cap",
     ]
@@ -97,8 +97,8 @@ def test_what_is_not_waived_still_blocks(plan_of: MakePlan) -> None:
     found = certify(plan, second_opinion=False)
     judged, judgement = judge(plan, found, STRICT, BOTH[:1])
     assert judged.verdict == "refused"
-    assert [each.code for each in judged.reasons] == ["policy_adjacency"]
-    assert [each.reason.code for each in judgement.waived] == ["policy_epsilon_cap"]
+    assert [reason.code for reason in judged.reasons] == ["policy_adjacency"]
+    assert [item.reason.code for item in judgement.waived] == ["policy_epsilon_cap"]
 
 
 def test_a_waiver_of_the_same_rule_that_holds_longest_counts(plan_of: MakePlan) -> None:
@@ -169,7 +169,7 @@ def test_waivers_of_another_rule_do_not_help(plan_of: MakePlan) -> None:
     plan = plan_of(adjacency="zero_out")
     found = certify(plan, second_opinion=False)
     judged, _ = judge(plan, found, STRICT, [waiver(rule="policy_sampler")])
-    assert [each.code for each in judged.reasons] == ["policy_epsilon_cap"]
+    assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
 
 
 WRONG: list[dict[str, Any]] = [
@@ -208,7 +208,7 @@ def test_any_change_of_a_waiver_is_another_waiver() -> None:
         waiver(created_by="dave"),
         waiver(expires_at="2027-02-02T00:00:00Z"),
     ]
-    assert len({each.id for each in (same, *others)}) == 6
+    assert len({item.id for item in (same, *others)}) == 6
 
 
 def test_times_are_cut_to_the_second_so_that_a_certificate_never_outlives_its_waiver() -> None:

@@ -36,7 +36,7 @@ def test_what_is_drawn_is_a_bound_after_every_step(plan_of: Callable[..., Plan])
     for steps in range(1, STEPS + 1):
         assert delta_of(drawn(lines[0], steps), steps**0.5 / SIGMA) <= DELTA * (1 + 1e-6), steps
     assert (spent[0].steps, spent[0].epsilon) == (0, 0.0)
-    assert [each.steps for each in spent] == sorted({each.steps for each in spent})
+    assert [item.steps for item in spent] == sorted({entry.steps for entry in spent})
     assert spent[-1].steps == STEPS
     # The run ends where it was charged, below the whole.
     (charged,) = [mark for mark in chart.marks if isinstance(mark, Dots)]
@@ -61,6 +61,6 @@ def test_noise_that_correlates_steps_is_charged_in_full_from_the_first(
         noise=noise,
     )
     spent = spending(plan, "gaussian", DELTA, points=4)
-    assert {each.epsilon for each in spent[1:]} == {spent[-1].epsilon}
+    assert {item.epsilon for item in spent[1:]} == {spent[-1].epsilon}
     chart = spending_chart(spent, certified=spent[-1].epsilon, delta=DELTA)
     assert "in full from the first step on" in chart.description

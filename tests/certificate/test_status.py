@@ -250,7 +250,7 @@ def given_by(pending: Certificate, key: SigningKey, *names: str, envelope: str =
     return approved(
         pending.statement,
         key,
-        approvals=Approvals(2, tuple(Approval(each, written(NOW), "", seen) for each in names)),
+        approvals=Approvals(2, tuple(Approval(name, written(NOW), "", seen) for name in names)),
         issued_at=NOW,
         former=_First(pending),
     )

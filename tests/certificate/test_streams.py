@@ -151,7 +151,7 @@ def test_phases_have_a_strategy_each(plan_of: Make) -> None:
     changes = dict.fromkeys(phase, ...)
     plan = plan_of(adjacency="zero_out", **changes, phases=[phase, plain, {**phase, "steps": 5}])
     strategies = result(plan)["strategy"]
-    assert [each["participation"]["participations"] for each in strategies] == [3, 1]
+    assert [strategy["participation"]["participations"] for strategy in strategies] == [3, 1]
 
 
 def test_errors_that_are_too_costly_are_left_out_and_the_guarantee_is_not(plan_of: Make) -> None:

@@ -64,12 +64,12 @@ def test_the_kinds_of_noise_are_those_of_a_plan() -> None:
 def test_a_mechanism_states_what_a_reader_must_check(name: str) -> None:
     found = MECHANISMS[name]
     assert found.name == name
-    for each in (found.title, found.releases, found.sensitivity, found.proof, found.clipping):
-        assert each
+    for item in (found.title, found.releases, found.sensitivity, found.proof, found.clipping):
+        assert item
     assert found.post_processing
     assert found.sources
     assert found.needs_auxiliary_block == name.startswith("dp_muon")
-    codes = [each.code for each in found.obliges]
+    codes = [oblige.code for oblige in found.obliges]
     assert len(set(codes)) == len(codes)
     for path in re.findall(r"docs/\S+\.md", found.proof):
         assert (ROOT / path).is_file(), path
@@ -86,18 +86,20 @@ def test_only_an_accounted_state_sees_raw_data(name: str) -> None:
 def test_its_minimal_plan_is_certified_with_its_obligations(name: str) -> None:
     found = certify(plan_from(minimal(name)), second_opinion=False)
     assert found.verdict == "certified", found.reasons
-    codes = [each["code"] for each in found.obligations]
-    assert {each.code for each in MECHANISMS[name].obliges} <= set(codes)
+    codes = [obligation["code"] for obligation in found.obligations]
+    assert {oblige.code for oblige in MECHANISMS[name].obliges} <= set(codes)
     assert len(set(codes)) == len(codes)
 
 
 def test_a_wrapper_has_the_cost_of_what_it_wraps() -> None:
-    (wrapper,) = (each for each in catalogue().values() if each.kind == "wrapper")
+    (wrapper,) = (item for item in catalogue().values() if item.kind == "wrapper")
     plan = plan_from(wrapper.minimal_plan())
     bare = plan_from(minimal(plan.optimizer.name))
     assert plan.optimizer.denoise is not None
     assert lower(plan).event() == lower(bare).event()
-    assert [each["field"] for each in wrapper.hyperparameters()] == ["threshold"]
+    assert [hyperparameter["field"] for hyperparameter in wrapper.hyperparameters()] == [
+        "threshold"
+    ]
 
 
 @everywhere
@@ -131,8 +133,8 @@ def test_noise_that_the_mechanism_is_not_defined_with_is_refused(name: str) -> N
 def test_what_is_shown_says_for_every_field_what_it_takes_and_costs(name: str) -> None:
     shown = MECHANISMS[name].as_dict()
     assert shown["name"] == name
-    assert {each["field"] for each in shown["hyperparameters"]} == TAKES[name] - {"name"}
-    for each in shown["hyperparameters"]:
-        assert each["takes"]
-        assert each["meaning"]
-        assert each["changes_the_guarantee"] == (each["field"] in CHANGE_THE_GUARANTEE)
+    assert {entry["field"] for entry in shown["hyperparameters"]} == TAKES[name] - {"name"}
+    for item in shown["hyperparameters"]:
+        assert item["takes"]
+        assert item["meaning"]
+        assert item["changes_the_guarantee"] == (item["field"] in CHANGE_THE_GUARANTEE)

@@ -32,7 +32,7 @@ OTHERS = {"OMP_NUM_THREADS"}
 
 def documents(path: Path) -> list[dict[str, Any]]:
     """The documents of a YAML file, in which no key stands twice."""
-    return [each for each in YAML(typ="safe").load_all(path.read_text()) if each is not None]
+    return [item for item in YAML(typ="safe").load_all(path.read_text()) if item is not None]
 
 
 def variables() -> set[str]:

@@ -30,11 +30,11 @@ def test_our_commands_are_those_of_the_programs() -> None:
     (published,) = SERVICES["service"]["ports"]
     assert published == f"127.0.0.1:{built['EXPOSE']}:{built['EXPOSE']}"
     assert options["worker"]["server"] == f"http://service:{built['EXPOSE']}"
-    mounts = [each.split(":")[1] for each in SERVICES["worker"]["volumes"]]
+    mounts = [service.split(":")[1] for service in SERVICES["worker"]["volumes"]]
     for path in (*options["worker"]["keys"], options["worker"]["outputs"]):
         assert any(Path(path).is_relative_to(mount) for mount in mounts)
     for name in ("service", "worker"):
-        assert any(built["AFFIDAVIT_HOME"] in each for each in SERVICES[name]["volumes"])
+        assert any(built["AFFIDAVIT_HOME"] in item for item in SERVICES[name]["volumes"])
 
 
 def test_variables_are_read_and_secrets_come_from_outside() -> None:
@@ -57,7 +57,7 @@ def test_nothing_writes_to_its_root_and_all_that_answers_is_watched() -> None:
         "service",
     }
     # A read-only root is given configurations by mounts, which files are and lines are not.
-    assert all("file" in each for each in COMPOSE["configs"].values())
+    assert all("file" in item for item in COMPOSE["configs"].values())
 
 
 def test_what_waits_waits_for_what_there_is() -> None:
@@ -66,10 +66,10 @@ def test_what_waits_waits_for_what_there_is() -> None:
             if wanted["condition"] == "service_healthy":
                 assert "test" in SERVICES[name]["healthcheck"]
     used = {
-        each.split(":")[0]
+        item.split(":")[0]
         for service in SERVICES.values()
-        for each in service.get("volumes", [])
-        if not each.startswith(".")
+        for item in service.get("volumes", [])
+        if not item.startswith(".")
     }
     assert used == COMPOSE["volumes"].keys()
 

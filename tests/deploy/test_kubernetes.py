@@ -25,7 +25,7 @@ from tests.deploy.manifests import (
 )
 
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-ALL = [(path.name, each) for path in FILES for each in documents(path)]
+ALL = [(path.name, item) for path in FILES for item in documents(path)]
 PODS = [(name, pod) for name, each in ALL for pod in pods(each)]
 OLDEST = "1.30"
 PAGE = (ROOT / "docs/how-to/run-on-kubernetes.md").read_text()
@@ -100,10 +100,10 @@ def test_variables_are_read_and_secrets_are_no_values() -> None:
     assert {"DATABASE_URL", "AFFIDAVIT_TOKEN", "AFFIDAVIT_SERVER"} <= known
     for container in containers():
         used = set(re.findall(r"\$\((\w+)\)", " ".join(container.get("args", []))))
-        for each in container["env"]:
-            assert each["name"] in known | used, each
-            if re.search("TOKEN|KEY|URL", each["name"]):
-                assert "secretKeyRef" in each["valueFrom"], each
+        for item in container["env"]:
+            assert item["name"] in known | used, item
+            if re.search("TOKEN|KEY|URL", item["name"]):
+                assert "secretKeyRef" in item["valueFrom"], item
 
 
 def test_ports_users_and_paths_are_those_of_the_image() -> None:
@@ -113,7 +113,7 @@ def test_ports_users_and_paths_are_those_of_the_image() -> None:
         volumes = {volume["name"] for volume in pod["volumes"]}
         for container in pod["containers"]:
             assert container["image"].rpartition(":")[2] == VERSION
-            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            mounts = {item["mountPath"]: item["name"] for item in container["volumeMounts"]}
             assert set(mounts.values()) == volumes
             home = [path for path in mounts if path.startswith("/var/lib/affidavit/")]
             assert all(path.startswith(built["AFFIDAVIT_HOME"]) for path in home)
@@ -135,8 +135,8 @@ def test_files_that_a_worker_reads_are_mounted() -> None:
     for container in containers():
         if "args" not in container:
             continue
-        paths = [Path(each.partition("=")[2]) for each in container["args"] if "=/" in each]
-        mounts = [Path(each["mountPath"]) for each in container["volumeMounts"]]
+        paths = [Path(item.partition("=")[2]) for item in container["args"] if "=/" in item]
+        mounts = [Path(entry["mountPath"]) for entry in container["volumeMounts"]]
         for path in paths:
             assert any(path.is_relative_to(mount) for mount in mounts), path
             read += 1
@@ -159,8 +159,8 @@ def test_the_page_makes_everything_that_is_referred_to() -> None:
             if "configMap" in volume:
                 wanted.setdefault(("configMap", volume["configMap"]["name"]), set())
         for container in pod["containers"]:
-            for each in container["env"]:
-                if reference := each.get("valueFrom", {}).get("secretKeyRef"):
+            for item in container["env"]:
+                if reference := item.get("valueFrom", {}).get("secretKeyRef"):
                     keys = wanted.setdefault(("secretKeyRef", reference["name"]), set())
                     keys.add(reference["key"])
     assert made.keys() == wanted.keys()
@@ -181,11 +181,11 @@ def test_the_service_is_reached_where_workers_look_for_it() -> None:
     assert port["port"] == 80
     labels = deployed["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
-    servers = [each for one in containers() for each in one.get("args", []) if "server=" in each]
+    servers = [item for one in containers() for item in one.get("args", []) if "server=" in item]
     assert servers == [f"--server={url}"] * 2
     others = [
         each["spec"]["template"]["metadata"]["labels"]
         for _, each in ALL
         if each["kind"] in ("Job", "Deployment")
     ]
-    assert sum(service["spec"]["selector"].items() <= each.items() for each in others) == 1
+    assert sum(service["spec"]["selector"].items() <= other.items() for other in others) == 1

@@ -50,9 +50,9 @@ def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
         if kind == "bench"
     ]
     assert sorted(found) == sorted(expected)
-    for each in bench.BENCHES:
-        assert bench.section(each.document.read_text(encoding="utf-8"), each.name).strip()
-        program = each.command[each.command[0] == "-m"]
+    for item in bench.BENCHES:
+        assert bench.section(item.document.read_text(encoding="utf-8"), item.name).strip()
+        program = item.command[item.command[0] == "-m"]
         path = program if program.endswith(".py") else f"{program.replace('.', '/')}.py"
         assert (ROOT / path).exists()
 

@@ -52,9 +52,9 @@ def test_the_commands_end_and_print_as_the_page_says(page: Path) -> None:
     for block in blocks(page):
         if block.language == "sh":
             before = [run(line) for line in commands(block.text)]
-            assert all(each.as_told for each in before), before
+            assert all(item.as_told for item in before), before
         elif block.language == "text":
-            printed = "".join(each.output for each in before)
+            printed = "".join(entry.output for entry in before)
             for line in block.text.splitlines():
                 assert line.strip() in printed, (page.name, line)
     assert before
@@ -62,7 +62,7 @@ def test_the_commands_end_and_print_as_the_page_says(page: Path) -> None:
 
 @pytest.mark.parametrize("page", CASES, ids=lambda page: page.stem)
 def test_every_number_that_is_called_true_is_printed_or_given(page: Path) -> None:
-    printed = "".join(each.output for each in ran(page))
+    printed = "".join(item.output for item in ran(page))
     plans = re.findall(r"examples/\S+?\.yaml", page.read_text())
     given = section(page, "What was claimed") + "".join((ROOT / plan).read_text() for plan in plans)
     known = {Decimal(found) for found in NUMBER.findall(printed + given)}

@@ -94,27 +94,27 @@ _INSIDE = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 def _handles_arrays(node: ast.FunctionDef) -> bool:
     given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    said = [each.annotation for each in given] + [node.returns]
-    return any(each is not None and ARRAYS.search(ast.unparse(each)) for each in said)
+    said = [item.annotation for item in given] + [node.returns]
+    return any(entry is not None and ARRAYS.search(ast.unparse(entry)) for entry in said)
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_who_raises_says_so(room: str) -> None:
-    raising = [each for each in _functions(room) if _raises(each.node)]
+    raising = [function for function in _functions(room) if _raises(function.node)]
     assert raising
-    silent = [each.place for each in raising if not RAISES.search(each.described)]
+    silent = [item.place for item in raising if not RAISES.search(item.described)]
     assert not [place for place in silent if not place.startswith(HTTP)]
 
 
 @pytest.mark.parametrize("room", ["mechanisms", "accountants", "trainer"])
 def test_who_handles_arrays_says_of_which_shape(room: str) -> None:
     handling = [
-        each
-        for each in _functions(room)
-        if _handles_arrays(each.node) and each.node.name not in FRAMEWORK
+        function
+        for function in _functions(room)
+        if _handles_arrays(function.node) and function.node.name not in FRAMEWORK
     ]
     assert len(handling) > 20
-    assert not [each.place for each in handling if not SHAPE.search(each.described)]
+    assert not [item.place for item in handling if not SHAPE.search(item.described)]
 
 
 def test_the_laws_find_who_says_nothing() -> None:

@@ -64,8 +64,8 @@ def test_every_block_of_a_page_runs_or_is_read(
             assert len(block.excerpt.split()) > 2, f"{place}: say why it is not run"
         elif block.language == "sh":
             ran = [perform(line) for line in commands(block.text)]
-            assert all(each.as_told for each in ran), (place, ran)
-            printed = "".join(each.output for each in ran)
+            assert all(item.as_told for item in ran), (place, ran)
+            printed = "".join(entry.output for entry in ran)
         elif block.language == "text" and printed:
             lines = [line.strip() for line in block.text.splitlines()]
             assert not [line for line in lines if line not in printed], (place, printed)

@@ -48,7 +48,7 @@ def test_results_stand_where_their_lines_do(lines: list[bytes], save: Any, run: 
             assert each["reasons"][0]["code"] in {"empty", "syntax", "number_out_of_range"}
         else:
             assert each["sampling"]["steps"] == steps
-    assert [each["verdict"] for each in found].count("under_noised") == 1
+    assert [item["verdict"] for item in found].count("under_noised") == 1
 
 
 def test_a_batch_line_is_what_certify_says_of_the_plan(document: Make, save: Any, run: Any) -> None:
@@ -93,7 +93,7 @@ def test_a_fault_of_ours_is_one_lines_answer_and_stops_nothing(
     assert result.exit_code == 3
     assert [first["verdict"], last["verdict"]] == ["certified", "certified"]
     assert (failed["verdict"], failed["plan_digest"]) == ("undecided", None)
-    assert [each["code"] for each in failed["reasons"]] == ["internal_error"]
+    assert [item["code"] for item in failed["reasons"]] == ["internal_error"]
     assert "a fault" in failed["reasons"][0]["message"]
 
 

@@ -46,7 +46,7 @@ def test_the_document_names_the_change_that_moved_epsilon(
     code, found = answer("compare", *plans(steps=12, name="longer"), "--json")
     assert (code, found["ranking"]) == (0, "first")
     assert found["strongest"] == {"epsilon": "/steps", "noise": None}
-    steps = next(each for each in found["changes"] if each["pointer"] == "/steps")
+    steps = next(item for item in found["changes"] if item["pointer"] == "/steps")
     assert (steps["before"], steps["after"], steps["epsilon_moved"]) == (10, 12, "raised")
     assert steps["epsilon"] == found["second"]["epsilon"]
 

@@ -25,14 +25,14 @@ def test_a_gaussian_run_is_told_exactly(document: Make, save: Any, answer: Answe
     assert found["mu"] == pytest.approx(mu, rel=1e-12)
     assert found["rho"] == pytest.approx(mu**2 / 2, rel=1e-12)
     assert found["renyi"]["exact"]
-    for each in found["renyi"]["divergence_at_order"]:
-        assert each["upper"] == pytest.approx(each["order"] * mu**2 / 2, rel=1e-12)
+    for item in found["renyi"]["divergence_at_order"]:
+        assert item["upper"] == pytest.approx(item["order"] * mu**2 / 2, rel=1e-12)
     assert found["advantage"]["upper"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
-    for each in found["trade_off"]:
-        exact = norm.cdf(norm.isf(each["type_one"]) - mu)
-        assert each["type_two"]["lower"] <= exact + 1e-12
-        assert each["type_two"]["upper"] >= exact - 1e-12
-        assert each["type_two"]["upper"] - each["type_two"]["lower"] <= 1e-3
+    for entry in found["trade_off"]:
+        exact = norm.cdf(norm.isf(entry["type_one"]) - mu)
+        assert entry["type_two"]["lower"] <= exact + 1e-12
+        assert entry["type_two"]["upper"] >= exact - 1e-12
+        assert entry["type_two"]["upper"] - entry["type_two"]["lower"] <= 1e-3
     assert digest_of({k: v for k, v in found.items() if k != "digest"}) == found["digest"]
 
 
@@ -55,10 +55,10 @@ def test_a_sampled_run_agrees_with_its_certificate(
         ends, alarms = rate["true_positive_rate"], rate["false_positive_rate"]
         assert alarms - 1e-9 <= ends["upper"] <= alarms + found["advantage"]["upper"] + 1e-9
         assert ends["lower"] <= ends["upper"]
-    for each in found["posterior"]:
-        assert each["prior"] <= each["belief"]["upper"] <= 1
-        assert max(each["prior"], 1 - each["prior"]) <= each["right_guess"]["lower"]
-        assert each["belief"]["except_with_probability"] == 1e-5
+    for item in found["posterior"]:
+        assert item["prior"] <= item["belief"]["upper"] <= 1
+        assert max(item["prior"], 1 - item["prior"]) <= item["right_guess"]["lower"]
+        assert item["belief"]["except_with_probability"] == 1e-5
     assert answer("curve", plan, "--json")[1] == found
 
 
@@ -120,7 +120,7 @@ def test_reasons_of_a_refusal_name_the_field(document: Make, save: Any, run: Any
 def test_a_wrong_option_writes_nothing(
     document: Make, save: Any, run: Any, tmp_path: Path, options: list[str]
 ) -> None:
-    asked = [each.format(tmp=tmp_path) for each in options]
+    asked = [option.format(tmp=tmp_path) for option in options]
     finished = run("curve", save(document()), *asked)
     assert finished.exit_code == 2
     assert "error" in finished.stderr

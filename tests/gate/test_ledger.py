@@ -135,7 +135,11 @@ def test_a_reservation_sends_its_token_and_its_key() -> None:
 )
 def test_a_name_of_dots_is_a_name(arguments: tuple[str, ...], path: str, name: str) -> None:
     with answering(409, OVER) as server:
-        run(*(name if each == "NAME" else each for each in arguments), "--server", server)
+        run(
+            *(name if argument == "NAME" else argument for argument in arguments),
+            "--server",
+            server,
+        )
         asked = Service.ASKED[0]
     assert asked["path"] == path.replace("NAME", "%2E" * len(name))
 

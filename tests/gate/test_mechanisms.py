@@ -18,8 +18,8 @@ def test_all_are_listed(run: Callable[..., Result], answer: Answer) -> None:
     assert shown.exit_code == 0
     code, found = answer("mechanisms", "--json")
     assert code == 0
-    assert [each["name"] for each in found["mechanisms"]] == list(catalogue())
-    assert all(each["name"] in shown.output for each in found["mechanisms"])
+    assert [item["name"] for item in found["mechanisms"]] == list(catalogue())
+    assert all(entry["name"] in shown.output for entry in found["mechanisms"])
 
 
 @pytest.mark.parametrize("name", catalogue())
@@ -30,12 +30,12 @@ def test_one_is_shown_whole(run: Callable[..., Result], answer: Answer, name: st
     assert code == 0
     for text in (found["releases"], found["sensitivity"], found["proof"]):
         assert text in shown.output
-    for each in (*found["post_processing"], *found["state_on_raw_data"], *found["sources"]):
-        assert each in shown.output
+    for item in (*found["post_processing"], *found["state_on_raw_data"], *found["sources"]):
+        assert item in shown.output
     for obligation in found["obligations"]:
         assert obligation["text"] in shown.output
-    for each in found["hyperparameters"]:
-        assert f"{each['field']}: {each['takes']}" in shown.output
+    for entry in found["hyperparameters"]:
+        assert f"{entry['field']}: {entry['takes']}" in shown.output
 
 
 @pytest.mark.parametrize(

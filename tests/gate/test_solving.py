@@ -25,7 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "cyclic": {"adjacency": "replace_one", "sampling": {"scheme": "cyclic", "lot_size": 30}},
     "proportional": {"allocation": "proportional"},
     "optimal": {"allocation": "optimal"},
-    "flat": {"clipping": "flat", "releases": [{**each, "clip_norm": 1} for each in OPEN]},
+    "flat": {"clipping": "flat", "releases": [{**entry, "clip_norm": 1} for entry in OPEN]},
     "with an event": {
         "extra": [{"kind": "gaussian", "name": "m", "noise_multiplier": 10, "count": 3}]
     },
@@ -83,8 +83,8 @@ def test_the_most_steps_that_fit_are_found(
     steps = found["sampling"]["steps"]
     assert steps % lots == 0
     verdicts = [
-        answer("certify", save(document(steps=each, target=target, **changes)), "--json")[0]
-        for each in (steps, steps + 1)
+        answer("certify", save(document(steps=item, target=target, **changes)), "--json")[0]
+        for item in (steps, steps + 1)
     ]
     assert verdicts == [0, 1]
 
@@ -111,7 +111,7 @@ def test_the_largest_lot_that_fits_is_found(
     assert 1 < lot < 999
     assert found["sampling"]["probability"] == lot / 1000
     assert found["epsilon"]["upper"] <= 0.5
-    results = [answer("certify", save(lots(each)), "--json") for each in (lot, lot + 1)]
+    results = [answer("certify", save(lots(item)), "--json") for item in (lot, lot + 1)]
     assert [code for code, _ in results] == [0, 1]
     assert results[0][1]["plan_digest"] != found["plan_digest"]
 
@@ -167,7 +167,7 @@ def test_the_largest_rate_that_fits_is_found(document: Make, save: Any, answer: 
     code, found = answer("certify", save(rate(None)), "--json")
     assert code == 0
     q = found["sampling"]["probability"]
-    codes = [answer("certify", save(rate(each)), "--json")[0] for each in (q, q * (1 + 1e-4))]
+    codes = [answer("certify", save(rate(item)), "--json")[0] for item in (q, q * (1 + 1e-4))]
     assert codes == [0, 1]
 
 

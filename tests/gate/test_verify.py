@@ -124,7 +124,7 @@ def test_what_is_verified_is_shown_in_words(bundle: Path, run: Any) -> None:
     shown = [line.strip() for line in told.stdout.splitlines() if line.startswith("  ")]
     told_of = {line.partition(":")[0] for line in shown}
     assert {"plan", "protects", "guarantee", "sampling", "noise", "policy", "valid"} <= told_of
-    assert [each["text"] for each in said["obligations"]] == [
+    assert [item["text"] for item in said["obligations"]] == [
         line.partition("): ")[2] for line in shown if line.startswith("obligation")
     ]
     assert f"valid: {said['validity']['not_before']} to {said['validity']['not_after']}" in shown

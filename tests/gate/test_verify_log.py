@@ -27,8 +27,8 @@ def log(document: Any) -> Log:
 def fork(log: Log) -> Log:
     """The same log with another entry 30 and what follows, signed by the same key."""
     tree, nodes = Frontier(), {}
-    for each in range(45):
-        own = log.nodes[Place(0, each)] if each < 30 else leaf_hash(b"other %d" % each)
+    for item in range(45):
+        own = log.nodes[Place(0, item)] if item < 30 else leaf_hash(b"other %d" % item)
         nodes.update(tree.append(own))
     return Log(nodes, 11, log.certificate)
 
@@ -46,7 +46,7 @@ def check(save: Any, answer: Answer) -> Callable[..., tuple[int, dict[str, Any]]
 
 
 def details(result: dict[str, Any]) -> dict[int, str]:
-    return {each["step"]: each["detail"] for each in result["steps"]}
+    return {item["step"]: item["detail"] for item in result["steps"]}
 
 
 def test_the_last_checkpoint_is_remembered_and_a_fork_is_caught(
@@ -54,7 +54,7 @@ def test_the_last_checkpoint_is_remembered_and_a_fork_is_caught(
 ) -> None:
     code, result = check(log.bundle(40), "--require-log", "--log-origin", ORIGIN)
     assert code == 0
-    assert all(each["checked"] for each in result["steps"] if each["step"] in (10, 11, 12))
+    assert all(item["checked"] for item in result["steps"] if item["step"] in (10, 11, 12))
     kept = json.loads((home / "checkpoints.json").read_text())["checkpoints"]
     assert read_checkpoint(kept[ORIGIN]).size == 40
     # Before the memory, nothing is wrong with the fork; with it, everything.

@@ -294,12 +294,12 @@ def test_learning_rates_are_one_a_step(stream: Make) -> None:
 
 def test_a_trainer_is_told_the_recurrence_and_to_keep_its_state(stream: Make) -> None:
     lowered: Lowered = lower(stream())
-    codes = [each.code for each in obligations(lowered)]
+    codes = [obligation.code for obligation in obligations(lowered)]
     assert codes.count("inject_the_strategy") == 1
     assert {"noise_recurrence", "keep_the_noise_state"} <= set(codes)
     plain = lower(stream(noise={"kind": "independent"}))
     assert not {"inject_the_strategy", "keep_the_noise_state"} & {
-        each.code for each in obligations(plain)
+        item.code for item in obligations(plain)
     }
 
 

@@ -106,7 +106,7 @@ def test_noise_is_solved_for_with_the_count_in_it(plan_of: Make) -> None:
 
 def test_the_trainer_is_told_how_to_count(plan_of: Make) -> None:
     found = certify(plan_of(extra=[QUANTILE]), second_opinion=False)
-    assert "recentred_clipping_count" in {each["code"] for each in found.obligations}
+    assert "recentred_clipping_count" in {obligation["code"] for obligation in found.obligations}
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_selection_is_certified_by_the_engine_that_knows_it_and_costs_more(pla
     assert found.epsilon is not None
     assert once.epsilon is not None
     assert found.epsilon.upper > once.epsilon.upper
-    codes = {each["code"] for each in found.obligations}
+    codes = {obligation["code"] for obligation in found.obligations}
     assert {"repetitions_are_drawn", "score_is_accounted"} <= codes
 
 

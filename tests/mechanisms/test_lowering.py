@@ -114,9 +114,9 @@ def test_every_reason_comes_at_once(plan_of: Make) -> None:
 
 def test_a_trainer_is_told_its_sampler_and_all_it_must_always_keep(plan_of: Make) -> None:
     found = obligations(lower(plan_of(**several(PHASE, PHASE))))
-    assert [each.code for each in found].count("sampler_of_the_plan") == 1
+    assert [entry.code for entry in found].count("sampler_of_the_plan") == 1
     assert found[1:] == ALWAYS
-    codes = [each.code for each in ALWAYS]
+    codes = [alway.code for alway in ALWAYS]
     assert len(set(codes)) == len(codes)
-    for each in found:
-        assert each.as_dict().keys() == {"code", "text", "checked_by"}
+    for item in found:
+        assert item.as_dict().keys() == {"code", "text", "checked_by"}

@@ -69,8 +69,8 @@ def test_the_bias_correction_is_a_no_op_without_a_frobenius_start(
     std = planning.probe_std(NU, momentum=BETA, steps=200)
     probe = std * np.random.default_rng(2).standard_normal((SIDE, SIDE))
     plain, plus, minus = (
-        orthogonalise(each, start="paper" if start == "paper" else "frobenius")
-        for each in (normalised, normalised + probe, normalised - probe)
+        orthogonalise(item, start="paper" if start == "paper" else "frobenius")
+        for item in (normalised, normalised + probe, normalised - probe)
     )
     correction = plain - (plus + minus) / 2
     assert low < np.linalg.norm(correction) / np.linalg.norm(plain) < high

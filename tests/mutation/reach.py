@@ -68,7 +68,7 @@ def collect(folders: Sequence[str], rooms: Sequence[str], kept: Path) -> Reach:
         seconds=found["seconds"],
         modules=found["modules"],
         tests={
-            file: {int(line): [names[each] for each in tests] for line, tests in lines.items()}
+            file: {int(line): [names[test] for test in tests] for line, tests in lines.items()}
             for file, lines in found["tests"].items()
         },
     )

@@ -56,7 +56,7 @@ def action(tmp_path: Path, project: Path) -> Any:
     """Runs the action's step that checks, with this environment as the installed one."""
     (tmp_path / "runner/affidavit/bin").mkdir(parents=True)
     (tmp_path / "runner/affidavit/bin/affidavit").symlink_to(BIN / "affidavit")
-    (step,) = [each for each in _load("action.yml")["runs"]["steps"] if each["name"] == "Check"]
+    (step,) = [item for item in _load("action.yml")["runs"]["steps"] if item["name"] == "Check"]
 
     def run(**inputs: str) -> subprocess.CompletedProcess[str]:
         given = {"plans": "", "base": "", "arguments": "", "sarif": "out.sarif", **inputs}

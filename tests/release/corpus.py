@@ -17,11 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate.certify import certify
-from affidavit.certificate.issue import issue
-
 from affidavit import __version__
-from affidavit.certificate import PublicKey, SigningKey, read_public_keys
+from affidavit.certificate import PublicKey, SigningKey, certify, issue, read_public_keys
 from affidavit.plan import Plan, parse_plan
 
 HERE = Path(__file__).parent

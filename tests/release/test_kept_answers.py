@@ -55,9 +55,11 @@ def test_certified_again_it_is_the_same_within_the_width_that_is_promised(
     key = SigningKey.generate("now")
     now = issue(found, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
     assert now["verdict"] == before["verdict"]
-    assert [each["code"] for each in now["reasons"]] == [each["code"] for each in before["reasons"]]
-    assert {each["code"] for each in before["obligations"]} <= {
-        each["code"] for each in now["obligations"]
+    assert [item["code"] for item in now["reasons"]] == [
+        entry["code"] for entry in before["reasons"]
+    ]
+    assert {element["code"] for element in before["obligations"]} <= {
+        member["code"] for member in now["obligations"]
     }
     same = _named(now) == _named(before)
     _guarantees(now["guarantee"], before["guarantee"], exactly=same)

@@ -149,8 +149,8 @@ def _reachable(programs: Path, directory: Path) -> Path:
         # A virtual environment below root's own home, say.
         package = programs.parents[1]
         libraries = package.with_name(f"{package.name}.libs")  # where a wheel keeps them
-        for each in filter(Path.is_dir, (package, libraries)):
-            shutil.copytree(each, directory / "copied" / each.name, symlinks=True)
+        for item in filter(Path.is_dir, (package, libraries)):
+            shutil.copytree(item, directory / "copied" / item.name, symlinks=True)
         return directory / "copied" / programs.relative_to(package.parent)
     return programs
 

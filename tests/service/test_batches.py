@@ -16,15 +16,17 @@ class Halving:
 
     def __call__(self, asked: Sequence[int]) -> list[int]:
         self.sizes.append(len(asked))
-        if any(each % 2 for each in asked):
+        if any(entry % 2 for entry in asked):
             raise ValueError("odd")
-        return [each // 2 for each in asked]
+        return [item // 2 for item in asked]
 
 
 def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
     async def run() -> list[int | BaseException]:
         batches = Batches(in_a_thread(work))
-        return await asyncio.gather(*(batches(each) for each in numbers), return_exceptions=True)
+        return await asyncio.gather(
+            *(batches(number) for number in numbers), return_exceptions=True
+        )
 
     return asyncio.run(run())
 
@@ -32,7 +34,7 @@ def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
 def test_each_gets_their_own_answer_in_batches_of_at_most_so_many() -> None:
     work = Halving()
     numbers = range(0, 6 * MOST, 2)
-    assert _ask(work, numbers) == [each // 2 for each in numbers]
+    assert _ask(work, numbers) == [number // 2 for number in numbers]
     assert sum(work.sizes) == 3 * MOST
     assert max(work.sizes) == MOST
 
@@ -58,7 +60,7 @@ def test_lanes_share_what_waits_and_are_free_again_when_it_is_done() -> None:
     async def run() -> None:
         batches = Batches(work, lanes=3)
         for _ in range(2):
-            assert await asyncio.gather(*(batches(each) for each in range(10))) == list(range(10))
+            assert await asyncio.gather(*(batches(item) for item in range(10))) == list(range(10))
 
     asyncio.run(run())
     assert at_once == [1, 2, 3] * 2

@@ -35,7 +35,7 @@ def test_a_question_left_open_is_answered_as_it_was(
 ) -> None:
     certificate = post(client, plan(releases=[{"name": "all", "clip_norm": 1}]))
     answer = client.get(f"{certificate.headers['location']}/curve").json()
-    (at_target,) = [each for each in answer["epsilon_at_delta"] if each["delta"] == 1e-5]
+    (at_target,) = [item for item in answer["epsilon_at_delta"] if item["delta"] == 1e-5]
     assert at_target["epsilon"] == certificate.json()["epsilon"]
 
 
@@ -48,7 +48,7 @@ def test_a_refused_plan_has_no_curve_and_says_why(
         answer = client.get(f"{certificate.headers['location']}/{tail}")
         assert answer.status_code == 404
         assert answer.json()["code"] == "no_curve"
-        assert [each["code"] for each in answer.json()["reasons"]] == ["large_delta"]
+        assert [item["code"] for item in answer.json()["reasons"]] == ["large_delta"]
 
 
 def test_they_are_computed_once(

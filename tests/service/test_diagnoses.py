@@ -90,7 +90,7 @@ def test_a_malformed_question_is_a_400_that_says_where(
     answer = ask(client, body)
     assert answer.status_code == 400
     fits(answer)
-    assert any(each["pointer"].startswith(pointer) for each in answer.json()["reasons"])
+    assert any(item["pointer"].startswith(pointer) for item in answer.json()["reasons"])
 
 
 def test_what_the_plan_leaves_open_is_told_too(client: TestClient, plan: Make) -> None:

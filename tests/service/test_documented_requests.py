@@ -35,7 +35,7 @@ def send(client: TestClient, words: list[str], headers: dict[str, str]) -> Any:
     options.add_argument("-H", action="append", default=[])
     options.add_argument("-d", "--data-binary")
     given = options.parse_args(words[1:])
-    said = {name.lower(): value for name, value in (each.split(": ", 1) for each in given.H)}
+    said = {name.lower(): value for name, value in (item.split(": ", 1) for item in given.H)}
     body: Any = given.data_binary
     if body is not None and body.startswith("@"):
         body = (ROOT / body[1:]).read_bytes()
@@ -49,7 +49,7 @@ def test_requests_of_the_readme_are_answered_in_their_order(client: TestClient) 
     assert certified.status_code == 201
     assert certified.json()["verdict"] == "under_noised"
     assert listed.status_code == 200
-    assert [each["name"] for each in listed.json()["items"]] == ["e2e-dp-muon-published"]
+    assert [item["name"] for item in listed.json()["items"]] == ["e2e-dp-muon-published"]
 
 
 def test_requests_of_the_pages_are_answered(

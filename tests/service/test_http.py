@@ -258,7 +258,7 @@ def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, po
         seen += page.json()["items"]
         path = page.json()["next"]
         assert ("link" in page.headers) == (path is not None)
-    assert [row["id"] for row in seen] == [each["certificate"]["id"] for each in made][::-1]
+    assert [row["id"] for row in seen] == [item["certificate"]["id"] for item in made][::-1]
     assert all(row["name"] == "quick" and not row["untrusted"] for row in seen)
 
     newest = seen[0]

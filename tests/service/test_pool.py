@@ -120,8 +120,8 @@ def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
         try:
             return await asyncio.wait_for(found.run(abs, -1), LONG / 2)
         finally:
-            for each in drawings:
-                each.cancel()
+            for drawing in drawings:
+                drawing.cancel()
 
     found = pool.AccountingPool(2, LONG)
     try:

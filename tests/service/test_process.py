@@ -44,7 +44,7 @@ def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
     server.start()
     assert len(asked) > len(answered) > 0
     with httpx.Client(base_url=server.url, timeout=30) as client:
-        keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+        keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
         for document in asked[-30:]:
             wanted = plan_from(document)
             identity = certificate_id(wanted)
@@ -90,14 +90,14 @@ def _post_until_killed(
             work()
 
     callers = [threading.Thread(target=caller) for _ in range(2)]
-    for each in callers:
-        each.start()
+    for item in callers:
+        item.start()
     begun.wait()
     time.sleep(moment)
     below = _processes_of(server.process.pid)
     server.stop(signal.SIGKILL)
-    for each in callers:
-        each.join()
+    for entry in callers:
+        entry.join()
     assert below
     _gone(below)
 

@@ -133,8 +133,8 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
                 )
             )
     finally:
-        for each in engines:
-            each.dispose()
+        for item in engines:
+            item.dispose()
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
     assert len({kept.bundle for kept, _ in outcomes}) == 1
     assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8, "audit": 8}
@@ -156,8 +156,8 @@ def test_first_certificates_of_one_key_that_race_are_all_kept(
         with ThreadPoolExecutor(8) as racers:
             assert list(racers.map(add, range(8))) == [True] * 8
     finally:
-        for each in engines:
-            each.dispose()
+        for item in engines:
+            item.dispose()
     assert counts(engine) == {"signing_keys": 1, "certificates": 8, "requests": 8, "audit": 8}
 
 
@@ -226,14 +226,14 @@ def _add_in_child(url: str, killed_before: int) -> bool:
 
 def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None:
     made = [certificate(number) for number in range(11)]
-    for each in made:
-        store.add(each, KEY, REQUEST)
+    for item in made:
+        store.add(item, KEY, REQUEST)
     seen, after = [], None
     while found := store.page(Filters(), after, 3):
         seen += [row.id for row in found]
         last = found[-1]
         after = Place(last.created_at, last.id, last.untrusted)
-    assert seen == [each.id for each in sorted(made, key=lambda c: (c.created_at, c.id))][::-1]
+    assert seen == [entry.id for entry in sorted(made, key=lambda c: (c.created_at, c.id))][::-1]
 
 
 def test_filters_narrow(store: CertificateStore) -> None:
@@ -402,8 +402,8 @@ def test_a_connection_that_the_server_closed_is_opened_anew_before_it_is_used(
         assert connection.execute(who).scalar_one() == first
     with other.connect() as connection:
         connection.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": first})
-    for each in (writer(engine), reader(engine)):
-        with each.connect() as connection:
+    for item in (writer(engine), reader(engine)):
+        with item.connect() as connection:
             assert connection.execute(who).scalar_one() != first
     engine.dispose()
     other.dispose()

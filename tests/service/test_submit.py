@@ -136,7 +136,7 @@ def test_the_bundle_is_kept_byte_for_byte_and_verifies_offline(
     # Once it has its place in the log, that is said after what was signed.
     assert bundle.content.startswith(row["bundle"].removesuffix(b"}"))
     assert bundle.json()["envelope"] == answer.json()["certificate"]["bundle"]["envelope"]
-    published = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+    published = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
     asked = parse_plan(json.dumps(plan()).encode(), "json")
     verify(bundle.content, published, plan=asked)
 
@@ -193,12 +193,12 @@ def test_without_a_key_every_certificate_says_untrusted_until_there_is_one(
         assert "UNTRUSTED" in caplog.text
         assert client.get("/readyz").json()["signer"]["development"] is True
         first = post(client, plan())
-        assert "untrusted" in [each["code"] for each in first.json()["warnings"]]
+        assert "untrusted" in [entry["code"] for entry in first.json()["warnings"]]
     with client_of(bare) as client:
         # Another process, another development key: the old bundle still has its key here.
         again = post(client, plan())
         assert (again.status_code, again.content) == (200, first.content)
-        keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+        keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
         bundle = client.get(f"{again.headers['location']}/bundle").content
         signed_by = json.loads(bundle)["envelope"]["signatures"][0]["keyid"]
         assert signed_by in {key.key_id for key in keys if key.development}
@@ -207,7 +207,7 @@ def test_without_a_key_every_certificate_says_untrusted_until_there_is_one(
         trusted = post(client, plan())
         assert trusted.status_code == 201
         assert trusted.headers["location"] == first.headers["location"]
-        assert "untrusted" not in [each["code"] for each in trusted.json()["warnings"]]
+        assert "untrusted" not in [element["code"] for element in trusted.json()["warnings"]]
         assert client.get(first.headers["location"]).content == trusted.content
         assert post(client, plan()).status_code == 200
         assert client.get("/readyz").json()["signer"]["development"] is False

@@ -38,7 +38,7 @@ THIRD = Fraction(1, 3)
 
 def keys(count: int) -> list[bytes]:
     """Keys that were derived from one."""
-    return [derived_key(KEY, str(each)) for each in range(count)]
+    return [derived_key(KEY, str(item)) for item in range(count)]
 
 
 def follows(found: list[Hashable], law: Mapping[Hashable, float]) -> bool:
@@ -49,7 +49,7 @@ def follows(found: list[Hashable], law: Mapping[Hashable, float]) -> bool:
     assert math.fsum(law.values()) == pytest.approx(1)
     expected = [len(found) * share for share in law.values()]
     assert min(expected) >= 5, "too few draws for the test"
-    seen = [counts[each] for each in law]
+    seen = [counts[item] for item in law]
     return bool(len(law) == 1 or stats.chisquare(seen, expected).pvalue > FALSE_ALARM)
 
 
@@ -60,12 +60,17 @@ def lots(sampler: Sampler, steps: int) -> list[tuple[int, ...]]:
 
 def subsets(size: int) -> list[tuple[int, ...]]:
     """Of 0 ... size - 1, in order."""
-    return [each for count in range(size + 1) for each in combinations(range(size), count)]
+    return [
+        combination for count in range(size + 1) for combination in combinations(range(size), count)
+    ]
 
 
 def poisson_law(size: int, q: Fraction) -> dict[Hashable, float]:
     """Every subset's probability."""
-    return {each: float(q ** len(each) * (1 - q) ** (size - len(each))) for each in subsets(size)}
+    return {
+        subset: float(q ** len(subset) * (1 - q) ** (size - len(subset)))
+        for subset in subsets(size)
+    }
 
 
 def test_poisson_takes_each_record_by_itself() -> None:
@@ -105,7 +110,9 @@ def test_truncated_poisson_cuts_to_a_uniform_subset() -> None:
 
 @pytest.mark.parametrize("lot_size", [1, 2, 4])
 def test_fixed_size_takes_every_subset_alike(lot_size: int) -> None:
-    law = {each: 1 / math.comb(4, lot_size) for each in combinations(range(4), lot_size)}
+    law = {
+        combination: 1 / math.comb(4, lot_size) for combination in combinations(range(4), lot_size)
+    }
     assert follows(list(lots(fixed_size(KEY, size=4, lot_size=lot_size), 2000)), law)
 
 
@@ -163,8 +170,8 @@ def test_cyclic_poisson_keeps_participations_apart() -> None:
 def test_cyclic_poisson_draws_groups_and_members_by_themselves() -> None:
     law: dict[Hashable, float] = {}
     half = THIRD / 2
-    for each in subsets(2):
-        law[each] = float(half ** len(each) * (1 - half) ** (2 - len(each)))
+    for subset in subsets(2):
+        law[subset] = float(half ** len(subset) * (1 - half) ** (2 - len(subset)))
     drawn: list[Hashable] = [
         lots(cyclic_poisson(key, size=2, groups=2, probability=THIRD), 2)[1] for key in keys(2000)
     ]

@@ -74,8 +74,8 @@ def _become(command: Sequence[str], log: IO[bytes], env: Mapping[str, str] | Non
     os.setsid()
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    for each in (1, 2):
-        os.dup2(log.fileno(), each)
+    for item in (1, 2):
+        os.dup2(log.fileno(), item)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     logging.getLogger().handlers.clear()

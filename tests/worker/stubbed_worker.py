@@ -30,7 +30,7 @@ def trained(
 ) -> executor.Ended:
     """In place of ``executor.run``: no process, and a record as if there had been one."""
     given = dict(
-        each[2:].split("=", 1) for each in command if each.startswith("--") and "=" in each
+        item[2:].split("=", 1) for item in command if item.startswith("--") and "=" in item
     )
     folder, bundle = Path(given["out"]), Path(given["certificate"])
     began = time.monotonic()

@@ -53,7 +53,7 @@ def charges_of(folder: Path) -> set[tuple[str, int]]:
     if not (folder / "record.jsonl").exists():
         return set()
     lines = lines_of(folder)
-    return {(each["key_commitment"], each["step"]) for each in lines if each["type"] == "charge"}
+    return {(line["key_commitment"], line["step"]) for line in lines if line["type"] == "charge"}
 
 
 def trains(shop: Any, run: str, after: int, steps: int) -> int:

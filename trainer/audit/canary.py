@@ -90,7 +90,7 @@ class CanaryModel:
         gradients = torch.autograd.grad(loss, list(trained.values()))
         of = {name: each.double() for name, each in zip(trained, gradients, strict=True)}
         found: dict[str, Tensor] = {}
-        for group in (each for groups in self.blocks().values() for each in groups):
+        for group in (item for groups in self.blocks().values() for item in groups):
             joint = torch.stack([of[name].norm() for name in group.names]).norm()
             factor = min(1.0, clip_norm / float(joint))
             found |= {name: of[name] * factor for name in group.names}

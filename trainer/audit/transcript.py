@@ -87,7 +87,7 @@ def observe(
     data = CanaryData(torch.tensor(amplitudes))
     release = plan.phases[0].releases[0]
     directions = model.direction(release.clip_norm)
-    squares = np.array([float(each.square().sum()) for each in directions.values()])
+    squares = np.array([float(direction.square().sum()) for direction in directions.values()])
     scale = noise_std(release)
     matched, lengths = [], []
     start = {name: each.clone() for name, each in model.module.state_dict().items()}

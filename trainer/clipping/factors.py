@@ -110,8 +110,8 @@ def zeroed_unless(kept: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     if kept.device.type == "cpu" and bool(kept.all()):
         return values
     return tuple(
-        torch.where(kept.view(-1, *([1] * (each.ndim - 1))), each, torch.zeros_like(each[:1]))
-        for each in values
+        torch.where(kept.view(-1, *([1] * (value.ndim - 1))), value, torch.zeros_like(value[:1]))
+        for value in values
     )
 
 
@@ -130,7 +130,7 @@ def accumulated_in(values: Tensor) -> torch.dtype:
 
 def are_narrow(*values: Tensor) -> bool:
     """Whether ``values`` are multiplied in bfloat16."""
-    return all(each.dtype == torch.bfloat16 and each.device.type in NARROW for each in values)
+    return all(value.dtype == torch.bfloat16 and value.device.type in NARROW for value in values)
 
 
 def batched(a: Tensor, b: Tensor) -> Tensor:
@@ -276,7 +276,7 @@ class LinearFactors:
 
     def direct_norms(self) -> Tensor:
         """Norms of the products themselves, formed in chunks."""
-        found = [norm_of_rows(each) for each in products_of(self.inputs, self.outputs)]
+        found = [norm_of_rows(item) for item in products_of(self.inputs, self.outputs)]
         return torch.cat(found) + self.slack()
 
     def slack(self) -> Tensor:

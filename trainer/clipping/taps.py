@@ -91,7 +91,7 @@ class Block:
             uses.setdefault(target, []).append(factors)
         kept.clear()
         weights = clip_weights(
-            joint_norm([norm_of_uses(each) for each in uses.values()]), self.clip_norm
+            joint_norm([norm_of_uses(use) for use in uses.values()]), self.clip_norm
         )
         for target, each in uses.items():
             while each:

@@ -113,7 +113,9 @@ def _e2e(document: Any) -> list[Text]:
 
 def _dart(document: Any) -> list[Text]:
     triples = document["tripleset"] if isinstance(document, dict) else None
-    if not (isinstance(triples, list) and triples and all(_is_triple(each) for each in triples)):
+    if not (
+        isinstance(triples, list) and triples and all(_is_triple(triple) for triple in triples)
+    ):
         raise WrongField("tripleset: is no list of [subject, relation, object].")
     source = " | ".join(f"{a} : {relation.lower()} : {b}" for a, relation, b in triples)
     if "annotations" not in document:
@@ -121,7 +123,7 @@ def _dart(document: Any) -> list[Text]:
     annotations = document["annotations"]
     if not (isinstance(annotations, list) and annotations):
         raise WrongField("annotations: is no list of objects with a text.")
-    return [(source, _string(each, "text")) for each in annotations]
+    return [(source, _string(annotation, "text")) for annotation in annotations]
 
 
 FORMS: dict[str, Form] = {"source": _pair, "mr": _e2e, "tripleset": _dart, "text": _plain}
@@ -130,7 +132,7 @@ FORMS: dict[str, Form] = {"source": _pair, "mr": _e2e, "tripleset": _dart, "text
 
 def _is_triple(found: Any) -> bool:
     return (
-        isinstance(found, list) and len(found) == 3 and all(isinstance(each, str) for each in found)
+        isinstance(found, list) and len(found) == 3 and all(isinstance(item, str) for item in found)
     )
 
 

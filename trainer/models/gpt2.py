@@ -56,8 +56,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(n, T, d)."""
         query, key, value = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in self.c_attn(x).chunk(3, dim=-1)
+            item.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for item in self.c_attn(x).chunk(3, dim=-1)
         )
         mixed = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.scale

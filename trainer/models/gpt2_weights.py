@@ -83,7 +83,7 @@ def load_into(model: GPT2, given: dict[str, Tensor]) -> None:
 
 def turned(name: str, value: Tensor) -> Tensor:
     """``value`` as (out, in) where the file holds (in, out)."""
-    of_conv1d = any(name.endswith(f".{each}.weight") for each in HIDDEN)
+    of_conv1d = any(name.endswith(f".{item}.weight") for item in HIDDEN)
     return value.mT if of_conv1d and value.ndim == 2 else value
 
 
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # broken files make these readers raise nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WrongWeights(f"{path}: cannot be read ({reason}).") from None
-    if not isinstance(found, dict) or not all(isinstance(each, Tensor) for each in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(item, Tensor) for item in found.values()):
         raise WrongWeights(f"{path}: is no table of tensors by name.")
     return found
 

@@ -117,7 +117,7 @@ def by_torch(key: bytes, nonce: bytes, count: int, device: str, block: int = 0) 
     fixed = (*CONSTANTS, *struct.unpack("<8I", key), 0, *struct.unpack("<3I", nonce))
     start = [torch.full_like(counter, value).to(torch.int32) for value in map(_signed, fixed)]
     start[12] = counter.to(torch.int32)
-    state = [each.clone() for each in start]
+    state = [item.clone() for item in start]
     for _ in range(10):
         for places in ROUNDS:
             _quarter_round(state, *places)

@@ -134,7 +134,7 @@ class _Maker:
         for run, part in zip(runs, words.split(sizes), strict=True):
             block = 3 * PAIRS * run.first // WORDS_PER_BLOCK
             write_words(part, key, step=step, tensor=run.tensor, block=block)
-        _fill(out, words, *(each[:total] for each in self.floats))
+        _fill(out, words, *(item[:total] for item in self.floats))
         return parts
 
 

@@ -152,7 +152,7 @@ class NoiseSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Step and what is kept, for a checkpoint; the tensors are copies."""
-        kept = {name: [each.clone() for each in of] for name, of in self._kept.items()}
+        kept = {name: [item.clone() for item in of] for name, of in self._kept.items()}
         return {"step": self._step, "of": self._fingerprint(), "kept": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class NoiseSource:
             raise WrongState("the checkpoint's noise is of another strategy, or of other tensors")
         self._step = int(state["step"])
         self._kept = {
-            name: [each.to(self._device, self._dtype, copy=True) for each in state["kept"][name]]
+            name: [item.to(self._device, self._dtype, copy=True) for item in state["kept"][name]]
             for name in self._tensors
         }
 

@@ -86,7 +86,7 @@ class ErrorFeedback:
         self._require_names(clipped)
         self._require_names(raw)
         left = {name: (raw[name].double() - clipped[name].double()) for name in self._error}
-        usable = torch.stack([torch.isfinite(each).all() for each in left.values()]).all()
+        usable = torch.stack([torch.isfinite(item).all() for item in left.values()]).all()
         weight = self._weight()
         for name, error in self._error.items():
             back = error * weight
@@ -95,7 +95,7 @@ class ErrorFeedback:
 
     def _weight(self) -> Tensor:
         """min(1, C₂ / ‖e_t‖), a little less."""
-        parts = [torch.linalg.vector_norm(each) for each in self._error.values()]
+        parts = [torch.linalg.vector_norm(item) for item in self._error.values()]
         norm = torch.linalg.vector_norm(torch.stack(parts))
         return clip_weights(norm[None], self._clip_norm)[0]
 

@@ -58,7 +58,7 @@ class Released(Optimizer):
         self._noise_std: dict[str, Array] = {}
         if self._threshold is not None:
             given.require_fixed_clip_norms()
-            self._noise_std = {each.name: each.noise.std() for each in given.releases}
+            self._noise_std = {item.name: item.noise.std() for item in given.releases}
         for release in given.releases:
             _require_tensors(release)
         groups = [

@@ -45,9 +45,9 @@ def single_block(case: Case) -> Iterator[Way]:
     phase = case.plan.phases[0]
     if len(phase.releases) > 1 and len(case.plan.phases) == 1:
         for release in phase.releases:
-            kept = [each for each in phase.releases if each is not release]
+            kept = [item for item in phase.releases if item is not release]
             joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(kept)}))
-            if joint is not None and sum(each.count for each in kept) > 1:
+            if joint is not None and sum(entry.count for entry in kept) > 1:
                 yield Way(
                     code="single_block",
                     said=f"the release {release.name} was forgotten",

@@ -18,7 +18,7 @@ _PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ","
 
 def github(judged: Sequence[Judged]) -> str:
     """One command a finding; a waived one is only a notice."""
-    return "".join(_command(each) + "\n" for one in judged for each in one.findings)
+    return "".join(_command(finding) + "\n" for one in judged for finding in one.findings)
 
 
 def _command(found: Finding) -> str:

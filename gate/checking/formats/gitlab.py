@@ -19,14 +19,14 @@ def gitlab(judged: Sequence[Judged]) -> str:
     """The report; a waived finding stays in it as information."""
     issues = [
         {
-            "description": each.text,
-            "check_name": f"affidavit/{each.rule}",
-            "fingerprint": fingerprint(one, each),
-            "severity": "info" if each.waiver is not None else SEVERITIES[each.level],
-            "location": {"path": each.file, "lines": {"begin": each.line or 1}},
+            "description": finding.text,
+            "check_name": f"affidavit/{finding.rule}",
+            "fingerprint": fingerprint(one, finding),
+            "severity": "info" if finding.waiver is not None else SEVERITIES[finding.level],
+            "location": {"path": finding.file, "lines": {"begin": finding.line or 1}},
         }
         for one in judged
-        for each in one.findings
+        for finding in one.findings
     ]
     return json.dumps(issues, ensure_ascii=False, indent=1) + "\n"
 

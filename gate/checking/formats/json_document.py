@@ -23,7 +23,7 @@ def json_document(judged: Sequence[Judged]) -> str:
                 "exit": int(one.exit),
                 "verdict": "refused" if one.result is None else one.result["verdict"],
                 "result": one.result,
-                "findings": [_finding(each) for each in one.findings],
+                "findings": [_finding(finding) for finding in one.findings],
             }
             for one in judged
         ],

@@ -31,13 +31,13 @@ def junit(judged: Sequence[Judged]) -> str:
 
 def _case(suite: Xml.Element, one: Judged) -> None:
     case = Xml.SubElement(suite, "testcase", {"name": _xml(one.name), "classname": "affidavit"})
-    blocking = [each for each in one.findings if each.blocks]
+    blocking = [finding for finding in one.findings if finding.blocks]
     if blocking:
         kind = "failure" if one.exit is Exit.BLOCKED else "error"
         first = blocking[0]
         told = Xml.SubElement(case, kind, {"type": first.rule, "message": _xml(first.text)})
         told.text = _xml("\n".join(map(_line, blocking)))
-    others = [each for each in one.findings if not each.blocks]
+    others = [item for item in one.findings if not item.blocks]
     if others:
         Xml.SubElement(case, "system-out").text = _xml("\n".join(map(_line, others)))
 

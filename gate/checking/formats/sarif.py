@@ -23,7 +23,7 @@ SCHEMA = (
 
 def sarif(judged: Sequence[Judged]) -> str:
     """One run of the tool; positions count Unicode code points."""
-    rules = sorted({each.rule for one in judged for each in one.findings})
+    rules = sorted({finding.rule for one in judged for finding in one.findings})
     document = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -39,9 +39,9 @@ def sarif(judged: Sequence[Judged]) -> str:
                 "columnKind": "unicodeCodePoints",
                 "artifacts": [{"location": {"uri": uri}} for uri in sorted(_files(judged))],
                 "results": [
-                    _result(one, each, rules.index(each.rule))
+                    _result(one, item, rules.index(item.rule))
                     for one in judged
-                    for each in one.findings
+                    for item in one.findings
                 ],
             }
         ],
@@ -87,14 +87,14 @@ def _fix(file: str, fix: Fix) -> dict[str, Any]:
                 "replacements": [
                     {
                         "deletedRegion": {
-                            "startLine": each.line,
-                            "startColumn": each.column,
-                            "endLine": each.end_line,
-                            "endColumn": each.end_column,
+                            "startLine": edit.line,
+                            "startColumn": edit.column,
+                            "endLine": edit.end_line,
+                            "endColumn": edit.end_column,
                         },
-                        "insertedContent": {"text": each.after},
+                        "insertedContent": {"text": edit.after},
                     }
-                    for each in fix.edits
+                    for edit in fix.edits
                 ],
             }
         ],

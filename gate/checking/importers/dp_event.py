@@ -81,8 +81,8 @@ def _walk(
         case "NoOpDpEvent":
             return
         case "ComposedDpEvent":
-            for each in _list(event):
-                _walk(each, times, phases, extra, depth + 1)
+            for item in _list(event):
+                _walk(item, times, phases, extra, depth + 1)
         case "SelfComposedDpEvent":
             _walk(event["event"], times * _times(event), phases, extra, depth + 1)
         case "GaussianDpEvent":
@@ -128,7 +128,7 @@ def _releases(event: Any, times: int) -> list[dict[str, Any]]:
         case "SelfComposedDpEvent":
             return _releases(event["event"], times * _times(event))
         case "ComposedDpEvent":
-            found = [one for each in _list(event) for one in _releases(each, times)]
+            found = [one for item in _list(event) for one in _releases(item, times)]
             return [one | {"name": f"block-{index}"} for index, one in enumerate(found)]
         case other:
             raise not_taken(KIND, f"{other} inside a sample is not read.", "Write a plan instead.")

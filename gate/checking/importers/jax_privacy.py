@@ -150,7 +150,7 @@ def _target(document: dict[str, Any]) -> dict[str, float]:
 
 def _relation(document: dict[str, Any]) -> str | None:
     said = (document.get(key) for key in ("accountant", "neighboring_relation"))
-    found = {_adjacency(each) for each in said if each is not None}
+    found = {_adjacency(item) for item in said if item is not None}
     if len(found) > 1:
         raise not_taken(KIND, "accountant and neighboring_relation differ.", "Keep one of them.")
     return found.pop() if found else None

@@ -53,7 +53,7 @@ def _refuse_doubts(tree: ast.Module, call: ast.Call) -> None:
         raise not_taken(KIND, f"its {name} may not be Opacus'.", "Write a plan.")
     if not _imports_opacus(tree):
         raise not_taken(KIND, f"{name} is called, and opacus not imported.", "Write a plan.")
-    if call.args or any(each.arg is None for each in call.keywords):
+    if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise not_taken(
             KIND,
             f"{name} has arguments that are not written by name.",
@@ -71,7 +71,7 @@ def _refuse_doubts(tree: ast.Module, call: ast.Call) -> None:
 
 
 def _partial(call: ast.Call, known: Known) -> Partial:
-    given = {each.arg: each for each in call.keywords if each.arg is not None}
+    given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
     value = {name: known.look_up(node.value) for name, node in given.items()}
     for name in NUMBERS:
         if not is_number(value.get(name)):
@@ -144,7 +144,7 @@ def _called(node: ast.AST) -> str | None:
 def _imports_opacus(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
         match node:
-            case ast.Import(names=names) if any(_is_opacus(each.name) for each in names):
+            case ast.Import(names=names) if any(_is_opacus(name.name) for name in names):
                 return True
             case ast.ImportFrom(module=str(module), level=0) if _is_opacus(module):
                 return True

@@ -29,7 +29,7 @@ def read(document: dict[str, Any]) -> Partial:
     history = document["history"]
     if not isinstance(history, list) or not history:
         raise not_taken(KIND, "its history is empty.", "Save it after training.")
-    if not all(isinstance(each, list) and len(each) == ENTRY for each in history):
+    if not all(isinstance(item, list) and len(item) == ENTRY for item in history):
         raise not_taken(
             KIND, "its history is not a list of [noise, rate, steps].", "Save it with Opacus."
         )

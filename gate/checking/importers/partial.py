@@ -37,7 +37,7 @@ class Partial:
                 _merged(phase, each, ("phases", index), name) for index, phase in enumerate(phases)
             ]
         for key, values in self.excluded:
-            said = next((each for each in _said(whole, key) if each in values), None)
+            said = next((item for item in _said(whole, key) if item in values), None)
             if said is not None:
                 raise _conflict((key,), f"{key} is given as {said}, which {name} rules out.", name)
         return {"version": 1, **whole}
@@ -72,8 +72,8 @@ def _said(part: Any, key: str) -> Iterator[Any]:
         for name, value in part.items():
             yield from (value,) if name == key else _said(value, key)
     elif isinstance(part, list):
-        for each in part:
-            yield from _said(each, key)
+        for item in part:
+            yield from _said(item, key)
 
 
 def _conflict(path: tuple[str | int, ...], message: str, name: str) -> MalformedPlan:

@@ -102,12 +102,16 @@ class _Text:
             if isinstance(node, ast.Assign) and len(node.targets) == 1
         ]
         self.attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
-        self.stored = {each.attr for each in self.attributes if not isinstance(each.ctx, ast.Load)}
+        self.stored = {
+            attribute.attr
+            for attribute in self.attributes
+            if not isinstance(attribute.ctx, ast.Load)
+        }
         self.imported = {
-            (node.module if isinstance(node, ast.ImportFrom) else None, each.name, each.asname)
+            (node.module if isinstance(node, ast.ImportFrom) else None, name.name, name.asname)
             for node in nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
-            for each in node.names
+            for name in node.names
         }
         self.read = Counter(
             node.id
@@ -118,7 +122,7 @@ class _Text:
     @property
     def may_bind_unseen(self) -> bool:
         """Whether names may be bound, or attributes stored, that the text does not spell."""
-        named = {each.attr for each in self.attributes}
+        named = {attribute.attr for attribute in self.attributes}
         return "*" in self.bound or bool(BINDS_UNSEEN & self.read.keys() or STORES_UNSEEN & named)
 
     def constants(self) -> dict[str, Any]:
@@ -136,12 +140,12 @@ class _Text:
     def options(self) -> dict[tuple[str, str], Any]:
         """Defaults of options, by the namespace that they are read from and their name."""
         declared = [
-            (each.func.value, destination(each), each)
-            for each in self.calls
-            if isinstance(each.func, ast.Attribute) and each.func.attr == "add_argument"
+            (item.func.value, destination(item), item)
+            for item in self.calls
+            if isinstance(item.func, ast.Attribute) and item.func.attr == "add_argument"
         ]
         times = Counter(name for _, name, _ in declared)
-        named = {each.attr for each in self.attributes}
+        named = {attribute.attr for attribute in self.attributes}
         if None in times or "set_defaults" in named or {"default", "dest"} & self.stored:
             return {}
         namespaces = self._namespaces()
@@ -183,8 +187,8 @@ class _Text:
     def _is_parser(self, name: str) -> bool:
         """Whether this is an ArgumentParser that nothing else has in its hands."""
         made = [value for target, value in self.assigned if _is_name(target, name)]
-        used = sum(_is_name(each.value, name) for each in self.attributes)
-        kept = {each.attr for each in self.attributes if _is_name(each.value, name)}
+        used = sum(_is_name(item.value, name) for item in self.attributes)
+        kept = {attribute.attr for attribute in self.attributes if _is_name(attribute.value, name)}
         return (
             self.bound[name] == len(made) == 1
             and self._makes_a_parser(made[0])
@@ -208,37 +212,37 @@ class _Text:
         return (
             origin in self.imported
             and self.bound[origin[1]] == 1
-            and {each.arg for each in given} <= DESCRIBES_A_PARSER
+            and {item.arg for item in given} <= DESCRIBES_A_PARSER
         )
 
     def _stays_here(self, name: str) -> bool:
         """Whether a namespace is only read from and printed, as far as the file goes."""
-        used = sum(_is_name(each.value, name) for each in self.attributes)
+        used = sum(_is_name(attribute.value, name) for attribute in self.attributes)
         printed = sum(
-            _is_name(each, name)
+            _is_name(arg, name)
             for call in self.calls
             if _is_name(call.func, "print")
-            for each in call.args
+            for arg in call.args
         )
         return self.read[name] == used + printed
 
 
 def destination(call: ast.Call) -> str | None:
     """The attribute that an ``add_argument`` sets, or None where the text does not say."""
-    names = [literal(each) for each in call.args]
-    said = {each.arg: literal(each.value) for each in call.keywords}
-    if None in said or not names or not all(isinstance(each, str) for each in names):
+    names = [literal(arg) for arg in call.args]
+    said = {keyword.arg: literal(keyword.value) for keyword in call.keywords}
+    if None in said or not names or not all(isinstance(item, str) for item in names):
         return None
     if "dest" in said:
         return said["dest"] if isinstance(said["dest"], str) else None
-    long = next((each for each in names if each.startswith("--")), names[0])
+    long = next((name for name in names if name.startswith("--")), names[0])
     return str(long).lstrip("-").replace("-", "_")
 
 
 def default(call: ast.Call) -> Any:
     """The default of an option as ``add_argument`` leaves it, or None."""
-    said = {each.arg: each.value for each in call.keywords}
-    optional = all(str(literal(each)).startswith("-") for each in call.args)
+    said = {keyword.arg: keyword.value for keyword in call.keywords}
+    optional = all(str(literal(arg)).startswith("-") for arg in call.args)
     required = "required" in said and literal(said["required"]) is not False
     return literal(said.get("default")) if optional and not required else None
 

@@ -65,11 +65,11 @@ Admits = Callable[[Sequence[Binary]], bool]
 def worst(menu: Sequence[Binary], admits: Admits, loss: float, past: tuple[Binary, ...]) -> float:
     """The largest δ(ε) from here on: stop, or the best of what is admitted next."""
     best = max(0.0, -math.expm1(EPSILON - loss))
-    for each in menu:
-        if admits((*past, each)):
+    for item in menu:
+        if admits((*past, item)):
             value = math.fsum(
-                chance * worst(menu, admits, loss + more, (*past, each))
-                for chance, more in each.outcomes
+                chance * worst(menu, admits, loss + more, (*past, item))
+                for chance, more in item.outcomes
             )
             best = max(best, value)
     return best
@@ -126,11 +126,11 @@ def test_no_strategy_over_a_menu_passes_delta(seed: int) -> None:
             pair = tight(order, room, EPSILON + float(draw.uniform(0.02, 1.5)), 0.0)
             if 1e-300 < pair.q < pair.p < 1:
                 menu.append(pair)
-    costs = {each: each.cost for each in menu}
+    costs = {item: item.cost for item in menu}
     known: dict[tuple[int, ...], bool] = {}
 
     def admits(runs: Sequence[Binary]) -> bool:
-        times = tuple(runs.count(each) for each in menu)
+        times = tuple(runs.count(item) for item in menu)
         if times not in known:
             total = Cost.nothing(len(ORDERS))
             for each, count in zip(menu, times, strict=True):
@@ -145,7 +145,7 @@ def test_no_strategy_over_a_menu_passes_delta(seed: int) -> None:
 def test_the_fixed_order_filter_is_reached_to_within_what_a_binary_pair_can() -> None:
     """One order of weight one: the tight pair spends nearly all of δ, so nothing is given away."""
     order = 7.0
-    weights = tuple(1.0 if each == order else 0.0 for each in ORDERS)
+    weights = tuple(1.0 if item == order else 0.0 for item in ORDERS)
     only = Filter(orders=ORDERS, weights=weights, gaussian_share=0.0)
     budget = Budget(epsilon=EPSILON, delta=DELTA, filter=only)
     pair = tight(order, alone(order) * (1 - 1e-7), EPSILON + math.log(order / (order - 1)), 0.0)
@@ -167,11 +167,11 @@ def test_an_adversary_with_exact_gaussians_stays_within_the_gaussian_filter() ->
     menu = [0.0, 0.3, 0.6, math.sqrt(mu**2 - first**2)]
 
     def gaussian(*mus: float) -> Cost:
-        square = math.fsum(each**2 for each in mus)
+        square = math.fsum(item**2 for item in mus)
         # At orders where Rényi says nothing, the Gaussian filter decides by itself.
         return Cost.of(renyi=[math.inf] * len(ORDERS), mu_squared=square, epsilon=0.0, delta=0.0)
 
-    assert all(budget.admits(gaussian(first, each)) for each in menu)
+    assert all(budget.admits(gaussian(first, item)) for item in menu)
     assert not budget.admits(gaussian(first, menu[-1] + 1e-3))
 
     def rest(loss: float, second: float) -> float:

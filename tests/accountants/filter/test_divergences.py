@@ -82,8 +82,8 @@ def test_what_dominates_both_orders_has_the_larger_moments() -> None:
     add = NormalMixtureLaw(kind="add", noise_multiplier=1.0, sampling_probability=0.05)
     exponents = np.array([0.5, 1.0, 4.0])
     both = log_moments(WorseOfBothLaw(remove=remove, add=add), exponents)
-    for each in (remove, add):
-        assert (log_moments(each, exponents) <= both * (1 + 1e-3)).all()
+    for item in (remove, add):
+        assert (log_moments(item, exponents) <= both * (1 + 1e-3)).all()
 
 
 def by_library(event: Event, relation: NeighboringRelation, orders: list[float]) -> Any:
@@ -95,7 +95,7 @@ def by_library(event: Event, relation: NeighboringRelation, orders: list[float])
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.0243, 0.72), (0.5, 5.0), (1e-4, 0.6)])
 def test_poisson_agrees_with_the_library_at_whole_orders(q: float, sigma: float) -> None:
     event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
-    orders = [each for each in ORDERS if each >= 2 and each.is_integer() and each <= 256]
+    orders = [item for item in ORDERS if item >= 2 and item.is_integer() and item <= 256]
     found = dict(zip(ORDERS, divergences(event), strict=True))
     library = by_library(event, NeighboringRelation.ADD_OR_REMOVE_ONE, orders)
     for order, theirs in zip(orders, library, strict=True):
@@ -161,5 +161,5 @@ def test_divergences_grow_with_the_order() -> None:
         PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0),
         RandomAllocationGaussian(bins=20, noise_multiplier=1.0),
     ):
-        found = [each for each in divergences(event) if math.isfinite(each)]
+        found = [divergence for divergence in divergences(event) if math.isfinite(divergence)]
         assert all(a <= b * (1 + 1e-4) for a, b in pairwise(found))

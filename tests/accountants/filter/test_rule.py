@@ -98,7 +98,7 @@ def test_one_order_is_the_conversion_of_canonne_kamath_and_steinke() -> None:
     for order in (1.5, 4.0, 32.0):
         only = Filter(
             orders=ORDERS,
-            weights=tuple(float(each == order) for each in ORDERS),
+            weights=tuple(float(item == order) for item in ORDERS),
             gaussian_share=0.0,
         )
         one = Budget(epsilon=8.0, delta=DELTA, filter=only)
@@ -111,7 +111,7 @@ def test_one_order_is_the_conversion_of_canonne_kamath_and_steinke() -> None:
 
 def test_several_orders_never_read_below_the_best_of_them_alone() -> None:
     for total in (COSTS["small"], COSTS["rare"].times(3), COSTS["large"]):
-        at = [each.value(UNIT) for each in total.renyi]
+        at = [item.value(UNIT) for item in total.renyi]
         best, _ = compute_epsilon(list(ORDERS), at, DELTA)
         assert budget().spent(total) >= best
 
@@ -216,8 +216,8 @@ def test_costs_add_and_subtract_exactly_and_are_read_back_as_they_were(
     other = Cost.of(renyi=[0.1, math.inf], mu_squared=math.inf, epsilon=0.25, delta=1e-9)
     assert one + other - other == one
     assert one.times(times) - one.times(times - 1) == one
-    for each in (one, one + other, other.times(times)):
-        assert Cost.read(each.as_document()) == each
+    for item in (one, one + other, other.times(times)):
+        assert Cost.read(item.as_document()) == item
     assert one.least(other).within(one)
     assert one.least(other).within(other)
 

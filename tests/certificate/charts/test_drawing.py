@@ -73,9 +73,9 @@ def test_labels_of_dots_side_by_side_or_in_one_place_stand_apart() -> None:
     labels = tuple(f"mechanism {place}" for place in range(len(points)))
     root = tree(draw(chart(Dots(name="all", points=points, labels=labels))))
     placed = [
-        (float(each.get("x", 0)), float(each.get("y", 0)))
-        for each in root.iter(SVG + "text")
-        if (each.text or "").startswith("mechanism")
+        (float(item.get("x", 0)), float(item.get("y", 0)))
+        for item in root.iter(SVG + "text")
+        if (item.text or "").startswith("mechanism")
     ]
     assert len(placed) == len(points)
     for place, (x, y) in enumerate(placed):
@@ -104,14 +104,14 @@ def test_text_is_escaped_wherever_it_stands() -> None:
     assert not list(root.iter(SVG + "script"))
     assert "<script" not in text
     assert "\x00" not in text
-    assert sum("alert(1)" in (each.text or "") for each in root.iter()) >= 6
+    assert sum("alert(1)" in (item.text or "") for item in root.iter()) >= 6
 
 
 def test_the_same_chart_is_the_same_bytes_and_another_has_other_identifiers() -> None:
     line = Line(name="a", points=((0, 0), (1, 1)))
     one, other = chart(line, title="one"), chart(line, title="other")
     assert draw(one) == draw(one)
-    ids = [set(re.findall(r'id="([^"]+)"', draw(each))) for each in (one, other)]
+    ids = [set(re.findall(r'id="([^"]+)"', draw(item))) for item in (one, other)]
     assert not ids[0] & ids[1]
     both = draw_panels("both", (one, other))
     found = re.findall(r'id="([^"]+)"', both)
@@ -124,8 +124,11 @@ def test_a_screen_reader_finds_title_and_description() -> None:
         draw(Chart(title="t", description="falls", x=Axis(label="x"), y=Axis(label="y"), marks=()))
     )
     assert root.get("role") == "img"
-    said = {each.get("id"): each.text for each in root if each.tag in (SVG + "title", SVG + "desc")}
-    assert [said[each] for each in (root.get("aria-labelledby") or "").split()] == ["t", "t: falls"]
+    said = {item.get("id"): item.text for item in root if item.tag in (SVG + "title", SVG + "desc")}
+    assert [said[entry] for entry in (root.get("aria-labelledby") or "").split()] == [
+        "t",
+        "t: falls",
+    ]
 
 
 def test_points_stand_where_the_axes_say() -> None:
@@ -140,7 +143,7 @@ def test_points_stand_where_the_axes_say() -> None:
         )
     )
     circles = [
-        (float(each.get("cx", "")), float(each.get("cy", ""))) for each in root.iter(SVG + "circle")
+        (float(item.get("cx", "")), float(item.get("cy", ""))) for item in root.iter(SVG + "circle")
     ][:3]
     (left, low), (middle, centre), (right, high) = circles
     assert middle == pytest.approx((left + right) / 2, abs=0.02)
@@ -161,9 +164,9 @@ def test_bars_of_several_series_stand_side_by_side() -> None:
     other = Bars(name="", values=(("b", 3.0),))
     root = tree(draw(chart(one, other)))
     bars = [
-        (float(each.get("x", "")), float(each.get("width", "")), float(each.get("height", "")))
-        for each in root.iter(SVG + "rect")
-        if each.get("fill-opacity") == ".75"
+        (float(item.get("x", "")), float(item.get("width", "")), float(item.get("height", "")))
+        for item in root.iter(SVG + "rect")
+        if item.get("fill-opacity") == ".75"
     ]
     assert len(bars) == 3
     (_, _, low), (left, width, middle), (right, _, high) = bars
@@ -204,9 +207,9 @@ def test_ticks_are_round_and_few(
 ) -> None:
     root = tree(draw(chart(Dots(name="", points=tuple((v, 1.0) for v in values)), x=axis)))
     found = [
-        each.text
-        for each in root.iter(SVG + "text")
-        if each.get("text-anchor") == "middle" and each.get("font-size") is None
+        item.text
+        for item in root.iter(SVG + "text")
+        if item.get("text-anchor") == "middle" and item.get("font-size") is None
     ]
     assert 2 <= len(found) <= 8
     if texts is not None:

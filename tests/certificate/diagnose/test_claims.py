@@ -93,7 +93,7 @@ def test_a_claim_rounded_to_below_the_bound_is_told_of(plan_of: PlanOf) -> None:
     down = rounded(exact, 3, 0 if float(rounded(exact, 3)) < exact else -1)
     found = certify(plan_of(claim=down), second_opinion=False)
     assert found.verdict == "certified"
-    assert [each.code for each in found.warnings if each.code == "claim_rounded_down"]
+    assert [warning.code for warning in found.warnings if warning.code == "claim_rounded_down"]
 
 
 def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf) -> None:
@@ -146,7 +146,7 @@ def test_a_claimed_multiplier_is_that_of_every_block(plan_of: PlanOf) -> None:
     plan = plan_of(releases=releases, claim={"noise_multiplier": "1.250"})
     assert plan.claim is not None
     meant = stated(plan, plan.claim)
-    given = [{**each, "noise_multiplier": 1.25} for each in releases]
+    given = [{**release, "noise_multiplier": 1.25} for release in releases]
     given[0].pop("noise_std")
     assert meant == plan_of(releases=given)
     assert stated(plan, Claim(epsilon=1)) == plan_of(releases=releases)

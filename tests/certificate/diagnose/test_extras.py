@@ -64,7 +64,7 @@ def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> 
 def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:
     plan = plan_with(extra, "poisson", "add_remove")
     found = certify(plan.model_copy(update={"claim": CLAIM}), second_opinion=False)
-    codes = {each.code for each in found.reasons}
+    codes = {reason.code for reason in found.reasons}
     assert (found.verdict, "under_noised" in codes) == ("under_noised", True)
     # Beside a selection no lower bound is known that could contradict a claim.
     contradicted = "claim_below_certified" in codes

@@ -140,8 +140,8 @@ def _mistaken(rng: random.Random, code: str) -> tuple[Plan, str] | None:
     ways = list(CATALOGUE[code].ways(case))
     if not ways:
         return None
-    way = rng.choices(ways, [math.exp(-each.cost) for each in ways])[0]
-    found = [each for each in _readings(case, way) if 1e-2 < each.epsilon < 100]
+    way = rng.choices(ways, [math.exp(-item.cost) for item in ways])[0]
+    found = [reading for reading in _readings(case, way) if 1e-2 < reading.epsilon < 100]
     if not found:
         return None
     claimed, digits = rng.choice(found).epsilon, rng.choice([4, 5])
@@ -163,7 +163,7 @@ def _readings(case: Case, way: Way) -> list[Reading]:
         sampled = any(part.probability is not None for part, _ in parts)
         return list(central_limit(parts, account.delta)) if sampled else []
     every = readings(parts, account.delta, ANYTHING, Effort(left=9))
-    return [each for each in every if each.accountant in {"rdp", "pld", "gaussian"}]
+    return [item for item in every if item.accountant in {"rdp", "pld", "gaussian"}]
 
 
 def _listed(found: Diagnosis, code: str) -> int | None:

@@ -35,7 +35,7 @@ def test_the_central_limit_is_that_of_poisson_and_of_uniform_lots(
     growth = math.exp(sigma**-2) * norm.cdf(1.5 / sigma) + 3 * norm.cdf(-0.5 / sigma) - 2
     uniform = q * math.sqrt(2 * steps * growth)
     parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
-    assert [each.epsilon for each in central_limit(parts, delta)] == pytest.approx(
+    assert [item.epsilon for item in central_limit(parts, delta)] == pytest.approx(
         [gaussian_epsilon(poisson, delta), gaussian_epsilon(uniform, delta)], rel=1e-6
     )
 
@@ -43,7 +43,7 @@ def test_the_central_limit_is_that_of_poisson_and_of_uniform_lots(
 def test_the_central_limit_of_what_is_not_sampled_is_the_gaussian_itself() -> None:
     parts = ((Part(noise_multiplier=4.0), 30),)
     exact = gaussian_epsilon(math.sqrt(30) / 4, 1e-6)
-    assert [each.epsilon for each in central_limit(parts, 1e-6)] == pytest.approx([exact] * 2)
+    assert [item.epsilon for item in central_limit(parts, 1e-6)] == pytest.approx([exact] * 2)
 
 
 @pytest.mark.parametrize("precision", [0.01, 0.001])
@@ -89,15 +89,17 @@ def test_textbook_compositions_are_those_of_the_textbook(q: float | None) -> Non
     }
     parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
     anything = Judgement(value=10, unit=1e-6, loose=1e9)
-    found = {each.accountant: each for each in readings(parts, delta, anything, Effort(left=1))}
+    found = {
+        reading.accountant: reading for reading in readings(parts, delta, anything, Effort(left=1))
+    }
     for name, epsilon in wanted.items():
         assert found[name].epsilon == pytest.approx(epsilon, rel=1e-9)
-        assert found[name].cost >= max(each.cost for each in found.values())
+        assert found[name].cost >= max(item.cost for item in found.values())
 
 
 def test_where_a_step_of_the_textbook_says_nothing_it_is_not_asked() -> None:
     anything = Judgement(value=10, unit=1e-6, loose=1e9)
     for sigma, asked in ((0.05, False), (0.5, True)):
         parts = ((Part(noise_multiplier=sigma), 3),)
-        told = {each.accountant for each in readings(parts, 1e-5, anything, Effort(left=1))}
+        told = {reading.accountant for reading in readings(parts, 1e-5, anything, Effort(left=1))}
         assert ("basic" in told, "advanced" in told) == (asked, asked)

@@ -80,7 +80,7 @@ def test_the_corrected_plan_is_right(vector: dict[str, Any]) -> None:
     found = found_in(vector, **vector.get("repaired", {}))
     if not found.holds:
         assert found.corrected is not None
-        required = {each.name: each.given for each in found.corrected.releases}
+        required = {item.name: item.given for item in found.corrected.releases}
         repaired["releases"] = [
             {key: value for key, value in release.items() if key != "noise_std"}
             | {"noise_multiplier": required[release["name"]]}
@@ -92,9 +92,9 @@ def test_the_corrected_plan_is_right(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("row", ["e2e-dp-muon", "dart-dp-muon"])
 def test_nothing_else_explains_the_published_rows(row: str) -> None:
-    (vector,) = [each for each in VECTORS if each["name"] == row]
+    (vector,) = [item for item in VECTORS if item["name"] == row]
     found = found_in(vector)
-    assert [each.mistakes for each in found.explanations] == [("independent_blocks",)]
+    assert [explanation.mistakes for explanation in found.explanations] == [("independent_blocks",)]
     assert found.explanations[0].differs_by == pytest.approx(
         oracle(vector["oracle"]) - float(vector["claim"]), abs=1e-6
     )

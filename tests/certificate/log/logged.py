@@ -74,8 +74,8 @@ def log_of(certificate: Certificate, index: int, size: int, salt: bytes = b"") -
     envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
     own = certificate_entry(envelope, certificate.statement).leaf_hash
     tree, nodes = Frontier(), {}
-    for each in range(size):
-        nodes.update(tree.append(own if each == index else leaf_hash(salt + b"%d" % each)))
+    for item in range(size):
+        nodes.update(tree.append(own if item == index else leaf_hash(salt + b"%d" % item)))
     return Log(nodes, index, certificate)
 
 

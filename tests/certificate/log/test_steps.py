@@ -125,7 +125,7 @@ def test_step_1_a_log_part_that_is_none(log: Log) -> None:
 def test_step_8_versions_and_policies(log: Log, certificate: Certificate) -> None:
     bundle = log.bundle(40)
     engines = certificate.statement["predicate"]["engines"]
-    version = {each["name"]: each["version"] for each in engines}["fourier"]
+    version = {engine["name"]: engine["version"] for engine in engines}["fourier"]
     digest = certificate.statement["predicate"]["policy"]["digest"]
     passed(bundle, accountants={"fourier": version, "pld": "0.5"}, policies=frozenset({digest}))
     above = version + ".1"
@@ -294,8 +294,8 @@ def test_step_12_a_fork(log: Log, certificate: Certificate) -> None:
     """The last rows dropped and others appended, signed by the log's true key."""
     forked = log_of(certificate, 11, 40)
     tree, nodes = Frontier(), {}
-    for each in range(45):
-        own = forked.nodes[Place(0, each)] if each < 30 else leaf_hash(b"rewritten %d" % each)
+    for item in range(45):
+        own = forked.nodes[Place(0, item)] if item < 30 else leaf_hash(b"rewritten %d" % item)
         nodes.update(tree.append(own))
     forked = Log(nodes, 11, certificate)
     assert rejected(forked.bundle(40), seen=seen(log, 40)) == (12, "log_rewritten")

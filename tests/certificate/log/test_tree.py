@@ -33,14 +33,14 @@ VECTORS = json.loads(
     (Path(__file__).parents[2] / "vectors/log/rfc6962.json").read_text(encoding="utf-8")
 )
 LARGEST = 70
-ENTRIES = tuple(b"entry %d" % each for each in range(LARGEST))
+ENTRIES = tuple(b"entry %d" % item for item in range(LARGEST))
 
 
 def grown(entries: tuple[bytes, ...]) -> tuple[Frontier, dict[Place, bytes]]:
     """The tree of these entries, and the hashes of all its perfect subtrees."""
     tree, nodes = Frontier(), {}
-    for each in entries:
-        nodes.update(tree.append(leaf_hash(each)))
+    for entry in entries:
+        nodes.update(tree.append(leaf_hash(entry)))
     return tree, nodes
 
 
@@ -63,7 +63,7 @@ def consistency(first: int, second: int) -> list[bytes]:
 
 
 def test_the_published_roots() -> None:
-    entries = tuple(bytes.fromhex(each) for each in VECTORS["leaves"])
+    entries = tuple(bytes.fromhex(vector) for vector in VECTORS["leaves"])
     for size, wanted in enumerate(VECTORS["roots"]):
         assert grown(entries[:size])[0].root().hex() == wanted
         assert reference.tree_hash(entries[:size]).hex() == wanted
@@ -71,11 +71,11 @@ def test_the_published_roots() -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["inclusion"], ids=str)
 def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
-    entries = tuple(bytes.fromhex(each) for each in VECTORS["leaves"])
+    entries = tuple(bytes.fromhex(item) for item in VECTORS["leaves"])
     _, nodes = grown(entries)
     index, size = vector["index"], vector["size"]
     made = assemble(inclusion_path(index, size), nodes)
-    assert [each.hex() for each in made] == vector["proof"]
+    assert [entry.hex() for entry in made] == vector["proof"]
     verify_inclusion(
         leaf_hash(entries[index]),
         index=index,
@@ -87,11 +87,11 @@ def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["consistency"], ids=str)
 def test_the_published_consistency_proofs(vector: dict[str, Any]) -> None:
-    _, nodes = grown(tuple(bytes.fromhex(each) for each in VECTORS["leaves"]))
+    _, nodes = grown(tuple(bytes.fromhex(element) for element in VECTORS["leaves"]))
     first, second = vector["first"], vector["second"]
     made = assemble(consistency_path(first, second), nodes)
-    assert [each.hex() for each in made] == vector["proof"]
-    roots = [bytes.fromhex(each) for each in VECTORS["roots"]]
+    assert [entry.hex() for entry in made] == vector["proof"]
+    roots = [bytes.fromhex(item) for item in VECTORS["roots"]]
     verify_consistency(
         first=first,
         second=second,
@@ -130,11 +130,11 @@ def check(first: int, second: int, old: bytes, new: bytes, proof: list[bytes]) -
 def test_a_hundred_thousand_leaves() -> None:
     """Roots at many sizes against the definition, level by level, and proofs at the edges."""
     size = 100_000
-    entries = [b"%d" % each for each in range(size)]
+    entries = [b"%d" % item for item in range(size)]
     tree, nodes = Frontier(), {}
     roots: dict[int, bytes] = {}
-    for each in entries:
-        nodes.update(tree.append(leaf_hash(each)))
+    for entry in entries:
+        nodes.update(tree.append(leaf_hash(entry)))
         if tree.size in (1, 65_535, 65_536, 65_537, 99_999, size):
             roots[tree.size] = tree.root()
     for wanted, found in roots.items():
@@ -152,7 +152,7 @@ def test_a_hundred_thousand_leaves() -> None:
 
 def by_levels(entries: list[bytes]) -> bytes:
     """The root by pairing neighbours level by level, an odd one going up as it is."""
-    level = [hashlib.sha256(b"\x00" + each).digest() for each in entries]
+    level = [hashlib.sha256(b"\x00" + entry).digest() for entry in entries]
     while len(level) > 1:
         pairs = [
             hashlib.sha256(b"\x01" + level[at] + level[at + 1]).digest()
@@ -196,7 +196,7 @@ def mutations(proof: list[bytes]) -> list[list[bytes]]:
         ]
     if len(proof) > 1:
         found.append(proof[::-1])
-    return [each for each in found if each != proof]
+    return [item for item in found if item != proof]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 32, 33, 70])

@@ -58,7 +58,7 @@ def test_only_a_cosignature_of_that_key_and_name_counts() -> None:
 
 
 def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:
-    lines = [first, *[base64.b64encode(bytes([each]) * 32).decode() for each in range(hashes)]]
+    lines = [first, *[base64.b64encode(bytes([item]) * 32).decode() for item in range(hashes)]]
     return ("\n".join(lines) + "\n\n" + note).encode()
 
 
@@ -66,7 +66,7 @@ def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:
 def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
     found = read_addition(request(hashes=hashes))
     assert found.old == 3
-    assert found.proof == tuple(bytes([each]) * 32 for each in range(hashes))
+    assert found.proof == tuple(bytes([item]) * 32 for item in range(hashes))
     assert (found.note, found.checkpoint.size) == (NOTE, 9)
     assert read_addition(request("old 9")).old == 9
 

@@ -41,7 +41,7 @@ def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
     assert halves is not None
     found = halves.find(KEY.public)
     assert found is not None
-    assert all(KEY.public.accepts(found.sign(each), each) for each in MESSAGES)
+    assert all(KEY.public.accepts(found.sign(message), message) for message in MESSAGES)
     assert halves.find(OTHER.public) is None
     assert "PRIVATE" not in repr(halves)
 
@@ -191,7 +191,7 @@ def test_a_token_signs_with_the_key_of_each_record(token: dict[str, str]) -> Non
     for key in (KEY, OTHER):
         found = halves.find(key.public)
         assert found is not None
-        assert all(key.public.accepts(found.sign(each), each) for each in MESSAGES)
+        assert all(key.public.accepts(found.sign(message), message) for message in MESSAGES)
     assert halves.find(SigningKey.generate().public) is None
     assert "1234" not in repr(found)
 

@@ -65,7 +65,7 @@ def planted(repository: Path) -> list[Planted]:
 
 
 def _plant(folder: Path, name: str, field: str) -> Planted:
-    vector = next(each for each in json.loads(VECTORS.read_text()) if each["name"] == name)
+    vector = next(load for load in json.loads(VECTORS.read_text()) if load["name"] == name)
     plan = json.loads(json.dumps(vector["plan"]))
     plan["target"]["epsilon"] = float(vector["claim"])
     file = folder / f"plans/wrong-{name}.yaml"

@@ -148,7 +148,7 @@ def test_the_settings_name_the_plans(checked: Any) -> None:
     Path("plans/a.yaml").write_text(WEAK)
     Path("pyproject.toml").write_text('[tool.affidavit]\nplans = ["plans/"]\n')
     code, document = checked()
-    assert (code, [each["file"] for each in document["plans"]]) == (1, ["plans/a.yaml"])
+    assert (code, [item["file"] for item in document["plans"]]) == (1, ["plans/a.yaml"])
 
 
 def test_a_malformed_plan_that_is_come_across_blocks(checked: Any) -> None:
@@ -196,7 +196,7 @@ def test_what_blocks_by_its_name_blocks_beside_a_plan_that_is_fine(
     Path(name).write_bytes(raw)
     code, named = checked(name)
     assert code == (1 if rule == "under_noised" else 2)
-    assert [each["rule"] for each in named["plans"][0]["findings"]] == [rule]
+    assert [item["rule"] for item in named["plans"][0]["findings"]] == [rule]
     for asked in (".", "*.[yYjT]*"):
         found, document = checked(asked)
         assert found == code
@@ -213,7 +213,7 @@ def test_what_is_no_plan_is_passed_over_in_any_encoding(
     Path("other.YAML").write_bytes(text.encode(encoding))
     for asked in (".", "*.[yY]*"):
         code, document = checked(asked)
-        assert (code, [each["file"] for each in document["plans"]]) == (0, ["fine.yaml"])
+        assert (code, [item["file"] for item in document["plans"]]) == (0, ["fine.yaml"])
 
 
 def test_a_folder_that_cannot_be_looked_into_blocks(
@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
     monkeypatch.setattr(os, "scandir", scandir)
     code, document = checked("plans")
     assert code == 2
-    assert [each["verdict"] for each in document["plans"]] == ["certified", "refused"]
+    assert [item["verdict"] for item in document["plans"]] == ["certified", "refused"]
     (found,) = document["plans"][1]["findings"]
     assert (found["rule"], found["blocks"]) == ("unreadable", True)
     assert "plans/hidden cannot be read" in found["message"]

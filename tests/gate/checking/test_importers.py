@@ -59,7 +59,7 @@ def as_json(event: Any) -> Any:
     """What a team writes: the named tuple's fields, all the way down."""
     if hasattr(event, "_asdict"):
         return {key: as_json(value) for key, value in event._asdict().items()}
-    return [as_json(each) for each in event] if isinstance(event, list) else event
+    return [as_json(item) for item in event] if isinstance(event, list) else event
 
 
 def given(file: str, **fields: Any) -> None:
@@ -76,7 +76,7 @@ def _toml(value: Any) -> str:
 
 def missing(document: dict[str, Any]) -> set[str]:
     (plan,) = document["plans"]
-    return {each["pointer"] for each in plan["findings"] if each["blocks"]}
+    return {item["pointer"] for item in plan["findings"] if item["blocks"]}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_an_event_costs_what_its_own_library_says(checked: Any, event: Any, join
     theirs = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(joint)
     found = document["plans"][0]["result"]["epsilon"]["upper"]
     assert found == pytest.approx(theirs.get_epsilon(1e-6), rel=2e-3, abs=1e-3)
-    assert any(each["rule"] == "assumed" for each in document["plans"][0]["findings"])
+    assert any(item["rule"] == "assumed" for item in document["plans"][0]["findings"])
 
 
 def _documents() -> Iterator[tuple[str, str, set[str]]]:
@@ -131,8 +131,8 @@ def test_what_is_left_open_is_asked_for(
     code, document = checked(name)
     assert code == 2
     assert missing(document) == asked
-    blocking = [each for each in document["plans"][0]["findings"] if each["blocks"]]
-    assert all(f'[tool.affidavit.given."{name}"]' in each["remedy"] for each in blocking)
+    blocking = [item for item in document["plans"][0]["findings"] if item["blocks"]]
+    assert all(f'[tool.affidavit.given."{name}"]' in entry["remedy"] for entry in blocking)
 
 
 def test_a_sampler_holds_for_every_phase_once_it_is_given(checked: Any) -> None:
@@ -160,7 +160,7 @@ def test_a_finding_stands_at_the_script_s_line(checked: Any) -> None:
     target = {"epsilon": 1.0, "delta": 1e-5}
     given("train.py", **fields, sampling={"lot_size": 600}, target=target)
     code, document = checked("train.py")
-    (found,) = [each for each in document["plans"][0]["findings"] if each["blocks"]]
+    (found,) = [item for item in document["plans"][0]["findings"] if item["blocks"]]
     assert (code, found["rule"], found["line"]) == (1, "under_noised", 12)
     assert "from 0.7 to" in found["remedy"]
 
@@ -232,7 +232,7 @@ def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
 @pytest.mark.parametrize("strategy", [[0.1, 0.05], [3, 4], [1e-9, 1e9, -1.0], [0.7, 0.0, 1e-300]])
 def test_a_strategy_s_norm_is_never_taken_for_less(strategy: list[float]) -> None:
     partial = jax_privacy.read(BANDS | {"strategy": strategy})
-    square = sum(Fraction(each) ** 2 for each in partial.data["noise"]["coefficients"])
+    square = sum(Fraction(item) ** 2 for item in partial.data["noise"]["coefficients"])
     assert 1 <= square < 1 + Fraction(1, 10**14)
 
 
@@ -323,7 +323,7 @@ def test_a_record_has_nothing_to_solve_for(checked: Any, field: str, record: Any
 
 def _told(document: dict[str, Any]) -> str:
     found = document["plans"][0]["findings"]
-    return " ".join(each["message"] for each in found if each["rule"] == "assumed")
+    return " ".join(item["message"] for item in found if item["rule"] == "assumed")
 
 
 def test_a_calibration_of_the_library_s_own_is_not_what_is_certified(checked: Any) -> None:
@@ -400,7 +400,7 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
     partial = opacus_script.read(_script(before, noise).encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
-    defaults = any("at their defaults: noise_multiplier" in each for each in partial.assumed)
+    defaults = any("at their defaults: noise_multiplier" in item for item in partial.assumed)
     assert defaults == noise.startswith("args")
 
 
@@ -434,7 +434,7 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
 def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:
     with pytest.raises(MalformedPlan) as refused:
         opacus_script.read(script.encode())
-    assert [each.code for each in refused.value.reasons] == ["not_imported"]
+    assert [reason.code for reason in refused.value.reasons] == ["not_imported"]
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_exactly_the_planted_mistakes_block_at_their_lines(planted: Any, checked
     code, document = checked("plans")
     assert code == 1
     assert len(document["plans"]) == 12
-    blocking = [each for plan in document["plans"] for each in plan["findings"] if each["blocks"]]
-    assert {each["file"]: (each["mistake"], each["line"]) for each in blocking} == {
-        str(each.file): (each.mistake, each.line) for each in planted
+    blocking = [item for plan in document["plans"] for item in plan["findings"] if item["blocks"]]
+    assert {entry["file"]: (entry["mistake"], entry["line"]) for entry in blocking} == {
+        str(element.file): (element.mistake, element.line) for element in planted
     }
     assert len(blocking) == len(planted) == 7
 
@@ -65,7 +65,7 @@ def test_files_that_hold_no_plan_are_left_alone(checked: Any) -> None:
 
 
 def test_making_the_fixes_lets_the_repository_pass(planted: Any, run: Any, checked: Any) -> None:
-    before = {each.file: each.file.read_text().splitlines() for each in planted}
+    before = {item.file: item.file.read_text().splitlines() for item in planted}
     assert run("check", ".", "--fix").exit_code == 0
     assert checked(".")[0] == 0
     for file, lines in before.items():
@@ -81,7 +81,7 @@ def test_making_the_fixes_lets_the_repository_pass(planted: Any, run: Any, check
 def test_every_proposed_fix_is_certified_when_it_is_made(checked: Any) -> None:
     for plan in checked(".")[1]["plans"]:
         text = Path(plan["file"]).read_text()
-        for fix in [fix for each in plan["findings"] for fix in each["fixes"]]:
+        for fix in [fix for item in plan["findings"] for fix in item["fixes"]]:
             changed = text
             for edit in sorted(fix["edits"], key=lambda each: -each["start"]):
                 changed = changed[: edit["start"]] + edit["after"] + changed[edit["end"] :]
@@ -107,9 +107,9 @@ def reports(planted: list[Any], run: Any) -> dict[str, str]:
 def _unknown(model: BaseModel) -> list[str]:
     found = list((model.model_extra or {}).keys())
     for _, value in model:
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, BaseModel) and type(each).__name__ != "PropertyBag":
-                found += _unknown(each)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, BaseModel) and type(item).__name__ != "PropertyBag":
+                found += _unknown(item)
     return found
 
 
@@ -118,20 +118,20 @@ def test_sarif_is_sarif_with_the_fixes_in_it(planted: Any, reports: dict[str, st
     assert log.version == "2.1.0"
     assert _unknown(log.runs[0].results[0].locations[0]) == []
     (run,) = json.loads(reports["sarif"])["runs"]
-    errors = [each for each in run["results"] if each["level"] == "error"]
+    errors = [entry for entry in run["results"] if entry["level"] == "error"]
     places = {
         (
-            each["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
-            each["locations"][0]["physicalLocation"]["region"]["startLine"],
+            element["locations"][0]["physicalLocation"]["artifactLocation"]["uri"],
+            element["locations"][0]["physicalLocation"]["region"]["startLine"],
         )
-        for each in errors
+        for element in errors
     }
-    assert places == {(str(each.file), each.line) for each in planted}
-    rules = [each["id"] for each in run["tool"]["driver"]["rules"]]
-    for each in run["results"]:
-        assert rules[each["ruleIndex"]] == each["ruleId"]
-    for each in errors:
-        (change,) = each["fixes"][0]["artifactChanges"]
+    assert places == {(str(item.file), item.line) for item in planted}
+    rules = [member["id"] for member in run["tool"]["driver"]["rules"]]
+    for item in run["results"]:
+        assert rules[item["ruleIndex"]] == item["ruleId"]
+    for error in errors:
+        (change,) = error["fixes"][0]["artifactChanges"]
         lines = Path(change["artifactLocation"]["uri"]).read_text().splitlines()
         for replacement in change["replacements"]:
             region = replacement["deletedRegion"]
@@ -144,11 +144,11 @@ def test_sarif_is_sarif_with_the_fixes_in_it(planted: Any, reports: dict[str, st
 def test_gitlab_takes_the_report(planted: Any, reports: dict[str, str]) -> None:
     issues = json.loads(reports["gitlab"])
     jsonschema.validate(issues, GITLAB)
-    assert len({each["fingerprint"] for each in issues}) == len(issues)
-    blockers = [each for each in issues if each["severity"] == "blocker"]
+    assert len({entry["fingerprint"] for entry in issues}) == len(issues)
+    blockers = [issue for issue in issues if issue["severity"] == "blocker"]
     assert {
-        (each["location"]["path"], each["location"]["lines"]["begin"]) for each in blockers
-    } == {(str(each.file), each.line) for each in planted}
+        (blocker["location"]["path"], blocker["location"]["lines"]["begin"]) for blocker in blockers
+    } == {(str(item.file), item.line) for item in planted}
 
 
 def test_junit_has_a_case_a_plan(planted: Any, reports: dict[str, str]) -> None:
@@ -156,7 +156,7 @@ def test_junit_has_a_case_a_plan(planted: Any, reports: dict[str, str]) -> None:
     assert (suites.tests, suites.failures, suites.errors) == (12, 7, 0)
     cases = [case for suite in suites for case in suite]
     failed = {case.name for case in cases if case.result}
-    assert failed == {str(each.file) for each in planted}
+    assert failed == {str(item.file) for item in planted}
 
 
 def test_github_annotates_each_line(planted: Any, reports: dict[str, str]) -> None:
@@ -164,7 +164,7 @@ def test_github_annotates_each_line(planted: Any, reports: dict[str, str]) -> No
         r"^::error file=([^,]+),title=[^,]+,line=(\d+),col=\d+::", reports["github"], re.M
     )
     assert {(file, int(line)) for file, line in found} == {
-        (str(each.file), each.line) for each in planted
+        (str(item.file), item.line) for item in planted
     }
     assert reports["github"].count("::error ") == 7
 

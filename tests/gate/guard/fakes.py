@@ -61,30 +61,30 @@ class DPOptimizer:
     @property
     def params(self) -> list[Any]:
         groups = self.original_optimizer.param_groups
-        return [each for group in groups for each in group["params"] if each.requires_grad]
+        return [item for group in groups for item in group["params"] if item.requires_grad]
 
     def sums(self, value: float) -> None:
         """Clipped sums of one lot, all entries alike."""
-        for each in self.params:
-            each.summed_grad = torch.full_like(each, value)
+        for param in self.params:
+            param.summed_grad = torch.full_like(param, value)
 
     def signal_skip_step(self, do_skip: bool) -> None:
         self._step_skip_queue.append(do_skip)
 
     def add_noise(self) -> None:
-        for each in self.params:
+        for param in self.params:
             std = self.noise_multiplier * self.max_grad_norm
-            noise = torch.normal(0.0, std, each.shape, generator=self.generator)
-            each.grad = each.summed_grad + noise
-            each.summed_grad._processed = True
+            noise = torch.normal(0.0, std, param.shape, generator=self.generator)
+            param.grad = param.summed_grad + noise
+            param.summed_grad._processed = True
 
     def step(self, closure: Any = None) -> Any:
         if self._step_skip_queue and self._step_skip_queue.pop(0):
             self._is_last_step_skipped = True
             return None
         self.add_noise()
-        for each in self.params:
-            each.grad /= self.expected_batch_size
+        for param in self.params:
+            param.grad /= self.expected_batch_size
         self._is_last_step_skipped = False
         return self.original_optimizer.step(closure)
 

@@ -62,10 +62,10 @@ class Run:
         self.model = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 4))
         self.data = TensorDataset(torch.randn(RECORDS, 12), torch.randint(0, 4, (RECORDS,)))
         loader = DataLoader(self.data, batch_size=setting.batch, **setting.loader)
-        matrices = [each for each in self.model.parameters() if each.ndim == 2]
+        matrices = [parameter for parameter in self.model.parameters() if parameter.ndim == 2]
         if setting.matrices_only:
             private: Any = optim.Muon(matrices, lr=0.02)
-            biases = [each for each in self.model.parameters() if each.ndim < 2]
+            biases = [entry for entry in self.model.parameters() if entry.ndim < 2]
             self.plain: Any = optim.AdamW(biases, lr=0.01)
         else:
             private, self.plain = optim.SGD(self.model.parameters(), lr=0.1), None
@@ -79,7 +79,7 @@ class Run:
         else:
             self.private, self.optimizer, self.loader = made
         setting.after(self)
-        self.before = [each.detach().clone() for each in self.model.parameters()]
+        self.before = [item.detach().clone() for item in self.model.parameters()]
         if record is not None:
             self.guard = guard.opacus(
                 self.engine, self.optimizer, self.loader, FOLDER / f"{setting.bundle}.json",
@@ -140,8 +140,8 @@ def noiseless(run: Run) -> None:
     """An ``add_noise`` that somebody switched off while looking for a mistake."""
 
     def add_noise() -> None:
-        for each in run.optimizer.params:
-            each.grad = each.summed_grad.clone()
+        for param in run.optimizer.params:
+            param.grad = param.summed_grad.clone()
 
     run.optimizer.add_noise = add_noise
 
@@ -172,8 +172,8 @@ def half_noise(run: Run) -> None:
 def bypassed(step: int, run: Run) -> None:
     """One update by the optimiser inside, with gradients that got no noise."""
     if step == 3:
-        for each in run.model.parameters():
-            each.grad = torch.ones_like(each)
+        for parameter in run.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
         run.optimizer.original_optimizer.step()
 
 

@@ -116,7 +116,7 @@ def test_a_virtual_step_is_no_release(begin: Begin, tmp_path: Path) -> None:
         script.optimizer.signal_skip_step(skipped)
         script.optimizer.sums(1.0)
         script.optimizer.step()
-    assert [each["type"] for each in entries(tmp_path)].count("charge") == 1
+    assert [entry["type"] for entry in entries(tmp_path)].count("charge") == 1
     assert script.guard.steps_left == STEPS - 1
 
 
@@ -199,7 +199,7 @@ def test_a_step_that_breaks_off_ends_the_run(begin: Begin, tmp_path: Path) -> No
     with pytest.raises(GuardStop) as stop:
         script.step()
     assert stop.value.code == "step_lost"
-    assert [each["type"] for each in entries(tmp_path)].count("charge") == 2
+    assert [entry["type"] for entry in entries(tmp_path)].count("charge") == 2
 
 
 def test_sums_that_are_not_finite_and_lots_that_nobody_drew_are_stopped(begin: Begin) -> None:
@@ -228,7 +228,7 @@ def test_noise_of_opacus_own_is_watched_to_the_end(begin: Begin) -> None:
     for _ in range(4):
         script.step()
     script.guard._add_noise = lambda: [
-        setattr(each, "grad", each.summed_grad.clone()) for each in script.optimizer.params
+        setattr(param, "grad", param.summed_grad.clone()) for param in script.optimizer.params
     ]
     with pytest.raises(GuardStop) as stop:
         script.step()

@@ -115,4 +115,4 @@ def test_a_digest_is_of_names_shapes_and_values() -> None:
     same = {"b": [0.0, 0.0], "a": np.ones((2, 3), dtype="float32")}
     assert digest_of_arrays(one) == digest_of_arrays(same)
     others = ({**one, "a": np.ones((3, 2))}, {"a": one["a"], "c": one["b"]}, {**one, "b": [0, 1]})
-    assert len({digest_of_arrays(each) for each in (one, *others)}) == 4
+    assert len({digest_of_arrays(item) for item in (one, *others)}) == 4

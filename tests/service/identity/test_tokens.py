@@ -32,8 +32,8 @@ def test_a_token_is_prefix_id_secret_and_checksum() -> None:
 
 def test_secrets_use_all_their_bits_and_never_repeat() -> None:
     made = [mint() for _ in range(400)]
-    secrets = [number(each.text[23:-6]) for each in made]
-    assert len({each.text for each in made}) == len(made)
+    secrets = [number(item.text[23:-6]) for item in made]
+    assert len({entry.text for entry in made}) == len(made)
     for bit in range(256):  # each bit is 0 in 400 draws with probability 2**-400
         assert {secret >> bit & 1 for secret in secrets} == {0, 1}
 

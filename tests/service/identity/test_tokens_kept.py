@@ -108,7 +108,7 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
         new(store, "other")
     with pytest.raises(RuntimeError):
         store.revoke(made.id, "", by="me", at=NOW)
-    assert [(each.name, each.revoked_at) for each in store.all()] == [("ci", None)]
+    assert [(item.name, item.revoked_at) for item in store.all()] == [("ci", None)]
     assert len(entries(engine)) == 1
 
 
@@ -137,10 +137,10 @@ def test_eight_threads_that_revoke_together_write_one_revocation(
         found.append(store.revoke(made.id, "lost", by="me", at=datetime.now(UTC)).revoked_at)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for item in threads:
+        item.join()
     assert len(found) == 8
     assert len(set(found)) == 1
     assert len(entries(engine)) == 2
@@ -167,7 +167,7 @@ def test_what_was_said_of_a_token_cannot_be_changed(store: TokenStore, engine: E
             writer(engine).begin() as connection,
         ):
             connection.execute(statement)
-    assert [each.revoked_at for each in store.all()] == [NOW]
+    assert [item.revoked_at for item in store.all()] == [NOW]
 
 
 def test_a_token_that_never_expires_is_refused_by_the_database_too(engine: Engine) -> None:

@@ -122,8 +122,8 @@ def test_of_versions_that_race_one_is_kept(database_url: str, store: KeysetStore
     with ThreadPoolExecutor(6) as racers:
         pairs = zip(map(KeysetStore, engines), drafts, strict=True)
         outcomes = sorted(racers.map(lambda pair: published(*pair), pairs))
-    for each in engines:
-        each.dispose()
+    for item in engines:
+        item.dispose()
     assert outcomes == ["keyset_fork"] * 5 + ["new"]
 
 

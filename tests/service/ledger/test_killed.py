@@ -50,8 +50,8 @@ def contents(bench: Bench) -> Any:
     tables = (reservations, ledger_events, log_entries)
     with bench.engine.connect() as connection:
         rows = [
-            connection.execute(select(func.count()).select_from(each)).scalar_one()
-            for each in tables
+            connection.execute(select(func.count()).select_from(table)).scalar_one()
+            for table in tables
         ]
     kept = bench.ledger.find(TOY)
     assert not replay(bench.engine)

@@ -80,7 +80,7 @@ def test_another_unit_or_adjacency_is_another_ledger(bench: Bench) -> None:
     bench.budget(scope=replace(TOY, adjacency="zero_out"))
     bench.ledger.reserve(other, call())
     assert state(bench).runs == 0
-    assert [str(each.scope) for each in bench.ledger.ledgers("toy")] == [
+    assert [str(ledger.scope) for ledger in bench.ledger.ledgers("toy")] == [
         "toy/example/add_remove",
         "toy/example/zero_out",
     ]
@@ -308,7 +308,7 @@ def test_everything_that_happens_is_in_the_log(bench: Bench) -> None:
     bench.ledger.release(two.id, "", call())
     with bench.engine.connect() as connection:
         kinds = connection.execute(select(log_entries.c.kind).order_by(log_entries.c.id)).scalars()
-        assert [each for each in kinds if each != "certificate"] == [
+        assert [kind for kind in kinds if kind != "certificate"] == [
             *("budget", "reservation", "commitment", "settlement", "reservation", "release")
         ]
 
@@ -382,14 +382,14 @@ def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str)
         )
         for _ in range(4)
     ]
-    for each in processes:
-        assert each.stdout is not None
-        assert each.stdout.readline() == "ready\n"
-    for each in processes:
-        assert each.stdin is not None
-        each.stdin.write("\n")
-        each.stdin.flush()
-    admitted = sum(int(each.communicate(timeout=60)[0]) for each in processes)
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for item in processes:
+        assert item.stdin is not None
+        item.stdin.write("\n")
+        item.stdin.flush()
+    admitted = sum(int(entry.communicate(timeout=60)[0]) for entry in processes)
     kept = bench.ledger.find(TOY)
     assert kept is not None
     assert kept.state.runs == admitted
@@ -517,7 +517,7 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
         patched.setattr(type(forged.state), "rule_for", lambda *_, **__: "filter")
         generous.reserve(many, call())
     found = replay(bench.engine)
-    assert [each.code for each in found] == ["overspent"]
+    assert [item.code for item in found] == ["overspent"]
     assert "toy/example/add_remove" in found[0].message
 
 
@@ -525,7 +525,7 @@ def test_a_replay_finds_a_cost_below_what_is_released(bench: Bench) -> None:
     bench.budget()
     cheap = bench.claim(steps=1)
     bench.ledger.reserve(replace(bench.claim(), cost=cheap.cost), call())
-    assert [each.code for each in replay(bench.engine)] == ["understated"]
+    assert [item.code for item in replay(bench.engine)] == ["understated"]
 
 
 def test_a_replay_finds_a_state_that_does_not_add_up(bench: Bench) -> None:
@@ -538,5 +538,5 @@ def test_a_replay_finds_a_state_that_does_not_add_up(bench: Bench) -> None:
     bench.ledger.reserve(bench.claim(), call())
     copy_of(bench.engine, "reserve", kind="release", reservation_id=one.id, step=2,
             follows="reserve", state=first, body='{"reason": ""}')  # fmt: skip
-    codes = {each.code for each in replay(bench.engine)}
+    codes = {item.code for item in replay(bench.engine)}
     assert codes == {"state_differs", "not_logged"}

@@ -53,8 +53,8 @@ def test_the_last_approval_signs_the_next_issue_with_all_of_them_in_it(
     digest = pending["certificate"]["envelope_digest"]
     assert said["supersedes"] == digest
     given = said["approvals"]["given"]
-    assert [each["name"] for each in given] == ["token:bea", "token:cem"]
-    assert {each["envelope"] for each in given} == {digest}
+    assert [item["name"] for item in given] == ["token:bea", "token:cem"]
+    assert {entry["envelope"] for entry in given} == {digest}
     assert given[0]["comment"] == "looked at the clipping"
     assert said["validity"]["not_after"] == predicate(pending)["validity"]["not_after"]
     verified = verify(company.bundle(result), company.trusted)
@@ -82,7 +82,7 @@ def test_the_issues_tell_who_decided(company: Company, pending: dict[str, Any]) 
     assert (issued["issue"], issued["status"]) == (2, "active")
     assert (awaiting["issue"], awaiting["status"]) == (1, "superseded")
     decisions = awaiting["approvals"]["decisions"]
-    assert [each["approver"] for each in decisions] == ["token:bea", "token:cem"]
+    assert [decision["approver"] for decision in decisions] == ["token:bea", "token:cem"]
     where = f"/v1/certificates/{pending['certificate']['id']}/issues"
     old = company.ask("eve", "GET", f"{where}/1").json()
     assert old["certificate"]["bundle"] == pending["certificate"]["bundle"]
@@ -177,7 +177,7 @@ def test_last_approvals_that_race_end_with_one_issue(
     with ThreadPoolExecutor(2) as people:
         answers = list(people.map(lambda who: company.decide(who, pending), ("bea", "cem")))
     assert [answer.status_code for answer in answers] == [201, 201]
-    assert [each["status"] for each in company.issues(pending)] == ["active", "superseded"]
+    assert [issue["status"] for issue in company.issues(pending)] == ["active", "superseded"]
 
 
 # ---- the same, refused by the database ---------------------------------------------------

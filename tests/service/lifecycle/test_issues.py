@@ -68,13 +68,13 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     )
     assert company.submit(plan()).status_code == 200
     assert company.current(result) == result
-    statuses = [(each["issue"], each["status"]) for each in company.issues(result)]
+    statuses = [(issue["issue"], issue["status"]) for issue in company.issues(result)]
     assert statuses == [(2, "active"), (1, "superseded")]
     with company.engine.connect() as connection:
         query = select(log_entries.c.content).where(log_entries.c.kind == "certificate")
-        logged = [json.loads(each)["body"] for each in connection.execute(query).scalars()]
+        logged = [json.loads(item)["body"] for item in connection.execute(query).scalars()]
     digest = first.json()["certificate"]["envelope_digest"]
-    assert [each.get("supersedes") for each in logged] == [None, digest]
+    assert [entry.get("supersedes") for entry in logged] == [None, digest]
     with pytest.raises(VerificationError, match="expired"):
         verify(company.bundle(old), company.trusted, now=datetime.now(UTC) + YEAR)
     verify(company.bundle(result), company.trusted, now=datetime.now(UTC) + YEAR)
@@ -89,13 +89,13 @@ def test_the_list_shows_current_issues_by_their_status(
     company.submit(plan())
     where = "/v1/certificates"
     shown = company.ask("eve", "GET", where).json()["items"]
-    assert [(each["id"], each["issue"], each["status"]) for each in shown] == [
+    assert [(item["id"], item["issue"], item["status"]) for item in shown] == [
         (result["certificate"]["id"], 2, "active"),
         (other["certificate"]["id"], 1, "expired"),
     ]
     for status, ids in (("active", [result]), ("expired", [other]), ("revoked", [])):
         found = company.ask("eve", "GET", f"{where}?status={status}").json()["items"]
-        assert [each["id"] for each in found] == [each["certificate"]["id"] for each in ids]
+        assert [entry["id"] for entry in found] == [element["certificate"]["id"] for element in ids]
     assert company.ask("eve", "GET", f"{where}?status=lost").status_code == 422
 
 
@@ -105,7 +105,7 @@ def test_a_certificate_whose_key_was_revoked_is_issued_again(company: Company, p
     again = company.submit(plan())
     assert again.status_code == 201
     assert predicate(again.json())["supersedes"] == first["certificate"]["envelope_digest"]
-    assert [each["key_id"] == bad for each in company.issues(first)] == [False, True]
+    assert [issue["key_id"] == bad for issue in company.issues(first)] == [False, True]
     assert company.submit(plan()).status_code == 200
 
 
@@ -152,8 +152,8 @@ def test_eight_that_issue_again_at_once_end_with_one_more_issue(
         with ThreadPoolExecutor(8) as racers:
             outcomes = list(racers.map(again, range(8)))
     finally:
-        for each in engines:
-            each.dispose()
+        for item in engines:
+            item.dispose()
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
     assert len({kept.result for kept, _ in outcomes}) == 1
     with engine.connect() as connection:
@@ -174,7 +174,7 @@ def test_each_request_is_kept_with_the_issue_that_answered_it(engine: Engine) ->
     with engine.connect() as connection:
         answered = connection.execute(select(requests.c.issue).order_by(requests.c.id)).scalars()
         assert list(answered) == [1, 2, 2]
-    assert [each.issue for each in store.page(Filters(), None, 10)] == [2]
+    assert [item.issue for item in store.page(Filters(), None, 10)] == [2]
 
 
 def test_an_issue_follows_the_current_one_and_leaves_none_out(engine: Engine) -> None:
@@ -183,4 +183,4 @@ def test_an_issue_follows_the_current_one_and_leaves_none_out(engine: Engine) ->
     for number in (1, 3):
         with pytest.raises(storing.Overtaken):
             store.add(certificate(issue=number), KEY, REQUEST)
-    assert [each.issue for each in store.issues(old().id)] == [1]
+    assert [issue.issue for issue in store.issues(old().id)] == [1]

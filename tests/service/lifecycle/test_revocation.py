@@ -74,14 +74,14 @@ def test_only_a_decision_issues_it_again_and_the_old_issue_stays_revoked(
     assert again.status_code == 201
     fresh = again.json()
     assert (fresh["certificate"]["issue"], fresh["certificate"]["status"]) == (2, "active")
-    statuses = [(each["issue"], each["status"]) for each in company.issues(result)]
+    statuses = [(issue["issue"], issue["status"]) for issue in company.issues(result)]
     assert statuses == [(2, "active"), (1, "revoked")]
     status = company.status()
     verify(company.bundle(fresh), company.trusted, demands=Demands(status=status))
     assert rejected(company, company.bundle(result), status) == "revoked"
     # Revoked once more, both are.
     company.revoke("bea", fresh, code="run_error", reason="not as certified")
-    listed = {each["issue"]: each["reason"] for each in content(company.status())["listed"]}
+    listed = {item["issue"]: item["reason"] for item in content(company.status())["listed"]}
     assert listed == {1: "plan_error", 2: "run_error"}
 
 
@@ -93,8 +93,8 @@ def test_revoking_reaches_every_issue_before(company: Company, pending: dict[str
     # What lacks its approvals never passes, listed or not.
     assert rejected(company, company.bundle(pending), status) == "not_approved"
     company.revoke("dan", approved)
-    digests = [each["certificate"]["envelope_digest"] for each in (pending, approved)]
-    assert [each["envelope"] for each in content(company.status())["listed"]] == digests
+    digests = [item["certificate"]["envelope_digest"] for item in (pending, approved)]
+    assert [entry["envelope"] for entry in content(company.status())["listed"]] == digests
     late = company.decide("bea", approved)
     assert (late.status_code, late.json()["code"]) == (409, "not_awaiting_approval")
 
@@ -134,7 +134,7 @@ def test_a_revocation_and_its_log_entry_stand_together(company: Company, plan: A
     company.revoke("bea", result)
     with company.engine.connect() as connection:
         query = select(log_entries.c.content).where(log_entries.c.kind == "revocation")
-        (entry,) = [json.loads(each) for each in connection.execute(query).scalars()]
+        (entry,) = [json.loads(item) for item in connection.execute(query).scalars()]
     assert (entry["subject"], entry["actor"]) == (result["certificate"]["id"], "token:bea")
     assert entry["body"]["envelope"] == result["certificate"]["envelope_digest"]
 

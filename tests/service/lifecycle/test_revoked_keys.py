@@ -36,7 +36,7 @@ def test_it_shows_at_once_and_the_plan_sent_again_is_issued_again(
     again = company.submit(plan())
     assert (again.status_code, again.json()["certificate"]["issue"]) == (201, 2)
     assert again.json()["certificate"]["status"] == "active"
-    assert [each["status"] for each in company.issues(first)] == ["active", "superseded"]
+    assert [issue["status"] for issue in company.issues(first)] == ["active", "superseded"]
 
 
 def test_what_waits_for_approval_is_not_approved_any_more(

@@ -89,7 +89,7 @@ class Log:
             return list(audit(connection, kept, lambda *_: None))
 
     def codes(self, *kept: Checkpoint) -> set[str]:
-        return {each.code for each in self.audit(*kept)}
+        return {item.code for item in self.audit(*kept)}
 
     def value(self, query: str, **parameters: Any) -> Any:
         with self.engine.connect() as connection:
@@ -134,8 +134,8 @@ def tamper(log: Log) -> Callable[..., None]:
 
     def run(*statements: str, **parameters: Any) -> None:
         with log.as_owner() as connection:
-            for each in statements:
-                found = connection.execute(text(each), parameters)
-                assert found.rowcount != 0, each
+            for statement in statements:
+                found = connection.execute(text(statement), parameters)
+                assert found.rowcount != 0, statement
 
     return run

@@ -297,7 +297,7 @@ def test_the_log_that_was_mended_grows_again(log: Log, kept: Kept, tamper: Tampe
 
 def _swap(log: Log, tamper: Tamper, where: str, first: int, second: int) -> None:
     read = f"SELECT hash FROM log_nodes WHERE {where} AND position = "
-    one, two = (bytes(log.value(read + str(each))) for each in (first, second))
+    one, two = (bytes(log.value(read + str(item))) for item in (first, second))
     write = f"UPDATE log_nodes SET hash = :hash WHERE {where} AND position = "
     tamper(write + str(first), hash=two)
     tamper(write + str(second), hash=one)

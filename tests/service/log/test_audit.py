@@ -70,7 +70,7 @@ def test_nothing_is_found_where_nothing_is_wrong(log: Log, issued: list[str]) ->
 @pytest.mark.usefixtures("issued")
 def test_a_certificate_is_removed(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM requests", "DELETE FROM certificates WHERE verdict = 'certified'")
-    assert [each.code for each in log.audit()] == ["entry_without_row"] * 3
+    assert [item.code for item in log.audit()] == ["entry_without_row"] * 3
 
 
 def test_a_certificate_is_added_that_was_never_logged(
@@ -106,7 +106,7 @@ def test_columns_beside_the_signed_bytes_are_changed(
         assert found.code == "row_changed"
         assert f"'{name.removesuffix('_upper')}'" in found.message
     tamper(f"UPDATE certificates SET result = '{{}}' WHERE id = '{issued[0]}'")
-    assert [each.code for each in log.audit()] == ["row_changed"] * 2
+    assert [item.code for item in log.audit()] == ["row_changed"] * 2
 
 
 def test_signed_bytes_are_changed(log: Log, issued: list[str], tamper: Tamper) -> None:
@@ -160,7 +160,7 @@ def test_verify_is_1_where_something_is_wrong(issued: list[str], run: Run, tampe
     assert f"row_changed  certificates {issued[0]}" in told
     code, told = run("audit", "verify", "--json")
     assert (code, json.loads(told)["consistent"]) == (1, False)
-    assert [each["code"] for each in json.loads(told)["findings"]] == ["row_changed"]
+    assert [load["code"] for load in json.loads(told)["findings"]] == ["row_changed"]
 
 
 @pytest.mark.usefixtures("issued")

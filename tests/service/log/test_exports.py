@@ -85,7 +85,7 @@ def test_a_file_holds_the_newest_checkpoint(log: Log, tmp_path: Path) -> None:
         export.send(kept)
         assert (tmp_path / "checkpoint").read_text() == kept.note
         assert export.last() == kept.checkpoint
-    assert [each.name for each in tmp_path.iterdir() if "checkpoint" in each.name] == ["checkpoint"]
+    assert [item.name for item in tmp_path.iterdir() if "checkpoint" in item.name] == ["checkpoint"]
 
 
 def test_a_file_that_cannot_be_used_is_said(log: Log, tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_the_exporter_tries_again_and_sends_nothing_twice(log: Log, tmp_path: Pa
 
 def test_what_the_setting_names(log: Log) -> None:
     found = exports_of("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
-    assert [type(each) for each in found] == [FileExport, UrlExport, WitnessExport]
-    assert [each.name for each in found] == ["/a/b", "x.example", "w.example"]
+    assert [type(item) for item in found] == [FileExport, UrlExport, WitnessExport]
+    assert [entry.name for entry in found] == ["/a/b", "x.example", "w.example"]
     assert exports_of("", log.reader) == ()
 
 
@@ -161,7 +161,7 @@ def witness(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Any]:
 
 
 def addition(note: str, proof: Consistency | None = None, old: int = 0) -> bytes:
-    lines = "" if proof is None else "".join(f"{written(each)}\n" for each in proof.hashes)
+    lines = "" if proof is None else "".join(f"{written(hash_)}\n" for hash_ in proof.hashes)
     return f"old {old if proof is None else proof.first}\n{lines}\n{note}".encode()
 
 

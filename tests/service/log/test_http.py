@@ -56,11 +56,11 @@ def certified(client: Client, plan: Any, post: Any) -> Callable[..., str]:
 
 
 def keys(client: Client) -> list[PublicKey]:
-    return [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+    return [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
 
 
 def hashes(document: Any) -> list[bytes]:
-    return [base64.b64decode(each) for each in document["hashes"]]
+    return [base64.b64decode(item) for item in document["hashes"]]
 
 
 @pytest.mark.usefixtures("database_url")
@@ -175,7 +175,7 @@ def test_entries_come_in_pages(
     while path is not None:
         page = client.get(path).json()
         assert len(page["entries"]) <= 2
-        found += [each["leafIndex"] for each in page["entries"]]
+        found += [item["leafIndex"] for item in page["entries"]]
         path = page["next"]
     assert found == [0, 1, 2, 3]
     assert client.get("/v1/log/entries?start=99").json() == {"entries": [], "next": None}
@@ -200,10 +200,10 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
     assert other.status_code == 201
     wait_until(lambda: client.get("/readyz").status_code != 200)
     reasons = client.get("/readyz").json()["reasons"]
-    assert [each["code"] for each in reasons] == ["log_damaged"]
+    assert [reason["code"] for reason in reasons] == ["log_damaged"]
     assert "THE LOG IS DAMAGED" in caplog.text
-    for each in (location, other.headers["location"]):
-        bundle = client.get(f"{each}/bundle")
+    for item in (location, other.headers["location"]):
+        bundle = client.get(f"{item}/bundle")
         assert bundle.status_code == 200
         with pytest.raises(VerificationError, match="does not say where"):
             verify(bundle.content, keys(client), demands=Demands(require_log=True))

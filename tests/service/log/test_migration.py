@@ -49,7 +49,7 @@ def test_certificates_from_before_get_their_entries_in_order(
     upgrade(log.url)
     kept = log.sequence()
     assert kept.checkpoint.size == 3
-    found = [json.loads(each.content)["subject"] for each in log.reader.entries(0, 9)]
+    found = [json.loads(entry.content)["subject"] for entry in log.reader.entries(0, 9)]
     assert found == [certificate.id for certificate in made]
     for index, certificate in enumerate(made):
         place = log.reader.place_of(certificate.bundle)

@@ -122,11 +122,11 @@ def test_many_sequencers_and_writers_at_once(log: Log) -> None:
 
     with ThreadPoolExecutor(6) as threads:
         runs = [threads.submit(run, engine) for engine in engines]
-        for each in [threads.submit(write, number) for number in range(3)]:
-            each.result()
+        for item in [threads.submit(write, number) for number in range(3)]:
+            item.result()
         done.set()
-        for each in runs:
-            each.result()
+        for entry in runs:
+            entry.result()
     for engine in engines:
         engine.dispose()
     log.sequence()
@@ -233,9 +233,9 @@ def test_rows_of_the_log_cannot_be_replaced_or_truncated(log: Log) -> None:
             f"TRUNCATE {name} CASCADE"
             for name in ("log_leaves", "log_nodes", "log_checkpoints", "log_entries")
         ]
-    for each in statements:
+    for statement in statements:
         with pytest.raises(DatabaseError), log.engine.begin() as connection:
-            connection.execute(text(each))
+            connection.execute(text(statement))
     assert log.audit() == []
 
 

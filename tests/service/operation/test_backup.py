@@ -111,7 +111,7 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
     assert main(["audit", "verify"]) == 0  # without the checkpoint nobody could tell
 
     with client_of(replace(settings, database_url=after.url)) as client:
-        keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+        keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
         bundle = client.get(f"/v1/certificates/{kept}/bundle").content
         assert 10 not in verify(bundle, keys).unchecked
 

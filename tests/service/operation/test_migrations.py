@@ -54,7 +54,7 @@ def rows(url: str, columns: Rows | None = None) -> Rows:
         for name in OLD:
             table = reflected.tables[name]
             names = list(columns[name][0]) if columns else table.columns.keys()
-            kept = [table.c[each] for each in names]
+            kept = [table.c[item] for item in names]
             ordered = connection.execute(table.select().with_only_columns(*kept))
             found[name] = sorted((dict(row) for row in ordered.mappings()), key=repr)
     engine.dispose()
@@ -109,7 +109,7 @@ def test_the_service_works_on_what_the_release_before_left(
     with client_of(replace(settings, database_url=released_url)) as client:
         items = client.get("/v1/certificates").json()["items"]
         assert len(items) == 4
-        keys = [PublicKey.from_record(each) for each in client.get("/v1/keys").json()["keys"]]
+        keys = [PublicKey.from_record(entry) for entry in client.get("/v1/keys").json()["keys"]]
         trusted = [item for item in items if not item["untrusted"]]
         assert len(trusted) == 3
         for item in trusted:
@@ -131,7 +131,7 @@ def test_a_database_of_this_release_goes_down_and_up_with_its_data(
 ) -> None:
     with client_of(replace(settings, database_url=database_url)) as client:
         made = [post(client, plan(steps=steps)) for steps in (1, 2, 10**6)]
-        assert [each.status_code for each in made] == [201] * 3
+        assert [entry.status_code for entry in made] == [201] * 3
     before = rows(database_url)
     downgrade(database_url, "0001")
     assert len(rows(database_url)["certificates"]) == 3
@@ -140,10 +140,10 @@ def test_a_database_of_this_release_goes_down_and_up_with_its_data(
     for name in ("signing_keys", "audit"):
         assert kept[name] == before[name]
     with client_of(replace(settings, database_url=database_url)) as client:
-        for each in made:
-            identity = each.json()["certificate"]["id"]
+        for item in made:
+            identity = item.json()["certificate"]["id"]
             found = client.get(f"/v1/certificates/{identity}").json()
-            assert found["certificate"] == json.loads(each.content)["certificate"]
+            assert found["certificate"] == json.loads(item.content)["certificate"]
 
 
 def _protected(engine: Engine, table: str) -> None:

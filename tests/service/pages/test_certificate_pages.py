@@ -84,7 +84,9 @@ def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[s
         (home / given[given.index("-o") + 1]).write_bytes(answer.content)
     program, *arguments = shlex.split(verify)
     assert program == "affidavit"
-    files = [str(home / each) if each.endswith(".json") else each for each in arguments]
+    files = [
+        str(home / argument) if argument.endswith(".json") else argument for argument in arguments
+    ]
     return CliRunner().invoke(app, files)
 
 
@@ -121,7 +123,7 @@ def test_a_certificate_that_was_trained_by_is_shown_whole(yard: Yard, tmp_path: 
     assert marks["Who may read the data and the weights?"] == ("open", "whoever deploys")
     (lineage,) = shown["runs"]
     assert (lineage["id"], lineage["weights"]) == (run["id"], "2" * 64)
-    assert [each["state"] for each in shown["verification"]["steps"]] == ["passed"] * 13
+    assert [item["state"] for item in shown["verification"]["steps"]] == ["passed"] * 13
     assert MARKUP not in page.text
     assert "\u202e" not in page.text
     assert r"a\u202eb" in page.text
@@ -136,8 +138,8 @@ def test_who_signed_in_takes_the_bundle_that_the_api_gives(yard: Yard) -> None:
     sent = {"csrf": csrf, "token": yard.tokens["audit"], "next": f"/certificates/{certificate}"}
     page = yard.client.post("/sign-in", data=sent, headers=HTML)
     links = re.findall(r'<a [^>]*href="([^"]+)"', page.text)
-    assert not [each for each in links if each.startswith("/v1/")]
-    (link,) = [each for each in links if "bundle" in each]
+    assert not [entry for entry in links if entry.startswith("/v1/")]
+    (link,) = [item for item in links if "bundle" in item]
     # The log may give it a place in between, which stands in it from then on.
     before = yard.ask("GET", f"/v1/certificates/{certificate}/bundle", "audit")
     taken = yard.client.get(link)
@@ -295,7 +297,7 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
         assert [line["id"] for line in lines] == ids, standing
     for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
         _get(yard, f"/certificates?{wrong}", status=422)
-    facets = {each["name"]: each["choices"] for each in found["facets"]}
+    facets = {item["name"]: item["choices"] for item in found["facets"]}
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
     # Of the two newest one is certified: that is the least there is, and the total is whole.
     monkeypatch.setattr(certificate_search, "COUNTED", 2)
@@ -375,7 +377,7 @@ def test_the_registry_takes_the_entry(yard: Yard) -> None:
             continue
         path = f"/certificates/{said['certificate']['id']}/registry.yaml"
         entry = YAML(typ="safe").load(_get(yard, path).text)
-        assert [each.message for each in validator.iter_errors(entry)] == []
+        assert [error.message for error in validator.iter_errors(entry)] == []
         loss = entry["deployment"]["privacy_loss"]["privacy_parameters"]
         assert loss["epsilon"] >= said["epsilon"]["upper"]
         assert loss["delta"] == 1e-5

@@ -58,7 +58,7 @@ def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:
         found = await asyncio.gather(*asked)
         assert pool.ran == ["certify"]
         wanted = certify(plan_of(), second_opinion=False)
-        assert all(each.assessment == wanted for each in found)
+        assert all(item.assessment == wanted for item in found)
         await drafts.assess(plan_of(), "later")
         assert pool.ran == ["certify"]
 
@@ -70,7 +70,7 @@ def test_more_drafts_than_may_wait_are_turned_away(plan_of: PlanOf) -> None:
         pool = Pool()
         drafts = _drafts(pool)
         plans = [plan_of(steps=1 + i) for i in range(MOST_WAITING)]
-        waiting = [asyncio.create_task(drafts.assess(each, "p")) for each in plans]
+        waiting = [asyncio.create_task(drafts.assess(item, "p")) for item in plans]
         while len(pool.ran) < MOST_WAITING:
             await asyncio.sleep(0.01)
         for ask in (drafts.assess, lambda plan, _: drafts.draw(plan)):
@@ -90,12 +90,12 @@ def test_a_change_that_takes_too_long_does_not_spoil_the_comparison(plan_of: Pla
         block = {"name": "all", "clip_norm": 1, "noise_multiplier": 30}
         other = plan_of(steps=98, releases=[block])
         found = await _drafts(pool).compare(plan_of(), other)
-        assert [each.moved for each in found.alone] == ["lowered", "raised"]
+        assert [entry.moved for entry in found.alone] == ["lowered", "raised"]
         late = Pool(time_limit=-1.0)
         late.open.set()
         found = await _drafts(late).compare(plan_of(), other)
         assert found.ranking is not None
-        codes = [each.reasons[0].code for each in found.alone]
+        codes = [item.reasons[0].code for item in found.alone]
         assert codes == ["accounting_timeout"] * 2
 
     asyncio.run(story())

@@ -30,7 +30,7 @@ def test_a_run_that_does_not_conform_stands_before_others_that_failed(yard: Yard
         job = yard.claim()
         yard.start(job)
         yard.say(job, "fail", code="trainer_died", message="killed")
-    codes = [each["code"] for each in _overview(yard)["failed"]]
+    codes = [item["code"] for item in _overview(yard)["failed"]]
     assert codes == ["not_conformant", "trainer_died", "trainer_died"]
     # What it was charged bounds nothing, and its data set says so.
     view = yard.ask("GET", "/datasets/toy.json", "audit").json()
@@ -47,7 +47,7 @@ def test_what_waits_is_found_among_what_does_not(yard: Yard) -> None:
     for steps in range(20, 23):
         yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps))
     view = _overview(yard)
-    assert [each["id"] for each in view["awaiting"]] == [waiting]
+    assert [item["id"] for item in view["awaiting"]] == [waiting]
     assert view["expiring"] == []
     assert not view["more_expiring"]
 

@@ -30,7 +30,7 @@ WHOLE = {
     "target.epsilon": "8",
     "target.delta": "1e-5",
 }
-NAMES = [*(each.name for each in fields()), *release_names(3)]
+NAMES = [*(field.name for field in fields()), *release_names(3)]
 TEXTS = st.one_of(
     st.text(max_size=20),
     st.sampled_from(
@@ -56,7 +56,7 @@ def test_whatever_is_typed_is_read_or_refused_with_reasons(typed: dict[str, str]
     checked = check(form.yaml)
     if checked.plan is None:
         assert checked.reasons
-        assert all(each.remedy for each in checked.reasons)
+        assert all(reason.remedy for reason in checked.reasons)
         told = sum(map(len, checked.at_field.values())) + len(checked.elsewhere)
         assert told == len(checked.reasons)
     else:
@@ -70,7 +70,7 @@ def test_a_text_stays_one_text_in_the_yaml(text: str) -> None:
     try:
         read = load_yaml(form.yaml.encode("utf-8", "replace")).data
     except MalformedPlan:
-        assert any("\ud800" <= each <= "\udfff" or each == "\x00" for each in text)
+        assert any("\ud800" <= item <= "\udfff" or item == "\x00" for item in text)
         return
     wanted = text.strip()
     if wanted:

@@ -33,7 +33,7 @@ class Door:
         self.tokens = TokenStore(self.engine)
 
     def token(self, *scopes: str, days: int = 30) -> tuple[str, str]:
-        wanted = [Scope(each) for each in scopes or ("audit",)]
+        wanted = [Scope(item) for item in scopes or ("audit",)]
         made, found = self.tokens.new("eve", wanted, days, by="test", at=datetime.now(UTC))
         return made.id, found.text
 
@@ -67,8 +67,8 @@ def door(settings: Settings, client_of: Callable[..., Any]) -> Iterator[Door]:
 
 def _cookie(answer: Any, name: str = "affidavit_session") -> tuple[str, set[str]]:
     """The value of a cookie that was set, and its attributes in small letters."""
-    for each in answer.headers.get_list("set-cookie"):
-        head, *attributes = each.split("; ")
+    for item in answer.headers.get_list("set-cookie"):
+        head, *attributes = item.split("; ")
         key, _, value = head.partition("=")
         if key.removeprefix("__Host-") == name:
             return value, {attribute.lower() for attribute in attributes}
@@ -231,7 +231,7 @@ def test_over_https_cookies_are_sent_over_nothing_else(
         answer = door.sign_in(token, origin=PUBLIC)
         _, attributes = _cookie(answer)
         assert {"secure", "httponly", "samesite=lax", "path=/"} <= attributes
-        assert not any(each.startswith("domain") for each in attributes)
+        assert not any(attribute.startswith("domain") for attribute in attributes)
         assert "__Host-affidavit_session=" in str(answer.headers)
         # A cookie without the prefix, which a neighbouring host could set, counts for nothing.
         value, _ = _cookie(answer)

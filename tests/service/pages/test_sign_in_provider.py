@@ -139,7 +139,7 @@ def test_who_signs_in_is_the_subject_with_their_groups_scopes(
     done = arrive(browser, asked)
     assert (done.status_code, done.headers["location"]) == (303, "/keys?x=1")
     cookie = next(
-        each for each in done.headers.get_list("set-cookie") if "affidavit_session=" in each
+        item for item in done.headers.get_list("set-cookie") if "affidavit_session=" in item
     )
     assert cookie.startswith("__Host-")
     assert {"Secure", "HttpOnly", "SameSite=lax", "Path=/"} <= set(cookie.split("; "))

@@ -146,7 +146,7 @@ def test_what_people_write_is_text_and_nothing_else(company: Company) -> None:
         assert "\u200b" not in body, path
         if path.split("?")[0].endswith(".csv"):
             cells = [cell for line in csv.reader(io.StringIO(body)) for cell in line if cell]
-            wrong = [each for each in cells if each[0] in "=+@\t\r" or each.startswith("-c")]
+            wrong = [item for item in cells if item[0] in "=+@\t\r" or item.startswith("-c")]
             assert not wrong, path
             told += any(MARKUP in cell for cell in cells)
             continue

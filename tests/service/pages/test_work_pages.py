@@ -162,7 +162,7 @@ def test_approvals_that_wait_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPat
     cursor = ""
     for _ in range(4):
         found = yard.ask("GET", f"/approvals.json{cursor}", "audit").json()
-        seen += [each["id"] for each in found["lines"]]
+        seen += [item["id"] for item in found["lines"]]
         if found["next"] is None:
             break
         cursor = f"?cursor={found['next']}"
@@ -181,9 +181,9 @@ def test_what_would_break_is_judged_and_a_draft_is_put_in_force(yard: Yard) -> N
     ).json()["certificate"]["id"]
     _set_policy(yard, epsilon_cap=8)
     broken = _csv(yard, "/policies/draft.csv?policy=rules&epsilon_cap=0.4")
-    assert [(each["certificate"], each["would_be"]) for each in broken] == [(loose, "refused")]
+    assert [(item["certificate"], item["would_be"]) for item in broken] == [(loose, "refused")]
     assert broken[0]["codes"] == "policy_epsilon_cap"
-    assert tight not in {each["certificate"] for each in broken}
+    assert tight not in {entry["certificate"] for entry in broken}
     bad = _get(yard, "/policies/draft?policy=rules&epsilon_cap=much")
     assert "epsilon_cap" in bad
     draft = yard.ask("GET", "/policies/draft.json?policy=rules&epsilon_cap=0.4", "audit").json()
@@ -199,7 +199,7 @@ def test_what_would_break_is_judged_and_a_draft_is_put_in_force(yard: Yard) -> N
     assert _post(yard, "/policies/draft", "admin", yaml=draft["yaml"], do="activate").is_redirect
     rules = _csv(yard, "/policies/rules/2.csv")
     changed = [
-        (each["rule"], each["before"], each["value"]) for each in rules if each["changed"] == "true"
+        (rule["rule"], rule["before"], rule["value"]) for rule in rules if rule["changed"] == "true"
     ]
     assert changed == [("epsilon_cap", "8.0", "0.4")]
     assert _get(yard, "/policies/rules/9", status=404)
@@ -370,7 +370,7 @@ def test_certificates_are_compared_and_not_ranked_where_they_mean_something_else
     assert (found["ranking"], found["furthest"]) == ("first", "/steps")
     found = yard.ask("GET", f"/compare.json?first={first}&second={ids[1]}", "audit").json()
     assert found["ranking"] is None
-    assert [each["code"] for each in found["obstacles"]] == ["different_adjacency"]
+    assert [item["code"] for item in found["obstacles"]] == ["different_adjacency"]
     missing = f"/compare?first={first}&second=sha256:{'0' * 64}"
     assert "There is no certificate" in _main(_get(yard, missing, status=404))
     texts = _post(yard, "/compare", "audit", first="version: 1", second=f"<b>{BIDI}")
@@ -388,7 +388,7 @@ def test_a_form_that_no_page_sent_does_nothing(yard: Yard) -> None:
     for sent in ({}, {"csrf": "0" * 64}, {"csrf": csrf}):
         answer = yard.client.post("/datasets", data={"dataset": "new", **budget, **sent})
         assert answer.status_code == 403
-    assert "new" not in {each["dataset"] for each in _csv(yard, "/datasets.csv")}
+    assert "new" not in {item["dataset"] for item in _csv(yard, "/datasets.csv")}
     page = yard.client.get("/datasets", headers=HTML)
     own = re.findall(r'name="csrf" value="([^"]+)"', page.text)[-1]
     sent = {"dataset": "new", **budget, "csrf": own}
@@ -400,7 +400,7 @@ def test_a_token_that_names_a_person_counts_as_theirs(yard: Yard) -> None:
     made = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")
     assert made.status_code == 201
     lines = yard.ask("GET", "/tokens.json", "admin").json()["tokens"]
-    (line,) = [each for each in lines if each["name"] == "priya-ci"]
+    (line,) = [item for item in lines if item["name"] == "priya-ci"]
     assert line["person"] == "person:priya"
     assert "person:priya" in _main(_get(yard, "/tokens", "admin"))
     wrong = _post(yard, "/tokens", "admin", name="x", person="a b <i>", scope="audit")

@@ -17,7 +17,7 @@ def budget(house: Any, epsilon: float) -> None:
 
 
 def codes(answer: Any) -> list[str]:
-    return [each["code"] for each in answer.json()["reasons"]]
+    return [item["code"] for item in answer.json()["reasons"]]
 
 
 def rows(house: Any, table: str) -> int:

@@ -48,20 +48,20 @@ def test_the_service_s_reasons_block_and_its_waivers_stay_visible(house: Any, ch
     assert check()[0] == 0
     house.activate(epsilon_cap=0.5)
     code, findings = check()
-    (found,) = [each for each in findings if each["blocks"]]
+    (found,) = [finding for finding in findings if finding["blocks"]]
     assert (code, found["rule"], found["line"]) == (1, "policy_epsilon_cap", 1)
     waiver = house.waive().json()
     code, findings = check()
-    (waived,) = [each for each in findings if each["waiver"]]
+    (waived,) = [item for item in findings if item["waiver"]]
     assert (code, waived["rule"]) == (0, "policy_epsilon_cap")
     assert waived["waiver"]["id"] == waiver["id"]
-    assert not any(each["blocks"] for each in findings)
+    assert not any(entry["blocks"] for entry in findings)
 
 
 def test_what_waits_for_approval_or_was_revoked_blocks(house: Any, check: Check) -> None:
     house.activate(approvals=1)
     code, findings = check()
-    assert (code, [each["rule"] for each in findings if each["blocks"]]) == (
+    assert (code, [finding["rule"] for finding in findings if finding["blocks"]]) == (
         1,
         ["awaiting_approval"],
     )
@@ -72,7 +72,7 @@ def test_what_waits_for_approval_or_was_revoked_blocks(house: Any, check: Check)
     revoked = house.ask("amy", "POST", f"/v1/certificates/{answer['id']}/revocation", reason)
     assert revoked.status_code in (200, 201), revoked.text
     code, findings = check()
-    assert (code, [each["rule"] for each in findings if each["blocks"]]) == (1, ["revoked"])
+    assert (code, [item["rule"] for item in findings if item["blocks"]]) == (1, ["revoked"])
 
 
 @pytest.mark.parametrize(("word", "code"), [("block", 3), ("warn", 0)])

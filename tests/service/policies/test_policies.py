@@ -42,7 +42,7 @@ def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Doc
     assert entry["body"]["policy"] == made["policy"]
 
     listed = house.ask("ann", "GET", "/v1/policies").json()["policies"]
-    assert [(each["name"], each["active"]) for each in listed] == [
+    assert [(item["name"], item["active"]) for item in listed] == [
         ("toys", True),
         ("default", True),
     ]
@@ -72,7 +72,7 @@ def test_plans_are_judged_by_the_policy_of_their_data_set(house: Any, plan: Docu
     assert (before.status_code, after.status_code) == (201, 201)
     found = after.json()
     assert found["verdict"] == "refused"
-    assert [each["code"] for each in found["reasons"]] == ["policy_adjacency", "policy_epsilon_cap"]
+    assert [item["code"] for item in found["reasons"]] == ["policy_adjacency", "policy_epsilon_cap"]
     assert found["epsilon"] == before.json()["epsilon"]
     assert found["policy"] == {key: made[key] for key in ("name", "version", "digest")}
     assert found["certificate"]["id"] != before.json()["certificate"]["id"]
@@ -103,7 +103,7 @@ def test_a_new_version_asks_anew_and_the_old_certificate_stays(house: Any, plan:
     assert said["policy"]["version"] == 2
     assert said["validity"]["not_after"][:4].isdigit()
     listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
-    assert [(each["version"], each["active"]) for each in listed[:2]] == [(2, True), (1, False)]
+    assert [(item["version"], item["active"]) for item in listed[:2]] == [(2, True), (1, False)]
 
 
 def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document) -> None:
@@ -157,7 +157,7 @@ def test_a_policy_that_cannot_stand_is_refused_and_nothing_is_kept(
     assert house.ask("ada", "POST", "/v1/policies", b" " * 2_000_000).status_code == 413
     assert house.entries("policy") == []
     listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
-    assert [each["name"] for each in listed] == ["default"]
+    assert [item["name"] for item in listed] == ["default"]
 
 
 def test_versions_have_no_gap_and_no_data_set_has_two_policies(

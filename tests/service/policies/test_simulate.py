@@ -40,8 +40,8 @@ def test_a_simulation_says_what_activating_does(
     draft = policy(adjacencies=["add_remove"], epsilon_cap=0.8)
     found = simulated(stocked, draft)
     assert (found["judged"], found["next"]) == (5, None)
-    told = {each["certificate_id"]: each for each in found["changes"]}
-    assert {each["dataset"] for each in told.values()} == {"toy"}
+    told = {item["certificate_id"]: item for item in found["changes"]}
+    assert {entry["dataset"] for entry in told.values()} == {"toy"}
 
     stocked.ask("ada", "POST", "/v1/policies", draft)
     changed = 0
@@ -53,8 +53,8 @@ def test_a_simulation_says_what_activating_does(
     ):
         now = stocked.submit("sam", plan(**changes)).json()
         path = f"/v1/certificates?plan_digest={now['plan_digest']}"
-        kept = [each["id"] for each in stocked.ask("sam", "GET", path).json()["items"]]
-        lines = [told[each] for each in kept if each in told]
+        kept = [element["id"] for element in stocked.ask("sam", "GET", path).json()["items"]]
+        lines = [told[member] for member in kept if member in told]
         assert bool(lines) == (now["verdict"] == "refused")
         for line in lines:
             changed += 1
@@ -67,7 +67,7 @@ def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None
     simulated(stocked, policy(epsilon_cap=0.1, version=77))
     assert stocked.entries("policy") == []
     listed = stocked.ask("sam", "GET", "/v1/policies").json()["policies"]
-    assert [each["name"] for each in listed] == ["default"]
+    assert [item["name"] for item in listed] == ["default"]
 
 
 def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
@@ -76,7 +76,7 @@ def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
     stocked.activate(epsilon_cap=100)
     found = simulated(stocked, policy(name="rest", datasets="default", epsilon_cap=0.01))
     assert found["judged"] == 2
-    assert {each["dataset"] for each in found["changes"]} == {"other", None}
+    assert {item["dataset"] for item in found["changes"]} == {"other", None}
     assert simulated(stocked, policy(name="none", datasets=[]))["judged"] == 0
 
 
@@ -102,7 +102,7 @@ def test_pages_cover_everything_once(stocked: Any, policy: Document) -> None:
         pages.append(answer.json())
     assert len(pages) == 4
     assert sum(page["judged"] for page in pages) == whole["judged"]
-    assert [each for page in pages for each in page["changes"]] == whole["changes"]
+    assert [item for page in pages for item in page["changes"]] == whole["changes"]
 
 
 def test_a_draft_that_could_not_be_active_is_refused(house: Any, policy: Document) -> None:

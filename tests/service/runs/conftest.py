@@ -110,7 +110,7 @@ class Yard:
             columns = (run_events.c.kind, run_events.c.fence, run_events.c.body)
             query = select(*columns).where(run_events.c.run_id == run["id"])
             found = connection.execute(query.order_by(run_events.c.seq)).all()
-        return [{"kind": each.kind, "fence": each.fence, **json.loads(each.body)} for each in found]
+        return [{"kind": item.kind, "fence": item.fence, **json.loads(item.body)} for item in found]
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
     assert answer.headers["cache-control"] == "no-store"
     assert answer.text.startswith("retry: ")
     events = events_of(answer.text)
-    told = [(each["id"], each["event"], each["data"].get("state")) for each in events]
+    told = [(event["id"], event["event"], event["data"].get("state")) for event in events]
     assert told == [
         ("1-0", "state", "queued"),
         ("2-0", "state", "claimed"),
@@ -82,7 +82,7 @@ def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
     for steps in (1, 7, 10):
         run = ended(yard, steps)
         (progress,) = (
-            each["data"] for each in events_of(ask(yard, run).text) if each["event"] == "progress"
+            item["data"] for item in events_of(ask(yard, run).text) if item["event"] == "progress"
         )
         assert (progress["steps"], progress["certified"]) == (steps, 10)
         assert progress["spent"]["steps"] >= steps
@@ -145,7 +145,7 @@ class Reader(threading.Thread):
 
     def wait(self, *ids: str) -> None:
         wait_until(
-            lambda: [each["id"] for each in events_of(self.text)] == list(ids),
+            lambda: [item["id"] for item in events_of(self.text)] == list(ids),
             said=lambda: self.text,
         )
 

@@ -73,7 +73,7 @@ def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
     ended = yard.complete(job, record.end())
     assert (ended.json()["state"], ended.json()["code"]) == ("settled", "conformant")
     assert yard.charged(run) == ("settled", STEPS)
-    kinds = [(each["kind"], each["fence"]) for each in yard.events(run)]
+    kinds = [(event["kind"], event["fence"]) for event in yard.events(run)]
     assert kinds == [
         ("queued", None),
         ("claimed", 1),
@@ -392,7 +392,7 @@ def heir(yard: Yard, job: Any, before: Sim | None, drawn: random.Random) -> Sim:
     if before is None or not job["granted"]:
         record = Record(yard.predicate(job))
         return Sim(yard, job, record, 1, kept=[record.copy()])
-    copies = [each for each in before.kept if len(each.charge_heads) >= before.told]
+    copies = [item for item in before.kept if len(item.charge_heads) >= before.told]
     record = drawn.choice(copies).copy()
     record.go_on(job["granted"])
     return Sim(yard, job, record, job["granted"], told=before.told, kept=[record.copy()])
@@ -446,7 +446,7 @@ def history(yard: Yard, seed: int) -> tuple[int, str]:
                 current.record.end()
                 assert yard.complete(current.job, current.record).json()["state"] == "settled"
     ended = yard.run(run)
-    taken_steps = [each for sim in everybody for each in sim.steps]
+    taken_steps = [item for sim in everybody for item in sim.steps]
     assert len({step for step, _ in taken_steps}) == len(taken_steps)
     assert len({key for _, key in taken_steps}) == len(taken_steps)
     if ended["state"] in ("settled", "failed"):

@@ -68,4 +68,4 @@ def test_leases_that_ran_out_are_taken_back_a_few_at_a_time_and_each_once(
     assert sum(taken) == 5
     assert yard.later(61) == 0
     for run in runs:
-        assert [each["kind"] for each in yard.events(run)] == ["queued", "claimed", "requeued"]
+        assert [item["kind"] for item in yard.events(run)] == ["queued", "claimed", "requeued"]

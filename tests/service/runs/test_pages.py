@@ -14,7 +14,7 @@ from tests.service.runs.conftest import Yard
 def listed(yard: Yard, query: str) -> list[str]:
     answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
     assert answer.status_code == 200, answer.text
-    return [each["id"] for each in answer.json()["runs"]]
+    return [item["id"] for item in answer.json()["runs"]]
 
 
 def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
@@ -25,12 +25,12 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     while path is not None:
         answer = yard.ask("GET", path, "audit")
         page = answer.json()
-        seen += [each["id"] for each in page["runs"]]
+        seen += [element["id"] for element in page["runs"]]
         path = page["next"]
         assert ("link" in answer.headers) == (path is not None)
         if len(seen) == 2:
             late = yard.request(certificate).json()
-    ids = [each["id"] for each in made]
+    ids = [item["id"] for item in made]
     assert seen == ids[::-1]
     assert listed(yard, "queue=q1") == [ids[3], ids[1]]
     assert listed(yard, "queue=q1&limit=1") == [ids[3]]
@@ -46,7 +46,7 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     yard.ask("POST", f"/v1/runs/{ids[0]}/cancel", "submit", {"reason": "no"})
     assert listed(yard, "state=cancelled") == [ids[0]]
     assert listed(yard, "state=queued") == ids[:0:-1]
-    states = [yard.run(each)["state"] for each in (late, *made)]
+    states = [yard.run(entry)["state"] for entry in (late, *made)]
     for state in ("queued", "claimed", "running", "settled", "failed", "cancelled"):
         assert len(listed(yard, f"state={state}")) == states.count(state)
 

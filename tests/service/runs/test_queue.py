@@ -184,9 +184,9 @@ def test_twenty_runs_over_four_workers_each_once_and_by_priority(yard: Yard) -> 
 
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(worker, range(4)))
-    assert sorted(run for each in found for run, _ in each) == sorted(run["id"] for run in asked)
-    for each in found:
-        priorities = [priority for _, priority in each]
+    assert sorted(run for entry in found for run, _ in entry) == sorted(run["id"] for run in asked)
+    for item in found:
+        priorities = [priority for _, priority in item]
         assert priorities == sorted(priorities, reverse=True)
     assert yard.claim(gpu=True)["run"] == needy["id"]
 

@@ -90,7 +90,7 @@ def unguarded(connection: Connection) -> Iterator[None]:
     yield
     connection.exec_driver_sql("SET LOCAL session_replication_role = origin")
     verbs = {"A": "ENABLE ALWAYS", "O": "ENABLE", "R": "ENABLE REPLICA", "D": "DISABLE"}
-    for table, name, state in (each for each in states if "_refuse_" in each[1]):
+    for table, name, state in (item for item in states if "_refuse_" in item[1]):
         verb = verbs[state.decode() if isinstance(state, bytes) else state]
         connection.exec_driver_sql(f"ALTER TABLE {table} {verb} TRIGGER {name}")
 
@@ -117,19 +117,19 @@ def keys_of(engine: Engine, table: sa.Table) -> list[frozenset[str]]:
     """Every set of columns that the database keeps unique in a table."""
     found = inspect(engine)
     keys = [found.get_pk_constraint(table.name)["constrained_columns"]]
-    keys += [each["column_names"] for each in found.get_unique_constraints(table.name)]
+    keys += [constraint["column_names"] for constraint in found.get_unique_constraints(table.name)]
     keys += [
-        [name for name in each["column_names"] if name]
-        for each in found.get_indexes(table.name)
-        if each["unique"]
+        [name for name in index["column_names"] if name]
+        for index in found.get_indexes(table.name)
+        if index["unique"]
     ]
     declared = [list(table.primary_key.columns.keys())]
     declared += [
-        list(each.columns.keys())
-        for each in table.constraints
-        if isinstance(each, sa.UniqueConstraint)
+        list(item.columns.keys())
+        for item in table.constraints
+        if isinstance(item, sa.UniqueConstraint)
     ]
-    return sorted({frozenset(each) for each in (*keys, *declared)}, key=sorted)
+    return sorted({frozenset(key) for key in (*keys, *declared)}, key=sorted)
 
 
 def contents(connection: Connection, table: sa.Table) -> list[Any]:
@@ -139,7 +139,7 @@ def contents(connection: Connection, table: sa.Table) -> list[Any]:
 def attacks(engine: Engine, table: sa.Table) -> Iterator[tuple[str, Any]]:
     """Names and statements that would change or remove the row that is there."""
     name = table.name
-    columns = ", ".join(each.name for each in table.columns)
+    columns = ", ".join(column.name for column in table.columns)
     first = next(iter(table.columns)).name
     key = ", ".join(table.primary_key.columns.keys())
     copied = f"INTO {name} ({columns}) SELECT {columns} FROM {name} WHERE true"

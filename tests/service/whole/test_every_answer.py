@@ -49,7 +49,7 @@ def test_the_document_is_the_one_that_is_kept() -> None:
     assert same, "docs/openapi.json is not what the service says; run: make docs"
 
 
-@pytest.mark.parametrize("operation", [each.ok() for each in OPERATIONS], ids=lambda one: one.label)
+@pytest.mark.parametrize("operation", [item.ok() for item in OPERATIONS], ids=lambda one: one.label)
 def test_every_role_gets_a_documented_answer(asked: Asked, operation: Any) -> None:
     @seed(seeded(20261121))
     @settings(

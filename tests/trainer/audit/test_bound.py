@@ -66,6 +66,6 @@ def test_a_canary_adds_what_the_definition_says_to_every_block(clip_norm: float)
         difference = (parameter.grad - direction[name]).norm() / direction[name].norm()
         assert difference < 0.02
         assert parameter.grad.norm() <= clip_norm
-    longest = torch.stack([each.norm() for each in direction.values()]).square().sum().sqrt()
+    longest = torch.stack([item.norm() for item in direction.values()]).square().sum().sqrt()
     assert float(longest) == pytest.approx(clip_norm * len(specs) ** 0.5)
     assert clip_norm < REACH

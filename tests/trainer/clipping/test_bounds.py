@@ -173,7 +173,7 @@ def test_a_lost_record_adds_nothing_and_takes_nothing_from_others(
     private = PrivateModel(model, [BlockSpec(name=g[0], clip_norm=0.5, names=g) for g in groups])
     x = torch.randn(5, 4)
     private.accumulate(lambda: model(x[1:]).square().sum(1), records=4)
-    expected = [each.grad.clone() for each in model.parameters()]
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     x[0, 2] = bad
     private.accumulate(lambda: model(x).square().sum(1), records=5)

@@ -241,7 +241,7 @@ def test_an_empty_microbatch_adds_nothing() -> None:
     model, _, _ = made("mlp")
     private = PrivateModel(model, flat(model, 1.0))
     assert private.accumulate(lambda: pytest.fail("run"), records=0).shape == (0,)
-    assert all(each.grad is None for each in model.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_detach_gives_the_model_back(losses_of: Callable[..., Tensor]) -> None:

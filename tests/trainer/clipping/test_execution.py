@@ -98,7 +98,7 @@ def test_compiled_parts_leave_the_sums(recompute: bool | None) -> None:
     clipped = {n: alone[n] - got[n] for n in alone}
     assert float(clipped["last.weight"].norm()) == pytest.approx(0.5, rel=1e-6)
     others = [each for n, each in clipped.items() if n != "last.weight"]
-    assert float(torch.stack([each.norm() for each in others]).norm()) == pytest.approx(
+    assert float(torch.stack([item.norm() for item in others]).norm()) == pytest.approx(
         0.3, rel=1e-6
     )
 

@@ -118,4 +118,4 @@ def test_records_that_are_plain_lose_little() -> None:
 
 def test_a_processor_widens() -> None:
     """Where bfloat16 is not narrow nothing is scaled in eight bits."""
-    assert not LinearFactors.of(*(each.float() for each in given("plain"))).narrow
+    assert not LinearFactors.of(*(item.float() for item in given("plain"))).narrow

@@ -61,15 +61,15 @@ def losses(model: nn.Module) -> Callable[[int], Tensor]:
 def test_uses_are_counted_and_nothing_changes() -> None:
     model = Body()
     model.last.eval()
-    for each in model.parameters():
-        each.grad = torch.ones_like(each)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
     random = torch.get_rng_state()
     found = probe(private(model), losses(model))
     assert found == {"first.weight": 2, "first.bias": 2, "last.weight": 1, "last.bias": 1}
     assert torch.equal(random, torch.get_rng_state())
     assert model.training
     assert not model.last.training
-    assert all(bool((each.grad == 1).all()) for each in model.parameters())
+    assert all(bool((item.grad == 1).all()) for item in model.parameters())
 
 
 @pytest.mark.parametrize(

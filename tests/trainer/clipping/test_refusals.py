@@ -171,12 +171,12 @@ def test_what_shows_in_a_step_is_refused_and_adds_nothing(name: str) -> None:
     make, shape, kind, message = RUNS[name]
     model = make()
     held = private(model)
-    for each in model.parameters():
-        each.grad = torch.full_like(each, 7.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
     x = torch.zeros(shape).long() if isinstance(model, nn.Embedding) else torch.randn(shape)
     with pytest.raises(kind, match=message):
         held.accumulate(lambda: model(x).reshape(4, -1).sum(1), records=4)
-    assert all(bool((each.grad == 7).all()) for each in model.parameters())
+    assert all(bool((item.grad == 7).all()) for item in model.parameters())
 
 
 def test_a_tensor_that_is_not_used_is_refused() -> None:

@@ -112,7 +112,9 @@ class Ran:
     @property
     def values(self) -> Tensor:
         """All parameters, one after the other."""
-        return torch.cat([each.detach().flatten() for each in self.model.module.parameters()])
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in self.model.module.parameters()]
+        )
 
     @property
     def entries(self) -> list[dict[str, Any]]:

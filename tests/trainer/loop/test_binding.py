@@ -153,8 +153,8 @@ def test_noise_that_was_left_open_is_what_the_certificate_requires() -> None:
     )
     bundle = bundle_of(plan)
     bound = bind(bundle, [KEY.public], plan, records=RECORDS)
-    given = [each.noise_multiplier for each in bound.plan.phases[0].releases]
-    assert all(each is not None and each > 1 for each in given)
+    given = [release.noise_multiplier for release in bound.plan.phases[0].releases]
+    assert all(item is not None and item > 1 for item in given)
     assert bound.plan_digest == digest(plan) != digest(bound.plan)
     # The closed plan, certified by itself, meets the target that the open one asked for.
     closed = bundle_of(bound.plan)
@@ -180,5 +180,5 @@ def test_every_obligation_of_every_mechanism_is_known() -> None:
     from affidavit.mechanisms import mechanism
 
     for name in OPTIMIZERS:
-        declared = {each.code for each in mechanism(name).obliges}  # type: ignore[arg-type]
+        declared = {oblige.code for oblige in mechanism(name).obliges}  # type: ignore[arg-type]
         assert declared <= OBLIGATIONS

@@ -278,7 +278,7 @@ def test_two_runs_from_one_checkpoint_share_no_key(run: Run, tmp_path: Path) -> 
     twin.mkdir()
     for path in out.iterdir():
         (twin / path.name).write_bytes(path.read_bytes())
-    one, other = (run(plan, out=each, bundle=bundle, resume=True) for each in (out, twin))
+    one, other = (run(plan, out=item, bundle=bundle, resume=True) for item in (out, twin))
     after = [
         {e["key_commitment"] for e in made.entries if e["type"] == "charge" and e["step"] > 6}
         for made in (one, other)

@@ -218,7 +218,7 @@ def test_combined_gradients_are_clipped_as_one(run: Run) -> None:
         optimizer={"name": "dp_disk", "learning_rate": 1.0, "kappa": 0.3, "gamma": 0.5},
     )
     model = Small()
-    before = torch.cat([each.detach().flatten() for each in model.module.parameters()])
+    before = torch.cat([parameter.detach().flatten() for parameter in model.module.parameters()])
     made = run(plan, model=model, seed=8)
     # g̃_1 + g̃_2 with g̃_2 = (1-κ) g̃_1 + κ r_2, every r of length at most C: no more than 2C,
     # while sums combined after clipping could have reached (1 + 0.7 + 0.3 · 8.33) C.
@@ -269,7 +269,7 @@ def test_autocast_trains_in_bfloat16_with_clipping_in_float32(run: Run) -> None:
     made, exact = run(seed=11, precision="bfloat16"), run(seed=11)
     assert not torch.equal(made.values, exact.values)
     assert torch.allclose(made.values, exact.values, atol=0.02)
-    assert all(each.dtype == torch.float32 for each in made.model.module.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in made.model.module.parameters())
 
 
 def test_records_that_are_not_finite_add_nothing(run: Run) -> None:
@@ -316,7 +316,7 @@ def test_nothing_private_is_readable_or_recorded(run: Run) -> None:
 
 def test_no_default_key_and_no_key_twice(run: Run) -> None:
     one, other = run(), run()
-    keys = [e["key_commitment"] for each in (one, other) for e in each.entries
+    keys = [e["key_commitment"] for item in (one, other) for e in item.entries
             if e["type"] == "charge"]  # fmt: skip
     assert len(set(keys)) == 2 * STEPS
     assert not torch.equal(one.values, other.values)
@@ -324,7 +324,7 @@ def test_no_default_key_and_no_key_twice(run: Run) -> None:
 
 def test_the_ratchet_gives_the_next_key_and_not_the_one_before() -> None:
     first = Ratchet(bytes(32))
-    purposes = {first.key_for(each) for each in ("lot", "noise", "dropout of rank 0")}
+    purposes = {first.key_for(item) for item in ("lot", "noise", "dropout of rank 0")}
     assert len({*purposes, first.key, first.next().key, first.stirred().key}) == 6
     assert first.commitment != first.next().commitment
 

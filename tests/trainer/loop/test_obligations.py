@@ -20,12 +20,12 @@ EXTRAS: list[dict[str, Any]] = [
 def test_it_keeps_what_it_is_said_to_check(mechanism: Any) -> None:
     found = obligations(lower(plan_from(mechanism.minimal_plan())))
     assert found
-    assert {each.code for each in found if each.checked_by == "trainer"} <= OBLIGATIONS
+    assert {item.code for item in found if item.checked_by == "trainer"} <= OBLIGATIONS
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda each: str(each["kind"]))
 def test_what_it_refuses_to_run_is_declared(plan_of: Any, extra: dict[str, Any]) -> None:
     found = obligations(lower(plan_of(extra=[extra])))
-    unknown = {each.code for each in found} - OBLIGATIONS
+    unknown = {item.code for item in found} - OBLIGATIONS
     assert unknown
-    assert all(each.checked_by == "declared" for each in found if each.code in unknown)
+    assert all(entry.checked_by == "declared" for entry in found if entry.code in unknown)

@@ -168,7 +168,7 @@ def test_a_run_that_is_stopped_for_good_ends_with_the_steps_it_took(
     assert (made.outcome.ended, made.outcome.charged) == ("stopped", at + 1)
     found = checked(out, bundle)
     assert found.conformant
-    assert [each.code for each in found.findings] == ["stopped"]
+    assert [finding.code for finding in found.findings] == ["stopped"]
     assert found.steps_to_charge == at + 1
     assert (out / "weights.pt").exists()
     assert not (out / "checkpoint.pt").exists()

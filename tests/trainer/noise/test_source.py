@@ -74,7 +74,7 @@ def run(source: NoiseSource, shapes: dict[str, tuple[int, ...]], steps: int) -> 
     for _ in range(steps):
         sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         source.add_to(sums)
-        found.append(torch.cat([each.flatten() for each in sums.values()]))
+        found.append(torch.cat([item.flatten() for item in sums.values()]))
     return found
 
 
@@ -124,7 +124,7 @@ def test_without_correlation_the_noise_is_the_draws_bit_for_bit(strategy: Strate
     for row in draws(STEPS).float():
         sums = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         source.add_to(sums)
-        assert torch.equal(torch.cat([each.flatten() for each in sums.values()]), row)
+        assert torch.equal(torch.cat([item.flatten() for item in sums.values()]), row)
     assert not any(source.state_dict()["kept"].values())
 
 

@@ -70,7 +70,7 @@ def test_what_is_fed_back_never_passes_its_clip_norm(
         feedback.feed_back(split(clipped), split(raw))
     nothing = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     feedback.feed_back(nothing, {name: torch.zeros(shape) for name, shape in SHAPES.items()})
-    norm = math.sqrt(sum(float(each.double().square().sum()) for each in nothing.values()))
+    norm = math.sqrt(sum(float(item.double().square().sum()) for item in nothing.values()))
     assert norm / B <= clip_norm
 
 

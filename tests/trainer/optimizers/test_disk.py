@@ -38,8 +38,8 @@ def test_a_run_equals_algorithm_4(run_of: Callable[..., Any]) -> None:
         for point in run.optimizer.points():
             with point.stand():
                 gradients += point.weight * record_gradients(tensor.detach(), records)
-        for each in run.parameters().values():
-            each.grad = torch.zeros_like(each)
+        for parameter in run.parameters().values():
+            parameter.grad = torch.zeros_like(parameter)
         tensor.grad = (clipped(gradients) + noise) / 100
         run.optimizer.step()
 

@@ -214,9 +214,9 @@ def test_what_noise_adds_to_the_second_moment_is_taken_off(run_of: Callable[...,
     generator = torch.Generator().manual_seed(3)
     tensor = run.tensors["all"]["weight"]
     for _ in range(2000):
-        for each in run.parameters().values():
-            noise = torch.randn(each.shape, generator=generator, dtype=each.dtype)
-            each.grad = math.sqrt(NOISY_PHI) * noise
+        for parameter in run.parameters().values():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+            parameter.grad = math.sqrt(NOISY_PHI) * noise
         run.optimizer.step()
     # 12 entries of relative deviation √(2 (1-β₂)/(1+β₂)) = 0.1: five of their mean's.
     second = float(run.optimizer.state[tensor]["second"].mean())

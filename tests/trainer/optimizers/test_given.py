@@ -77,7 +77,7 @@ def test_a_schedule_of_clip_norms_leaves_the_noise_as_it_is(
     )
     assert isinstance(scheduled, Scheduled)
     expected, found = (
-        NoiseOfTheMean(scale=(1.0,), strategies=(each,), steps=(12,)) for each in (plain, scheduled)
+        NoiseOfTheMean(scale=(1.0,), strategies=(item,), steps=(12,)) for item in (plain, scheduled)
     )
     for beta in (0.0, 0.9):
         np.testing.assert_allclose(

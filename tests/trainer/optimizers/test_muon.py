@@ -171,8 +171,8 @@ def test_correction_does_nothing_where_newton_schulz_is_linear(run_of: Callable[
     """Antithetic probes cancel in any odd power, so a small M̂ is only multiplied by 23.2."""
     run = run_of("dp_muonbc", releases=_releases(1e-6))
     name = "hidden.square"
-    for each in run.parameters().values():
-        each.grad = torch.full_like(each, 1e-7)
+    for parameter in run.parameters().values():
+        parameter.grad = torch.full_like(parameter, 1e-7)
     before = run.values()[name]
     run.optimizer.step()
     moved = (before - run.values()[name]) / ETA

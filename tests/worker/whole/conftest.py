@@ -74,7 +74,7 @@ class Crowd:
         # Claimed, and the answer was lost with the service: it waits again when the lease ends.
         before = {kind for kinds in happened.values() for kind in kinds[:-3]}
         assert before <= {"claimed", "requeued"}
-        assert sorted(each["run"] for each in self.trained()) == sorted(runs)
+        assert sorted(item["run"] for item in self.trained()) == sorted(runs)
         settled = "SELECT reservation_id, steps_run FROM ledger_events WHERE kind = 'settle'"
         reserved = self.rows("SELECT reservation_id FROM runs")
         assert sorted(self.rows(settled)) == sorted((one, STEPS) for (one,) in reserved)

@@ -14,7 +14,8 @@ RUNS, WORKERS, SLOTS = 200, 4, 2
 def at_once(trainings: list[dict[str, Any]]) -> int:
     """How many of them overlap at most."""
     moments = sorted(
-        [(each["began"], 1) for each in trainings] + [(each["ended"], -1) for each in trainings]
+        [(training["began"], 1) for training in trainings]
+        + [(item["ended"], -1) for item in trainings]
     )
     most = now = 0
     for _, step in moments:
@@ -25,8 +26,8 @@ def at_once(trainings: list[dict[str, Any]]) -> int:
 
 def by(field: str, trainings: list[dict[str, Any]]) -> dict[Any, list[dict[str, Any]]]:
     found: dict[Any, list[dict[str, Any]]] = {}
-    for each in sorted(trainings, key=lambda one: one["began"]):
-        found.setdefault(each[field], []).append(each)
+    for training in sorted(trainings, key=lambda one: one["began"]):
+        found.setdefault(training[field], []).append(training)
     return found
 
 
@@ -44,10 +45,10 @@ def test_two_hundred_runs_each_once_by_priority_and_within_the_slots(crowd: Crow
     trainings = crowd.trained()
     workers = by("worker", trainings)
     assert len(workers) == WORKERS
-    assert {at_once(each) for each in workers.values()} <= {1, SLOTS}
+    assert {at_once(item) for item in workers.values()} <= {1, SLOTS}
     # All runs waited before the first was claimed, so a slot never gets a more urgent one later.
-    for each in workers.values():
-        for slot in by("slot", each).values():
+    for worker in workers.values():
+        for slot in by("slot", worker).values():
             ranks = [priority[training["run"]] for training in slot]
             assert all(one >= other for one, other in pairwise(ranks))
     # Whoever claims passes over nothing but what other slots are claiming at that moment.

@@ -63,7 +63,9 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Any:
 def copied(engine: Engine, tables: Mapping[str, Table]) -> None:
     """Have ``COPIES`` of each run wait behind it; they have no budget, so none may begin."""
     columns = {
-        name: ", ".join(own.get(each.name, f"row.{each.name}") for each in tables[name].columns)
+        name: ", ".join(
+            own.get(column.name, f"row.{column.name}") for column in tables[name].columns
+        )
         for name, own in OWN.items()
     }
     with engine.begin() as connection:
@@ -107,10 +109,10 @@ def test_simulated_workers_do_each_run_once(
             scale.require_each_once(at.engine, RUNS + 1)
         with one_state(at.engine) as connection:
             assert list(audit(connection, [], lambda *_: None)) == []
-        names = {each.name for each in scale.tables(at.engine)}
+        names = {table.name for table in scale.tables(at.engine)}
         at.engine.dispose()
     assert [what for what, _, _ in asked] == ["request"] * RUNS
-    counts = {what: [each[0] for each in worked].count(what) for what in ("claim", "complete")}
+    counts = {what: [item[0] for item in worked].count(what) for what in ("claim", "complete")}
     assert counts == {"claim": RUNS + WORKERS, "complete": RUNS}
     assert {what for what, _, _ in idle} == {"claim"}
     claims = [left for left, _ in scale.waiting(sorted(worked, key=lambda one: one[1]), RUNS)]
