@@ -117,4 +117,4 @@ if __name__ == "__main__":
         install()
     except NoBrowser as error:
         sys.exit(f"error: {error}")
-    print(f"browser: {program().path}")
+    sys.stdout.write(f"browser: {program().path}\n")
