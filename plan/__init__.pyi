@@ -84,10 +84,10 @@ from .strictness import Position as Position
 from .types import LARGEST_INTEGER as LARGEST_INTEGER
 from .types import Integer as Integer
 from .types import Name as Name
-from .types import Part as Part
 from .types import Positive as Positive
 from .types import Probability as Probability
 from .types import Real as Real
+from .types import StrictModel as StrictModel
 from .types import Text as Text
 from .types import at_most as at_most
 from .validation import Kind as Kind

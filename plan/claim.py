@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from affidavit.plan.reasons import Reason
-from affidavit.plan.types import Part
+from affidavit.plan.types import StrictModel
 
 if TYPE_CHECKING:
     from affidavit.plan.model import Plan
@@ -50,7 +50,7 @@ Claimed = Annotated[
 """A positive decimal, as a number or as the text that was published."""
 
 
-class Claim(Part):
+class Claim(StrictModel):
     """What is claimed: ``epsilon`` in nats at the target's δ, or a ``noise_multiplier``.
 
     A claimed noise multiplier is that of every block, said to reach the plan's target.

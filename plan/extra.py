@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from affidavit.plan.reasons import Reason
-from affidavit.plan.types import Integer, Name, Part, Positive, Real
+from affidavit.plan.types import Integer, Name, Positive, Real, StrictModel
 
 if TYPE_CHECKING:
     from affidavit.plan.model import Plan
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Distribution = Literal["poisson", "geometric", "logarithmic", "truncated_negative_binomial"]
 
 
-class Metric(Part):
+class Metric(StrictModel):
     """A Gaussian mechanism, ``count`` times.
 
     ``noise_multiplier`` is the standard deviation of its noise over its sensitivity under
@@ -45,7 +45,7 @@ class Metric(Part):
     each_repetition: Annotated[bool, Field(strict=True)] | None = None
 
 
-class LaplaceMetric(Part):
+class LaplaceMetric(StrictModel):
     """A Laplace mechanism, ``count`` times; ``noise_multiplier`` is scale over l1 sensitivity.
 
     The sensitivity is that under the plan's adjacency.
@@ -58,7 +58,7 @@ class LaplaceMetric(Part):
     each_repetition: Annotated[bool, Field(strict=True)] | None = None
 
 
-class ClippingQuantile(Part):
+class ClippingQuantile(StrictModel):
     """The number of records below the clip norm, on each step's own lot, with noise.
 
     Each record of the lot adds +1/2 if its norm is at most the clip norm and -1/2 if not.
@@ -75,7 +75,7 @@ class ClippingQuantile(Part):
     learning_rate: Positive | None = None
 
 
-class Selection(Part):
+class Selection(StrictModel):
     """The run, repeated K times and the best released; K has ``distribution`` and ``mean``.
 
     ``shape`` is η of the truncated negative binomial: 1 is geometric, 0 logarithmic, and

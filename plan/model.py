@@ -22,7 +22,16 @@ from affidavit.plan.extra import ExtraEvent
 from affidavit.plan.optimizer import Optimizer
 from affidavit.plan.reasons import MalformedPlan, pointer_to
 from affidavit.plan.strategies import Independent, Noise, Participation, Workload
-from affidavit.plan.types import Integer, Name, Part, Positive, Probability, Real, Text, at_most
+from affidavit.plan.types import (
+    Integer,
+    Name,
+    Positive,
+    Probability,
+    Real,
+    StrictModel,
+    Text,
+    at_most,
+)
 
 Adjacency = Literal["add_remove", "replace_one", "zero_out"]
 PrivacyUnit = Literal["example", "user"]
@@ -39,7 +48,7 @@ Scheme = Literal[
 ]
 
 
-class Dataset(Part):
+class Dataset(StrictModel):
     """The data set by name and size, in records; ``unit`` is what one record protects.
 
     ``contributions_per_user`` is the most records of one user, where the unit is a user.
@@ -51,7 +60,7 @@ class Dataset(Part):
     contributions_per_user: Annotated[Integer, Field(ge=1)] | None = None
 
 
-class Sampling(Part):
+class Sampling(StrictModel):
     """How each step's lot is drawn; ``lot_size`` is expected or fixed, by the scheme.
 
     Both lot sizes are in records. ``probability`` is that of one record at one step, and
@@ -66,7 +75,7 @@ class Sampling(Part):
     bins_drawn: Literal["once", "each_epoch"] | None = None
 
 
-class Release(Part):
+class Release(StrictModel):
     """``count`` blocks of one step, each clipped to ``clip_norm`` and noised.
 
     ``noise_multiplier`` is the noise standard deviation over the clip norm, on the sum;
@@ -88,14 +97,14 @@ class Release(Part):
         return self.noise_multiplier is not None or self.noise_std is not None
 
 
-class Target(Part):
+class Target(StrictModel):
     """What the run must reach: ε in nats at probability δ; either may be asked for."""
 
     epsilon: Positive | None = None
     delta: Probability | None = None
 
 
-class LargeDelta(Part):
+class LargeDelta(StrictModel):
     """Why this plan may claim a δ of 1/N or more."""
 
     reason: Annotated[Text, Field(min_length=1)]
@@ -110,7 +119,7 @@ ClipSchedule = Annotated[
 ]
 
 
-class Phase(Part):
+class Phase(StrictModel):
     """A stretch of training with one sampler, one set of releases and one kind of noise.
 
     ``clip_schedule`` has a factor a step on every clip norm; the noise stays that of the
@@ -141,7 +150,7 @@ def with_phases(document: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "phases": [phase]}
 
 
-class Plan(Part):
+class Plan(StrictModel):
     """A training plan; a document with its phase's fields at the top has one phase."""
 
     version: Integer

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from affidavit.plan.reasons import Reason, pointer_to
-from affidavit.plan.types import Integer, Part, Positive, Real
+from affidavit.plan.types import Integer, Positive, Real, StrictModel
 
 if TYPE_CHECKING:
     from affidavit.plan.model import Plan
@@ -44,7 +44,7 @@ OptimizerName = Literal[
 ]
 
 
-class Denoise(Part):
+class Denoise(StrictModel):
     """Singular-value shrinkage of each released mean before the optimiser reads it.
 
     It acts where the largest singular value exceeds ``threshold`` σ'(√n + √m), σ' the
@@ -65,7 +65,7 @@ def _switch(value: Any) -> Any:
     return value
 
 
-class Optimizer(Part):
+class Optimizer(StrictModel):
     """What is done with the noisy releases; public parameters only.
 
     ``combine``, ``noise_divisor``, ``error_clip_norm`` (C₂, l2, on the mean) and

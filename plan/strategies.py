@@ -17,7 +17,7 @@ from typing import Annotated, Literal, get_args, get_type_hints
 
 from pydantic import Field, StringConstraints
 
-from affidavit.plan.types import Integer, Part, Positive, Probability, Real, at_most
+from affidavit.plan.types import Integer, Positive, Probability, Real, StrictModel, at_most
 
 Coefficients = Annotated[
     tuple[Real, ...], Field(min_length=1, max_length=100_000, fail_fast=True), at_most(100_000)
@@ -31,13 +31,13 @@ Bands = Annotated[Integer, Field(ge=1)]
 Sha256 = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
 
 
-class Independent(Part):
+class Independent(StrictModel):
     """Fresh noise at every step."""
 
     kind: Literal["independent"] = "independent"
 
 
-class Bidiagonal(Part):
+class Bidiagonal(StrictModel):
     """w_t = z_t - λ z_{t-1}, z_0 = 0; without λ the best one for the workload."""
 
     kind: Literal["bidiagonal"]
@@ -45,21 +45,21 @@ class Bidiagonal(Part):
     normalized: Annotated[bool, Field(strict=True)] = False
 
 
-class Toeplitz(Part):
+class Toeplitz(StrictModel):
     """First column of the strategy C, zero afterwards."""
 
     kind: Literal["toeplitz"]
     coefficients: Coefficients
 
 
-class ToeplitzInverse(Part):
+class ToeplitzInverse(StrictModel):
     """First column of the injected noise matrix N = C⁻¹."""
 
     kind: Literal["toeplitz_inverse"]
     coefficients: Coefficients
 
 
-class SquareRoot(Part):
+class SquareRoot(StrictModel):
     """The square root of the workload and its banded relatives.
 
     ``bands`` counts the bands of C for ``bsr`` and ``banded``, those of N for ``bisr`` and
@@ -70,7 +70,7 @@ class SquareRoot(Part):
     bands: Bands | None = None
 
 
-class BufferedLinearToeplitz(Part):
+class BufferedLinearToeplitz(StrictModel):
     """BLT: decays θ and scales ω given, or a number of buffers to have them optimised."""
 
     kind: Literal["blt"]
@@ -83,13 +83,13 @@ class BufferedLinearToeplitz(Part):
     buffers: Annotated[Integer, Field(ge=1, le=64)] | None = None
 
 
-class ConvergenceAware(Part):
+class ConvergenceAware(StrictModel):
     """The weighting Λ_τ of the objective, τ in steps; it never changes the injected noise."""
 
     tau: Annotated[Integer, Field(ge=1)]
 
 
-class Dense(Part):
+class Dense(StrictModel):
     """The optimal lower-triangular strategy for the workload: T x T, of least rms or max error."""
 
     kind: Literal["dense"]
@@ -97,14 +97,14 @@ class Dense(Part):
     convergence_aware: ConvergenceAware | None = None
 
 
-class Tree(Part):
+class Tree(StrictModel):
     """Binary-tree aggregation; with ``restart`` a new tree begins with every epoch."""
 
     kind: Literal["tree"]
     restart: Annotated[bool, Field(strict=True)] = False
 
 
-class Matrix(Part):
+class Matrix(StrictModel):
     """The injected noise matrix N itself, T x T, in rows or as a file with its digest."""
 
     kind: Literal["matrix"]
@@ -131,7 +131,7 @@ NOISE_KINDS = frozenset(
 """Every ``kind`` that a plan's noise may have."""
 
 
-class Participation(Part):
+class Participation(StrictModel):
     """At most ``participations`` (k) steps of one record, ``separation`` (b) steps apart.
 
     Exactly b under ``fixed_epoch``, at least b under ``min_separation``.
@@ -142,7 +142,7 @@ class Participation(Part):
     separation: Annotated[Integer, Field(ge=1)] | None = None
 
 
-class Workload(Part):
+class Workload(StrictModel):
     """What the released stream is summed into; it shapes the noise, not the guarantee.
 
     ``momentum`` is β of the heavy ball, and ``learning_rates`` has one for each step of the plan.

@@ -41,7 +41,7 @@ Name = Annotated[str, StringConstraints(strict=True, pattern=r"^[A-Za-z0-9._-]{1
 Text = Annotated[str, StringConstraints(strict=True, max_length=10_000)]
 
 
-class Part(BaseModel):
-    """A piece of a plan: frozen, closed, addressed by its field names."""
+class StrictModel(BaseModel):
+    """The base of every document model: frozen, no unknown fields, finite numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

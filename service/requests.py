@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan import Part, Reason, digest_of
+from affidavit.plan import Reason, StrictModel, digest_of
 from affidavit.service.bodies import read_body
 from affidavit.service.calls import Call
 from affidavit.service.identity.actor import Actor
@@ -22,7 +22,7 @@ from affidavit.service.use_cases.submit_plan import TooBusy
 from affidavit.service.wanted import MalformedRequest
 
 T = TypeVar("T")
-Wanted = TypeVar("Wanted", bound=Part)
+Wanted = TypeVar("Wanted", bound=StrictModel)
 
 IdempotencyKey = Annotated[
     str | None,
@@ -57,7 +57,7 @@ def read(kind: Callable[[bytes], Wanted], content: bytes) -> Wanted:
         raise not_well_formed("malformed_request", error) from None
 
 
-def call_of(actor: Actor, http: Request, key: str | None, wanted: Part) -> Call:
+def call_of(actor: Actor, http: Request, key: str | None, wanted: StrictModel) -> Call:
     """Who asks, when, and what for, in the form in which a repetition is known."""
     asked = {"method": http.method, "path": http.url.path, "body": wanted.model_dump(mode="json")}
     return Call(

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import StringConstraints, ValidationError
 
-from affidavit.plan import Kind, MalformedPlan, Part, PlanError, Reason, load_json
+from affidavit.plan import Kind, MalformedPlan, PlanError, Reason, StrictModel, load_json
 
 LARGEST = 64 * 1024
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -16,7 +16,7 @@ _PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
 Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f]{64}$")]
 Comment = Annotated[str, StringConstraints(strict=True, max_length=2000, pattern=_PRINTABLE)]
 
-Wanted = TypeVar("Wanted", bound=Part)
+Wanted = TypeVar("Wanted", bound=StrictModel)
 
 
 class MalformedRequest(PlanError):

@@ -32,13 +32,13 @@ from affidavit.plan import (
     Adjacency,
     Integer,
     Name,
-    Part,
     PlanError,
     Positive,
     PrivacyUnit,
     Probability,
     Reason,
     Scheme,
+    StrictModel,
     Text,
     at_most,
     digest_of,
@@ -86,14 +86,14 @@ Release = Annotated[str, Field(strict=True), AfterValidator(_released)]
 _Few = Field(min_length=1, fail_fast=True)
 
 
-class Caps(Part):
+class Caps(StrictModel):
     """The largest ε and δ that may be certified; None is no cap."""
 
     epsilon: Positive | None = None
     delta: Probability | None = None
 
 
-class Policy(Part):
+class Policy(StrictModel):
     """The rules for some data sets; ``version`` counts one name's documents from 1."""
 
     schema_version: Annotated[Integer, AfterValidator(_known_schema)]

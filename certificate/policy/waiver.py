@@ -19,7 +19,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.policy.rules import WAIVABLE
-from affidavit.plan import Name, Part, Reason, digest_of
+from affidavit.plan import Name, Reason, StrictModel, digest_of
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
@@ -61,7 +61,7 @@ Why = Annotated[
 ]
 
 
-class Waiver(Part):
+class Waiver(StrictModel):
     """An exception; ``plan_digest`` or ``dataset`` says for what, exactly one of them."""
 
     rule: Rule
@@ -103,7 +103,7 @@ class Waiver(Part):
         return self.dataset == dataset
 
 
-class Waived(Part):
+class Waived(StrictModel):
     """A reason that does not block, and the waiver because of which it does not."""
 
     reason: Reason

@@ -15,11 +15,11 @@ from pydantic import Field
 
 from affidavit.accountants import decimal_down
 from affidavit.accountants.privacy_filter import LARGEST_EPSILON
-from affidavit.plan import Integer, Part, Real
+from affidavit.plan import Integer, Real, StrictModel
 from affidavit.service.wanted import Comment, Digest, MalformedRequest, Wanted, read_wanted
 
 
-class WantedBudget(Part):
+class WantedBudget(StrictModel):
     """A version of the budget of one privacy unit and adjacency of a data set."""
 
     unit: Literal["example", "user"] = "example"
@@ -33,24 +33,24 @@ class WantedBudget(Part):
         return decimal_down(self.epsilon, 17), decimal_down(self.delta, 17)
 
 
-class WantedReservation(Part):
+class WantedReservation(StrictModel):
     """A reservation for the run of a certificate."""
 
     certificate: Digest
 
 
-class WantedCommitment(Part):
+class WantedCommitment(StrictModel):
     """Nothing is said with a commitment; the path names what is committed."""
 
 
-class WantedSettlement(Part):
+class WantedSettlement(StrictModel):
     """The steps that were run, with the digest of the run's record; without both, all of them."""
 
     steps_run: Annotated[Integer, Field(ge=0)] | None = None
     record: Digest | None = None
 
 
-class WantedRelease(Part):
+class WantedRelease(StrictModel):
     """A release of what was reserved, before the run began."""
 
     reason: Comment = ""

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.plan import Part, PlanError
+from affidavit.plan import PlanError, StrictModel
 from affidavit.service.wanted import Wanted, read_wanted
 
 REASONS = {
@@ -37,7 +37,7 @@ class MalformedDecision(PlanError):
     """The body is not a decision that can be made."""
 
 
-class WantedDecision(Part):
+class WantedDecision(StrictModel):
     """An approval or a rejection of the envelope with that digest."""
 
     decision: Literal["approve", "reject"] = "approve"
@@ -51,7 +51,7 @@ class WantedDecision(Part):
         return self
 
 
-class WantedRevocation(Part):
+class WantedRevocation(StrictModel):
     """A revocation of the current issue; of the one with ``envelope``, where that is given."""
 
     code: Literal[

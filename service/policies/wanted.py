@@ -14,7 +14,7 @@ from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate.policy import Digest, Instant, Person, Rule, Why, instant
-from affidavit.plan import Name, Part, PlanError
+from affidavit.plan import Name, PlanError, StrictModel
 from affidavit.service.wanted import read_wanted
 
 
@@ -22,7 +22,7 @@ class MalformedWaiver(PlanError):
     """The body does not ask for a waiver."""
 
 
-class WantedWaiver(Part):
+class WantedWaiver(StrictModel):
     """A waiver as it is asked for; who grants it and when is not the client's to say."""
 
     rule: Rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.plan import Part
+from affidavit.plan import StrictModel
 from affidavit.service.runs import wanted
 
 _TEXT = {"type": "string"}
@@ -21,7 +21,7 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _wanted(*kinds: type[Part]) -> dict[str, Any]:
+def _wanted(*kinds: type[StrictModel]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind in kinds:
         schema = kind.model_json_schema(ref_template=_REF + "{model}")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from affidavit.plan import MAX_JSON_BYTES, Integer, Name, Part
+from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
 from affidavit.service.wanted import UUID, Comment, Digest, MalformedRequest, Wanted, read_wanted
 from affidavit.worker import TEXTS
 
@@ -27,14 +27,14 @@ Steps = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
-class Requirements(Part):
+class Requirements(StrictModel):
     """What a worker must have; memory in MiB."""
 
     gpu: Flag = False
     memory: Memory = 0
 
 
-class WantedRun(Part):
+class WantedRun(StrictModel):
     """A run of a certificate; ``time_limit`` is in seconds from its first step.
 
     Data and model are named as ``affidavit train`` takes them; output is a folder below the
@@ -52,13 +52,13 @@ class WantedRun(Part):
     time_limit: Annotated[Integer, Field(ge=1, le=31_536_000)] | None = None
 
 
-class WantedCancellation(Part):
+class WantedCancellation(StrictModel):
     """Why a run is to be stopped."""
 
     reason: Comment = ""
 
 
-class WantedClaim(Part):
+class WantedClaim(StrictModel):
     """A run for a worker that has this; ``lease`` is in seconds."""
 
     worker: Name
@@ -68,7 +68,7 @@ class WantedClaim(Part):
     place: Name | None = None
 
 
-class WantedStart(Part):
+class WantedStart(StrictModel):
     """The first step is about to be taken, of the plan with this digest.
 
     A worker that gives ``wants`` charges no step that it was not granted (``WantedHeartbeat``),
@@ -81,7 +81,7 @@ class WantedStart(Part):
     place: Name | None = None
 
 
-class WantedHeartbeat(Part):
+class WantedHeartbeat(StrictModel):
     """The run goes on, has charged so many steps, and wants to have charged ``wants`` at most.
 
     ``head`` is the digest of a line of its record that is on the disk.
@@ -93,7 +93,7 @@ class WantedHeartbeat(Part):
     head: Digest | None = None
 
 
-class WantedRecord(Part):
+class WantedRecord(StrictModel):
     """A part of the run's record, counted from 1: whole lines."""
 
     fence: Fence
@@ -101,14 +101,14 @@ class WantedRecord(Part):
     lines: Annotated[str, StringConstraints(strict=True, min_length=1)]
 
 
-class WantedCompletion(Part):
+class WantedCompletion(StrictModel):
     """What was run: a DSSE envelope with in-toto provenance."""
 
     fence: Fence
     provenance: dict[str, Any]
 
 
-class WantedFailure(Part):
+class WantedFailure(StrictModel):
     """The run cannot be begun or ended without a record that counts.
 
     With ``again`` another worker may go on with it.
