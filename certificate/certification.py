@@ -40,7 +40,7 @@ from affidavit.certificate import describe
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
 from affidavit.certificate.figures import figures_of, warnings_of
 from affidavit.certificate.solving import Solver, lower_open
-from affidavit.mechanisms import Lowered, obligations
+from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
 
 AGREEMENT = 1e-3
@@ -85,7 +85,7 @@ def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment
             sampling=describe.sampling_of(lowered),
             warnings=describe.caveats_of(lowered),
             assumptions=describe.assumptions_of(lowered),
-            obligations=tuple(obligation.as_dict() for obligation in obligations(lowered)),
+            obligations=tuple(obligation.as_dict() for obligation in obligations_of(lowered)),
         )
         if plan.target.delta is not None:
             _require_small_delta(plan, plan.target.delta)

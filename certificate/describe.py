@@ -91,7 +91,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
 def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
     """How the noise is shared between blocks, and the share of the noise energy that this saves.
 
-    The energy is Σ count_g d_g σ_g² C_g², in C_g's unit² (``affidavit.mechanisms.joint``).
+    The energy is Σ count_g d_g σ_g² C_g², in C_g's unit² (``affidavit.mechanisms.joint_gaussian``).
     """
     if len(lowered.phases) > 1 or lowered.phases[0].joint is None:
         return None

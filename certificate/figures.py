@@ -1,11 +1,11 @@
-"""The planning figures of a closed plan: information beside a result, never a guarantee.
+"""The utility figures of a closed plan: information beside a result, never a guarantee.
 
 One entry a release, for phases whose divisor B is known; figures that need the number of
 entries of a block (``dimension``) are left out where the plan does not give it, and noise
 that is correlated otherwise than by one earlier step has its errors in ``strategy``. With
 clip norms that are adapted they hold at the plan's own clip norm.
 
-References: formulas and units stand in ``affidavit.mechanisms.planning`` and, for Newton-Schulz,
+References: formulas and units stand in ``affidavit.mechanisms.utility`` and, for Newton-Schulz,
 in ``affidavit.mechanisms.newton_schulz``.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from affidavit.certificate.assessment import Caveat
-from affidavit.mechanisms import newton_schulz, noise_multiplier, planning
+from affidavit.mechanisms import newton_schulz, noise_multiplier, utility
 from affidavit.plan import Bidiagonal, Independent, Phase, Plan, Release, schedule
 
 MOMENTUM = 0.95
@@ -66,7 +66,7 @@ def _of_release(
     found: dict[str, Any] = {"release": release.name}
     try:
         sigma = float(noise_multiplier(release))
-        nu = planning.noise_std_of_the_mean(
+        nu = utility.noise_std_of_the_mean(
             noise_multiplier=sigma, clip_norm=release.clip_norm, divisor=divisor
         )
     except ArithmeticError:
@@ -76,22 +76,22 @@ def _of_release(
             found |= _held(
                 noise_std_of_mean=lambda: nu,
                 phi=lambda: nu**2,
-                prefix_sum_std=lambda: planning.prefix_sum_std(nu, steps=steps),
+                prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps),
             )
         case Bidiagonal(lambda_=float(lambda_), normalized=False):
             return found | _held(
                 noise_std_of_mean=lambda: nu * math.hypot(1, lambda_),
-                prefix_sum_std=lambda: planning.prefix_sum_std(nu, steps=steps, lambda_=lambda_),
+                prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps, lambda_=lambda_),
             )
         case _:
             return found
     entries = release.dimension
     if entries is not None:
         found |= _held(
-            signal_to_noise_at_most=lambda: planning.most_signal_to_noise(
+            signal_to_noise_at_most=lambda: utility.most_signal_to_noise(
                 noise_multiplier=sigma, divisor=divisor, entries=entries
             ),
-            noise_share_at_least=lambda: planning.least_noise_share(
+            noise_share_at_least=lambda: utility.least_noise_share(
                 noise_multiplier=sigma, divisor=divisor, entries=entries
             ),
         )
@@ -119,7 +119,7 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
     iterations = optimizer.newton_schulz_steps or newton_schulz.STEPS
     start = optimizer.newton_schulz_start or "paper"
     found: dict[str, Any] = _held(
-        momentum_norm=lambda: planning.momentum_norm(
+        momentum_norm=lambda: utility.momentum_norm(
             nu, entries=entries, momentum=momentum, steps=steps, normalised=corrected
         )
     )
@@ -139,6 +139,6 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
         }
     if corrected:
         found |= _held(
-            probe_std=lambda: planning.probe_std(nu, momentum=momentum, steps=steps),
+            probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps),
         )
     return found

@@ -12,8 +12,7 @@ References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, Theore
 from collections.abc import Mapping
 from typing import Any
 
-from affidavit.mechanisms.obligation import Obligation
-from affidavit.mechanisms.protocol import Mechanism
+from affidavit.mechanisms.protocol import Mechanism, Obligation
 from affidavit.plan import Plan, Reason
 
 RELEASE = "each step's clipped sum plus that step's row of the correlated noise N z"

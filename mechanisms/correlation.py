@@ -32,7 +32,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, assert_never
 
-from affidavit.mechanisms.participating import AMPLIFIED, lots_in_turn, participation
+from affidavit.mechanisms.participation import AMPLIFIED, lots_in_turn, participation
 from affidavit.mechanisms.samplers import Sampled, removal_moves_records
 from affidavit.mechanisms.strategies.contents import NotRemembered
 from affidavit.mechanisms.strategies.gram import gram

@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import math
 
-from affidavit.mechanisms.obligation import Obligation
-from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, RunSensitivity
+from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, RunSensitivity
 from affidavit.plan import Phase, Plan, Reason, schedule
 
 THEOREM = "docs/theorems/dp-dice.md"

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import math
 
-from affidavit.mechanisms.obligation import Obligation
-from affidavit.mechanisms.protocol import Mechanism
+from affidavit.mechanisms.protocol import Mechanism, Obligation
 from affidavit.plan import Plan, Reason
 
 KAPPA, GAMMA = 0.7, 0.5

@@ -5,8 +5,7 @@ block; all blocks of a step come from one lot and are accounted jointly (Theorem
 the paper). Momentum and the orthogonalisation act on the noisy releases only.
 """
 
-from affidavit.mechanisms.obligation import Obligation
-from affidavit.mechanisms.protocol import JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT_PROOF, Mechanism, Obligation
 
 ONE_LOT = Obligation(
     code="one_lot_for_all_blocks",

@@ -5,8 +5,7 @@ released values, so that the guarantee is DP-Muon's for any number of probes.
 """
 
 from affidavit.mechanisms.dp_muon import BLOCKS, ONE_LOT
-from affidavit.mechanisms.obligation import Obligation
-from affidavit.mechanisms.protocol import JOINT_PROOF, Mechanism
+from affidavit.mechanisms.protocol import JOINT_PROOF, Mechanism, Obligation
 
 MECHANISM = Mechanism(
     name="dp_muonbc",

@@ -16,8 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from affidavit.mechanisms.extra import Extras, jointly, lower_extra
-from affidavit.mechanisms.joint import joint_noise_multiplier
+from affidavit.mechanisms.additional_releases import Extras, jointly, lower_extra
+from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, RunSensitivity
 from affidavit.mechanisms.registry import mechanism
 from affidavit.mechanisms.samplers import Sampled, sample

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from affidavit.mechanisms.obligation import Obligation
 from affidavit.plan import (
     CHANGE_THE_GUARANTEE,
     NOISE_KINDS,
@@ -45,6 +44,23 @@ def _nothing(_plan: Plan) -> list[Reason]:
 
 def _step_by_step(_plan: Plan, _phase: int) -> RunSensitivity | None:
     return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Obligation:
+    """One thing that the trainer must do, by a stable code.
+
+    Our trainer refuses to run what it does not keep, so what it keeps is ``checked_by`` it;
+    the rest is ``declared`` by whoever runs the plan.
+    """
+
+    code: str
+    text: str
+    checked_by: Literal["trainer", "declared"] = "trainer"
+
+    def as_dict(self) -> dict[str, str]:
+        """The obligation as it stands in a certificate."""
+        return {"code": self.code, "text": self.text, "checked_by": self.checked_by}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

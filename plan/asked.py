@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan.diagnostics import Reason
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Phase, Plan
+    from affidavit.plan.document import Phase, Plan
 
 LOT_SIZES = frozenset({"poisson", "fixed_size"})
 """Schemes of which the largest lot size that fits can be asked: fresh lots, drawn alike."""

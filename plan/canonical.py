@@ -21,7 +21,7 @@ from typing import Any
 import rfc8785
 
 from affidavit.plan.asked import asks_for_lot_size, asks_for_probability
-from affidavit.plan.model import Plan
+from affidavit.plan.document import Plan
 
 
 def as_document(plan: Plan) -> dict[str, Any]:

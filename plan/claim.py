@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan.diagnostics import Reason
 from affidavit.plan.types import StrictModel
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Plan
+    from affidavit.plan.document import Plan
 
 SMALLEST, LARGEST = 1e-9, 1e9
 """Bounds of a claimed ε, in nats, and of a claimed noise multiplier."""

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from affidavit.plan import asked, correlated, extra, optimizer
+from affidavit.plan import additional_releases, asked, correlated, optimizer
 from affidavit.plan.claim import unanswerable
-from affidavit.plan.reasons import Reason
+from affidavit.plan.diagnostics import Reason
 from affidavit.plan.schedule import steps
 from affidavit.plan.types import LARGEST_INTEGER
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Phase, Plan
+    from affidavit.plan.document import Phase, Plan
 
 BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
 """Schemes that a sampling probability describes fully."""
@@ -30,7 +30,7 @@ def contradictions(plan: Plan) -> tuple[Reason, ...]:
     for index, phase in enumerate(plan.phases):
         found += [*_length(plan, index, phase), *_sampling(plan, index, phase)]
         found += [*_noise(plan, index, phase), *_blocks(plan, index, phase)]
-    found += [*asked.contradictions(plan), *extra.contradictions(plan)]
+    found += [*asked.contradictions(plan), *additional_releases.contradictions(plan)]
     found += [*correlated.contradictions(plan), *optimizer.misplaced(plan)]
     found += [*_target(plan), *_allocation(plan)]
     found += () if plan.claim is None else unanswerable(plan.claim, plan)

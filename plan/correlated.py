@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan.diagnostics import Reason
 from affidavit.plan.strategies import (
     Bidiagonal,
     Matrix,
@@ -20,7 +20,7 @@ from affidavit.plan.strategies import (
 )
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Plan
+    from affidavit.plan.document import Plan
 
 LARGEST, LEAST = 1e100, 1e-100
 """Coefficients beyond these have squares that are not doubles."""

@@ -29,9 +29,9 @@ from enum import Enum
 from typing import Any, Final
 
 from affidavit.plan.canonical import as_document
-from affidavit.plan.model import Plan, with_phases
+from affidavit.plan.diagnostics import pointer_to
+from affidavit.plan.document import Plan, with_phases
 from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import pointer_to
 
 Path = tuple[str | int, ...]
 

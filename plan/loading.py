@@ -12,7 +12,7 @@ Numbers are read as IEEE doubles; integers must be exact in one (at most 2^53 - 
 {'target': {'delta': 1e-05}}
 >>> load_json(b'{"steps": 1, "steps": 2}')
 Traceback (most recent call last):
-affidavit.plan.reasons.MalformedPlan: duplicate_key at /steps: ...
+affidavit.plan.diagnostics.MalformedPlan: duplicate_key at /steps: ...
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.strictness import (
     BadNumber,
     Document,

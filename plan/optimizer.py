@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from affidavit.plan.reasons import Reason, pointer_to
+from affidavit.plan.diagnostics import Reason, pointer_to
 from affidavit.plan.types import Integer, Positive, Real, StrictModel
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Plan
+    from affidavit.plan.document import Plan
 
 OptimizerName = Literal[
     "dp_sgd",

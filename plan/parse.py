@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
+from affidavit.plan.document import PHASE_FIELDS, Plan
 from affidavit.plan.loading import load_json, load_yaml, locate_in_json
-from affidavit.plan.model import PHASE_FIELDS, Plan
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 from affidavit.plan.strictness import Document, Path
 from affidavit.plan.validation import Kind
 

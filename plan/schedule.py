@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Phase, Plan
+    from affidavit.plan.document import Phase, Plan
 
 FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once an epoch, at its place in the order."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.plan.model import PHASE_FIELDS, Plan
+from affidavit.plan.document import PHASE_FIELDS, Plan
 
 Schema = dict[str, Any]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
+from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
 from affidavit.plan.types import LARGEST_INTEGER
 
 MAX_DEPTH = 32

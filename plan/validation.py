@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from affidavit.plan.reasons import Reason, pointer_to
+from affidavit.plan.diagnostics import Reason, pointer_to
 
 MAX_REASONS = 20
 SHOWN = 80

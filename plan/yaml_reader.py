@@ -24,7 +24,7 @@ from ruamel.yaml.events import (
     StreamEndEvent,
 )
 
-from affidavit.plan.reasons import MalformedPlan, Reason
+from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.strictness import (
     EMPTY,
     MAX_DEPTH,

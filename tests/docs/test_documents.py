@@ -24,7 +24,7 @@ from affidavit.plan import (
     Selection,
     parse_plan,
 )
-from affidavit.plan.model import Dataset, Sampling
+from affidavit.plan.document import Dataset, Sampling
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.mechanisms.closing import with_noise
-from affidavit.mechanisms.joint import (
+from affidavit.mechanisms.joint_gaussian import (
     allocate,
     joint_noise_multiplier,
     noise_energy,
     noise_multiplier,
     rounded_up,
 )
+from affidavit.mechanisms.resolve import with_noise
 from affidavit.plan import Allocation, Phase, Plan
 
 Make = Callable[..., Plan]

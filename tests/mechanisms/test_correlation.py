@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from affidavit.mechanisms.lowering import Lowered, lower
-from affidavit.mechanisms.required_obligations import obligations
+from affidavit.mechanisms.obligations import obligations_of
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.plan import (
@@ -294,12 +294,12 @@ def test_learning_rates_are_one_a_step(stream: Make) -> None:
 
 def test_a_trainer_is_told_the_recurrence_and_to_keep_its_state(stream: Make) -> None:
     lowered: Lowered = lower(stream())
-    codes = [obligation.code for obligation in obligations(lowered)]
+    codes = [obligation.code for obligation in obligations_of(lowered)]
     assert codes.count("inject_the_strategy") == 1
     assert {"noise_recurrence", "keep_the_noise_state"} <= set(codes)
     plain = lower(stream(noise={"kind": "independent"}))
     assert not {"inject_the_strategy", "keep_the_noise_state"} & {
-        item.code for item in obligations(plain)
+        item.code for item in obligations_of(plain)
     }
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.mechanisms.closing import scaled_noise, with_noise, with_steps
 from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.required_obligations import ALWAYS, obligations
+from affidavit.mechanisms.obligations import ALWAYS, obligations_of
+from affidavit.mechanisms.resolve import scaled_noise, with_noise, with_steps
 from affidavit.plan import Composed, Gaussian, Plan, Reason, RefusedPlan, Repeated
 
 Make = Callable[..., Plan]
@@ -113,7 +113,7 @@ def test_every_reason_comes_at_once(plan_of: Make) -> None:
 
 
 def test_a_trainer_is_told_its_sampler_and_all_it_must_always_keep(plan_of: Make) -> None:
-    found = obligations(lower(plan_of(**several(PHASE, PHASE))))
+    found = obligations_of(lower(plan_of(**several(PHASE, PHASE))))
     assert [entry.code for entry in found].count("sampler_of_the_plan") == 1
     assert found[1:] == ALWAYS
     codes = [alway.code for alway in ALWAYS]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from affidavit.plan.canonical import as_document, digest
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan.diagnostics import MalformedPlan
+from affidavit.plan.document import Plan
 
 PlanOf = Callable[..., Plan]
 

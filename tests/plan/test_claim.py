@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from affidavit.plan.canonical import digest
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan.diagnostics import MalformedPlan
+from affidavit.plan.document import Plan
 
 
 @pytest.mark.parametrize("claim", [7.98, "7.9800", {"epsilon": 8}, {"noise_multiplier": "1.10"}])

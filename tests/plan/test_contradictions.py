@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from affidavit.plan import contradictions
+from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.parse import plan_from
-from affidavit.plan.reasons import MalformedPlan, Reason
 
 Make = Callable[..., dict[str, Any]]
 

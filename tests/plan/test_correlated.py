@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan.model import Plan
-from affidavit.plan.reasons import MalformedPlan
+from affidavit.plan.diagnostics import MalformedPlan
+from affidavit.plan.document import Plan
 
 Make = Callable[..., Plan]
 SHA = "0" * 64

@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from affidavit.mechanisms import lower, obligations
+from affidavit.mechanisms import lower, obligations_of
 from affidavit.plan.canonical import as_document, digest
-from affidavit.plan.model import Plan
+from affidavit.plan.diagnostics import MalformedPlan, PlanError, RefusedPlan
+from affidavit.plan.document import Plan
 from affidavit.plan.parse import Syntax, parse_plan, plan_from
-from affidavit.plan.reasons import MalformedPlan, PlanError, RefusedPlan
 
 SEEDS: list[dict[str, Any]] = [
     {
@@ -108,7 +108,7 @@ def use(plan: Plan) -> None:
     assert digest(plan).startswith("sha256:")
     try:
         lowered = lower(plan)
-        assert obligations(lowered)
+        assert obligations_of(lowered)
         lowered.event(scale=1.0, steps=1)
     except RefusedPlan as refusal:
         check(refusal)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.parse import Syntax, parse_plan
-from affidavit.plan.reasons import MalformedPlan, Reason
 from tests.seconds import best_of_three
 
 TEXT = """\

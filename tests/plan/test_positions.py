@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
 from affidavit.plan.loading import load_yaml, locate_in_json
 from affidavit.plan.parse import Syntax, locate, parse_plan
-from affidavit.plan.reasons import MalformedPlan, Reason, pointer_to
 
 KEYS = st.text(st.sampled_from('abz09/~"\\ é😀:,{[#-'), min_size=1, max_size=6)
 TREES = st.recursive(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.plan import schedule
-from affidavit.plan.model import Plan
+from affidavit.plan.document import Plan
 
 Make = Callable[..., Plan]
 SIZES = st.integers(1, 10**7)

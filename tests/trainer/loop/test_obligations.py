@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.mechanisms import catalogue, lower, obligations
+from affidavit.mechanisms import catalogue, lower, obligations_of
 from affidavit.plan import plan_from
 from affidavit.trainer.binding import OBLIGATIONS
 
@@ -18,14 +18,14 @@ EXTRAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("mechanism", catalogue().values(), ids=lambda each: each.name)
 def test_it_keeps_what_it_is_said_to_check(mechanism: Any) -> None:
-    found = obligations(lower(plan_from(mechanism.minimal_plan())))
+    found = obligations_of(lower(plan_from(mechanism.minimal_plan())))
     assert found
     assert {item.code for item in found if item.checked_by == "trainer"} <= OBLIGATIONS
 
 
 @pytest.mark.parametrize("extra", EXTRAS, ids=lambda each: str(each["kind"]))
 def test_what_it_refuses_to_run_is_declared(plan_of: Any, extra: dict[str, Any]) -> None:
-    found = obligations(lower(plan_of(extra=[extra])))
+    found = obligations_of(lower(plan_of(extra=[extra])))
     unknown = {item.code for item in found} - OBLIGATIONS
     assert unknown
     assert all(entry.checked_by == "declared" for entry in found if entry.code in unknown)

@@ -13,9 +13,9 @@ import torch
 from torch.nn import Parameter
 
 from affidavit.mechanisms import Correlation
-from affidavit.mechanisms.planning import probe_std
 from affidavit.mechanisms.strategies import Scheduled, Strategy
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
+from affidavit.mechanisms.utility import probe_std
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.noise.recurrence import recurrence_of
 from affidavit.trainer.optimizers.given import NoiseOfTheMean, given

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from affidavit.mechanisms.correlated import INJECTED
 from affidavit.mechanisms.lowering import Lowered
-from affidavit.mechanisms.obligation import Obligation
+from affidavit.mechanisms.protocol import Obligation
 from affidavit.plan import Plan
 
 ALWAYS = (
@@ -52,7 +52,7 @@ ALWAYS = (
 )
 
 
-def obligations(lowered: Lowered) -> tuple[Obligation, ...]:
+def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
     """What a trainer of this plan must keep: sampler, what always holds, optimiser, extras."""
     assumptions = dict.fromkeys(phase.sampled.assumption for phase in lowered.phases)
     samplers = tuple(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Context
 
-from affidavit.mechanisms.joint import allocate, noise_multiplier, rounded_up
+from affidavit.mechanisms.joint_gaussian import allocate, noise_multiplier, rounded_up
 from affidavit.plan import Phase, Plan
 
 DIGITS = 7

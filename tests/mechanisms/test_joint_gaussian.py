@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.mechanisms.joint import joint_noise_multiplier, noise_multiplier
+from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import Plan
 
 Make = Callable[..., Plan]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from affidavit.mechanisms import planning
+from affidavit.mechanisms import utility
 from affidavit.mechanisms.newton_schulz import (
     Start,
     coefficients,
@@ -19,7 +19,7 @@ from affidavit.mechanisms.newton_schulz import (
 
 SIGMA, CLIP, DIVISOR, BETA, SIDE = 0.8, 1 / 7, 1024.0, 0.95, 768
 """The setting of SPEC 6: five steps hardly orthogonalise there."""
-NU = planning.noise_std_of_the_mean(noise_multiplier=SIGMA, clip_norm=CLIP, divisor=DIVISOR)
+NU = utility.noise_std_of_the_mean(noise_multiplier=SIGMA, clip_norm=CLIP, divisor=DIVISOR)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def momentum() -> np.ndarray:
 
 
 def test_the_momentum_has_the_predicted_norm(momentum: np.ndarray) -> None:
-    predicted = planning.momentum_norm(NU, entries=SIDE**2, momentum=BETA, steps=200)
+    predicted = utility.momentum_norm(NU, entries=SIDE**2, momentum=BETA, steps=200)
     assert predicted == pytest.approx(0.2745, abs=1e-4)
     assert np.linalg.norm(momentum) == pytest.approx(predicted, rel=0.01)
 
@@ -66,7 +66,7 @@ def test_the_bias_correction_is_a_no_op_without_a_frobenius_start(
 ) -> None:
     """2Q(M) - mean of Q(M ± ρU) against Q(M), for DP-MuonBC's normalised momentum."""
     normalised = momentum * (1 - BETA) / (1 - BETA**200)
-    std = planning.probe_std(NU, momentum=BETA, steps=200)
+    std = utility.probe_std(NU, momentum=BETA, steps=200)
     probe = std * np.random.default_rng(2).standard_normal((SIDE, SIDE))
     plain, plus, minus = (
         orthogonalise(item, start="paper" if start == "paper" else "frobenius")
@@ -82,16 +82,16 @@ def test_rho_t_is_the_noise_in_one_entry_of_the_normalised_momentum(steps: int) 
     noise = draw.standard_normal((steps, 20000))
     weights = BETA ** np.arange(steps)[::-1]
     found = float(np.std(weights @ noise / weights.sum()))
-    assert planning.probe_std(1.0, momentum=BETA, steps=steps) == pytest.approx(found, rel=0.02)
-    norm = planning.momentum_norm(1, entries=9, momentum=BETA, steps=steps, normalised=True)
-    assert norm == pytest.approx(3 * planning.probe_std(1, momentum=BETA, steps=steps))
+    assert utility.probe_std(1.0, momentum=BETA, steps=steps) == pytest.approx(found, rel=0.02)
+    norm = utility.momentum_norm(1, entries=9, momentum=BETA, steps=steps, normalised=True)
+    assert norm == pytest.approx(3 * utility.probe_std(1, momentum=BETA, steps=steps))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_momentum_that_forgets_at_once_leaves_the_noise_of_a_step(momentum: float) -> None:
-    one = planning.momentum_norm(2.0, entries=25, momentum=momentum, steps=1)
+    one = utility.momentum_norm(2.0, entries=25, momentum=momentum, steps=1)
     assert one == pytest.approx(10)
-    assert planning.probe_std(2.0, momentum=momentum, steps=1) == pytest.approx(2)
+    assert utility.probe_std(2.0, momentum=momentum, steps=1) == pytest.approx(2)
 
 
 @pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.9, 1.0, -0.5])
@@ -101,7 +101,7 @@ def test_the_sum_of_all_releases_carries_the_predicted_noise(steps: int, lambda_
     z = draw.standard_normal((steps, 40000))
     w = z - lambda_ * np.vstack([np.zeros(40000), z[:-1]])
     found = float(np.std(w.sum(axis=0)))
-    assert planning.prefix_sum_std(1.0, steps=steps, lambda_=lambda_) == pytest.approx(
+    assert utility.prefix_sum_std(1.0, steps=steps, lambda_=lambda_) == pytest.approx(
         found, rel=0.02
     )
 
@@ -115,25 +115,25 @@ def test_phi_is_what_noise_adds_to_adams_second_moment() -> None:
         second = beta2 * second + (1 - beta2) * gradient**2
     corrected = second / (1 - beta2**60)
     assert float(np.mean(corrected)) == pytest.approx(true**2 + phi, rel=0.01)
-    share = planning.noise_share(true**2, phi)
+    share = utility.noise_share(true**2, phi)
     assert share == pytest.approx(phi / float(np.mean(corrected)), rel=0.01)
-    assert planning.noise_share(phi, phi) == 0.5
-    assert planning.noise_share(0.0, phi) == 1
+    assert utility.noise_share(phi, phi) == 0.5
+    assert utility.noise_share(0.0, phi) == 1
 
 
 def test_an_average_entry_has_at_least_the_least_noise_share() -> None:
     """A mean of clipped gradients of norm C, the best case, has v = C²/d in an average entry."""
     entries, clip = 100, 0.3
-    nu = planning.noise_std_of_the_mean(noise_multiplier=2, clip_norm=clip, divisor=40)
-    least = planning.least_noise_share(noise_multiplier=2, divisor=40, entries=entries)
-    assert least == pytest.approx(planning.noise_share(clip**2 / entries, nu**2))
-    most = planning.most_signal_to_noise(noise_multiplier=2, divisor=40, entries=entries)
+    nu = utility.noise_std_of_the_mean(noise_multiplier=2, clip_norm=clip, divisor=40)
+    least = utility.least_noise_share(noise_multiplier=2, divisor=40, entries=entries)
+    assert least == pytest.approx(utility.noise_share(clip**2 / entries, nu**2))
+    most = utility.most_signal_to_noise(noise_multiplier=2, divisor=40, entries=entries)
     assert most == pytest.approx(clip / (nu * math.sqrt(entries)))
 
 
 def test_a_share_of_nothing_is_no_share() -> None:
     with pytest.raises(ValueError, match="positive"):
-        planning.noise_share(1.0, 0.0)
+        utility.noise_share(1.0, 0.0)
 
 
 # ---- Newton-Schulz -----------------------------------------------------------------

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from affidavit.plan.reasons import Reason
+from affidavit.plan.diagnostics import Reason
 from affidavit.plan.types import Integer, Name, Positive, Real, StrictModel
 
 if TYPE_CHECKING:
-    from affidavit.plan.model import Plan
+    from affidavit.plan.document import Plan
 
 Distribution = Literal["poisson", "geometric", "logarithmic", "truncated_negative_binomial"]
 

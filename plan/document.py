@@ -16,11 +16,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from affidavit.plan import asked
+from affidavit.plan.additional_releases import ExtraEvent
 from affidavit.plan.claim import GivenClaim
 from affidavit.plan.contradictions import contradictions
-from affidavit.plan.extra import ExtraEvent
+from affidavit.plan.diagnostics import MalformedPlan, pointer_to
 from affidavit.plan.optimizer import Optimizer
-from affidavit.plan.reasons import MalformedPlan, pointer_to
 from affidavit.plan.strategies import Independent, Noise, Participation, Workload
 from affidavit.plan.types import (
     Integer,
