@@ -26,7 +26,6 @@ from pathlib import Path
 from bench.sections import ROOT, provenance, section, with_section
 from tests.service import postgresql_server
 
-OPACUS = ROOT / ".venv-opacus" / "bin" / "python"
 KEPT = ROOT / "build" / "bench"
 LINE = 10.0
 """Seconds after which it is said again that a bench runs."""
@@ -75,7 +74,7 @@ BENCHES = (
     Bench(
         name="accounting",
         command=("bench/accounting.py", "--prv", "--prv-seconds", "240", "--repeats", "1")
-        + (("--opacus", str(OPACUS)) if OPACUS.exists() else ()),
+        + ("--opacus", sys.executable),
         minutes=60,
     ),
     Bench(
@@ -132,8 +131,6 @@ def measure(bench: Bench) -> str:
 def _within(seconds: float, bench: Bench, out: int) -> int | None:
     """How it ended; None if it had to be stopped, with all the processes that it began."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    if OPACUS.exists():
-        environment.setdefault("OPACUS_PYTHON", str(OPACUS))
     process = subprocess.Popen(
         [sys.executable, *bench.command],
         cwd=ROOT,

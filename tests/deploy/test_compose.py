@@ -78,7 +78,7 @@ def test_the_roles_are_made_and_the_service_may_not_rewrite(tmp_path: Path) -> N
     """The script as the image of PostgreSQL runs it, and the two commands after it."""
     programs = postgresql_server.binaries()
     if programs is None or not (programs / "psql").exists():
-        pytest.skip("there is no psql")
+        pytest.fail("there is no psql: install PostgreSQL")
     with postgresql_server.cluster(programs, free_port()) as server:
         script = COMPOSE["configs"]["roles"]["file"]
         told = SERVICES["database"]["environment"]

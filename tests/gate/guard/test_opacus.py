@@ -1,8 +1,4 @@
-"""The guard around the real Opacus: right runs pass and conform, wrong ones stop in time.
-
-Needs an environment of its own that has Opacus and this project: ``make test-opacus`` builds
-``.venv-opacus`` and runs these, or ``OPACUS_PYTHON`` names its interpreter.
-"""
+"""The guard around the real Opacus: right runs pass and conform, wrong ones stop in time."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,12 +18,6 @@ from affidavit.certificate import SigningKey, conformance
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")
-PYTHON = os.environ.get("OPACUS_PYTHON") or str(ROOT / ".venv-opacus/bin/python")
-
-pytestmark = pytest.mark.skipif(
-    not Path(PYTHON).exists(),
-    reason="NOT TESTED with the real Opacus: run make test-opacus, or set OPACUS_PYTHON",
-)
 
 STEPS = 8
 LAYERS = {
@@ -79,7 +70,7 @@ def outcomes(
         (folder / f"{name}.json").write_bytes(bundle)
     (folder / "keys.json").write_text(json.dumps(key.public.as_record()))
     done = subprocess.run(
-        [PYTHON, str(SCENARIOS), str(folder)], capture_output=True, text=True, check=False,
+        [sys.executable, str(SCENARIOS), str(folder)], capture_output=True, text=True, check=False,
         timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -135,7 +126,7 @@ def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/guard.md").read_text()
     (shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     environment = {**os.environ, "AFFIDAVIT_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
-    programs = {"affidavit": [PYTHON, "-m", "affidavit.gate"], "python": [PYTHON]}
+    programs = {"affidavit": [sys.executable, "-m", "affidavit.gate"], "python": [sys.executable]}
     for line in shown.splitlines():
         name, *words = shlex.split(line)
         given = [str(ROOT / word) if word.startswith("examples/") else word for word in words]

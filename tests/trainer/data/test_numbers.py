@@ -62,7 +62,6 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def test_digits_are_split_by_place_into_parts_that_share_nothing() -> None:
-    pytest.importorskip("sklearn")
     whole, train, test = digits(""), digits("part=train"), digits("part=test")
     assert (len(whole), len(train), len(test)) == (1797, 1438, 359)
     assert (whole.features, whole.classes) == (64, 10)

