@@ -73,8 +73,16 @@ BENCHES = (
     Bench(name="gate", command=("bench/gate.py",), minutes=10),
     Bench(
         name="accounting",
-        command=("bench/accounting.py", "--prv", "--prv-seconds", "240", "--repeats", "1")
-        + ("--opacus", sys.executable),
+        command=(
+            "bench/accounting.py",
+            "--prv",
+            "--prv-seconds",
+            "240",
+            "--repeats",
+            "1",
+            "--opacus",
+            sys.executable,
+        ),
         minutes=60,
     ),
     Bench(
