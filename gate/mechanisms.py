@@ -16,7 +16,7 @@ from rich.table import Table
 from affidavit.gate.console import out, stop
 from affidavit.gate.files import print_json
 from affidavit.gate.report import printable
-from affidavit.mechanisms import Mechanism, catalogue
+from affidavit.mechanisms import Mechanism, all_mechanisms
 
 
 def mechanisms(
@@ -26,7 +26,7 @@ def mechanisms(
     as_json: Annotated[bool, typer.Option("--json", help="Print the description as JSON.")] = False,
 ) -> None:
     """What an optimiser releases, how sensitive that is, and what it obliges the trainer to."""
-    known = catalogue()
+    known = all_mechanisms()
     if name is None:
         if as_json:
             print_json({"mechanisms": [item.as_dict() for item in known.values()]})

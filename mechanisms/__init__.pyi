@@ -5,6 +5,8 @@ from .additional_releases import Extras as Extras
 from .additional_releases import jointly as jointly
 from .additional_releases import lower_extra as lower_extra
 from .attachments import attach as attach
+from .catalogue import all_mechanisms as all_mechanisms
+from .catalogue import mechanism as mechanism
 from .correlation import Correlation as Correlation
 from .correlation import Streamed as Streamed
 from .dp_disk import GAMMA as GAMMA
@@ -22,8 +24,6 @@ from .newton_schulz import Start as Start
 from .newton_schulz import coefficients as coefficients
 from .obligations import obligations_of as obligations_of
 from .protocol import Mechanism as Mechanism
-from .registry import catalogue as catalogue
-from .registry import mechanism as mechanism
 from .resolve import rescaled as rescaled
 from .resolve import scaled_noise as scaled_noise
 from .resolve import stand_in as stand_in

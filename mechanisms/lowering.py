@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from affidavit.mechanisms.additional_releases import Extras, jointly, lower_extra
+from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
 from affidavit.mechanisms.protocol import Mechanism, RunSensitivity
-from affidavit.mechanisms.registry import mechanism
 from affidavit.mechanisms.samplers import Sampled, sample
 from affidavit.plan import Composed, Event, Gaussian, Plan, Reason, RefusedPlan, Repeated, schedule
 

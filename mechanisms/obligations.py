@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from affidavit.mechanisms.correlated import INJECTED
+from affidavit.mechanisms.catalogue import INJECTED
 from affidavit.mechanisms.lowering import Lowered
 from affidavit.mechanisms.protocol import Obligation
 from affidavit.plan import Plan

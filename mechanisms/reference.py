@@ -9,8 +9,8 @@ import json
 import sys
 from collections.abc import Iterator
 
+from affidavit.mechanisms.catalogue import all_mechanisms
 from affidavit.mechanisms.protocol import Mechanism
-from affidavit.mechanisms.registry import catalogue
 
 HEAD = """\
 # Mechanisms
@@ -35,9 +35,9 @@ def document() -> str:
     rows = "".join(
         f"| [`{item.name}`](#{item.name}) | {item.title} | "
         f"{'yes, accounted' if item.state_on_raw_data else 'none'} | {item.noise_in_words} |\n"
-        for item in catalogue().values()
+        for item in all_mechanisms().values()
     )
-    return HEAD + rows + "".join(_section(entry) for entry in catalogue().values())
+    return HEAD + rows + "".join(_section(entry) for entry in all_mechanisms().values())
 
 
 def _section(mechanism: Mechanism) -> str:

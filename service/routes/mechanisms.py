@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from fastapi.responses import JSONResponse
 
-from affidavit.mechanisms import catalogue
+from affidavit.mechanisms import all_mechanisms
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.openapi import answers, problems
 from affidavit.service.problems import Problem
@@ -28,7 +28,7 @@ MechanismName = Annotated[
 )
 def mechanisms() -> JSONResponse:
     """In the order of the registry."""
-    return JSONResponse({"mechanisms": [item.as_dict() for item in catalogue().values()]})
+    return JSONResponse({"mechanisms": [item.as_dict() for item in all_mechanisms().values()]})
 
 
 @router.get(
@@ -40,7 +40,7 @@ def mechanisms() -> JSONResponse:
 )
 def mechanism(name: MechanismName) -> JSONResponse:
     """One description, with the document of a smallest plan."""
-    found = catalogue().get(name)
+    found = all_mechanisms().get(name)
     if found is None:
         raise Problem(
             404, "not_found", f"there is no mechanism {name}; GET /v1/mechanisms lists them."

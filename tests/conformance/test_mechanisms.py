@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from affidavit.certificate import certify
-from affidavit.mechanisms import catalogue, lower
+from affidavit.mechanisms import all_mechanisms, lower
+from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.mechanisms.protocol import ANY_NOISE, CORRELATED, INDEPENDENT
-from affidavit.mechanisms.registry import MECHANISMS
 from affidavit.plan import (
     CHANGE_THE_GUARANTEE,
     TAKES,
@@ -92,7 +92,7 @@ def test_its_minimal_plan_is_certified_with_its_obligations(name: str) -> None:
 
 
 def test_a_wrapper_has_the_cost_of_what_it_wraps() -> None:
-    (wrapper,) = (item for item in catalogue().values() if item.kind == "wrapper")
+    (wrapper,) = (item for item in all_mechanisms().values() if item.kind == "wrapper")
     plan = plan_from(wrapper.minimal_plan())
     bare = plan_from(minimal(plan.optimizer.name))
     assert plan.optimizer.denoise is not None

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from affidavit.mechanisms import catalogue
+from affidavit.mechanisms import all_mechanisms
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -18,11 +18,11 @@ def test_all_are_listed(run: Callable[..., Result], answer: Answer) -> None:
     assert shown.exit_code == 0
     code, found = answer("mechanisms", "--json")
     assert code == 0
-    assert [item["name"] for item in found["mechanisms"]] == list(catalogue())
+    assert [item["name"] for item in found["mechanisms"]] == list(all_mechanisms())
     assert all(entry["name"] in shown.output for entry in found["mechanisms"])
 
 
-@pytest.mark.parametrize("name", catalogue())
+@pytest.mark.parametrize("name", all_mechanisms())
 def test_one_is_shown_whole(run: Callable[..., Result], answer: Answer, name: str) -> None:
     shown = run("mechanisms", name)
     assert shown.exit_code == 0

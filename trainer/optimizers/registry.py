@@ -1,6 +1,6 @@
 """The optimisers that may be trained with; a new one is a file and a line here.
 
-The names are those of ``affidavit.mechanisms.registry``: what may be certified can be
+The names are those of ``affidavit.mechanisms.catalogue``: what may be certified can be
 trained. ``optimizer_of`` refuses what the mechanism itself refuses, so that a form that was
 never certified (DP-DiSK combining after clipping, DP-Dice without its clip) does not run.
 

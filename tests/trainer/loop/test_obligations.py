@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.mechanisms import catalogue, lower, obligations_of
+from affidavit.mechanisms import all_mechanisms, lower, obligations_of
 from affidavit.plan import plan_from
 from affidavit.trainer.binding import OBLIGATIONS
 
@@ -16,7 +16,7 @@ EXTRAS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", catalogue().values(), ids=lambda each: each.name)
+@pytest.mark.parametrize("mechanism", all_mechanisms().values(), ids=lambda each: each.name)
 def test_it_keeps_what_it_is_said_to_check(mechanism: Any) -> None:
     found = obligations_of(lower(plan_from(mechanism.minimal_plan())))
     assert found

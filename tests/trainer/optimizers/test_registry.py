@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from affidavit.mechanisms.registry import MECHANISMS
+from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.plan import TAKES, Plan, RefusedPlan
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
 from affidavit.trainer.optimizers.released import BeyondThePlan
