@@ -35,7 +35,7 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from affidavit.certificate import KeyStore
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.migrate import upgrade
@@ -118,7 +118,9 @@ async def _certified(url: str, home: Path) -> list[str]:
         for number in range(DATASETS):
             name, now = f"data-{number}", datetime.now(UTC)
             scope = Scope(dataset=name, unit="example", adjacency="add_remove")
-            services.ledger.set_budget(scope, "100", "0.001", "", Call(actor="bench", at=now))
+            services.ledger.set_budget(
+                scope, "100", "0.001", "", CommandContext(actor="bench", at=now)
+            )
             body = json.dumps({**PLAN, "dataset": {"name": name, "size": 1000}}).encode()
             asked = Request(
                 requester="bench", received_at=now, content_type="application/json", body=body

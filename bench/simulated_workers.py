@@ -24,9 +24,9 @@ from typing import TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Conformance, KeyStore, SigningKey, conformance
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import DomainError
 from affidavit.service.log.bundles import with_place
-from affidavit.service.refusals import Refusal
 from affidavit.service.runs.queue import Held
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
@@ -103,7 +103,7 @@ def requesting(share: Share) -> list[Timing]:
                 queue=share.queue,
                 priority=random.Random(number).randrange(PRIORITIES),
             )
-            call = Call(actor="load", at=datetime.now(UTC))
+            call = CommandContext(actor="load", at=datetime.now(UTC))
             await clock.asked(
                 "request",
                 lambda wanted=wanted, call=call: services.runs.request(  # type: ignore[misc]
@@ -157,7 +157,7 @@ def _together(
         await services.pool.run(float)  # it has started when this is answered
         try:
             await asyncio.gather(*(item(services, clock) for item in work))
-        except Refusal as refusal:  # which does not travel between processes
+        except DomainError as refusal:  # which does not travel between processes
             raise RuntimeError(f"{refusal.code}: {refusal}") from None
 
     clock = Clock()

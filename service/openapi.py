@@ -18,6 +18,7 @@ from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
 from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.schemas import LOG_SCHEMAS
+from affidavit.service.models import ProblemReason
 from affidavit.service.policies.schemas import POLICY_SCHEMAS
 from affidavit.service.runs.schemas import RUN_SCHEMAS
 
@@ -94,11 +95,26 @@ def install(app: FastAPI) -> None:
             )
             schemas = document.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
+            schemas["ProblemReason"] = ProblemReason.model_json_schema(mode="serialization")
+            _describe_problems(document)
             schemas.update(LEDGER_SCHEMAS | POLICY_SCHEMAS | LIFECYCLE_SCHEMAS | RUN_SCHEMAS)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+
+
+def _describe_problems(document: Schema) -> None:
+    """Document the problems of malformed requests in place of FastAPI's own answers to them."""
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        responses = operation["responses"]
+        if "requestBody" in operation:
+            known = {str(status): response for status, response in problems(400, 408, 415).items()}
+            operation["responses"] = responses = known | responses
+        if "HTTPValidationError" in str(responses.get("422")):
+            responses["422"] = problems(422)[422]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
 
 
 def _ref(name: str) -> Schema:
@@ -162,18 +178,6 @@ _SUMMARY = _object(
 )
 
 _SCHEMAS: dict[str, Schema] = {
-    "Reason": _object(
-        {
-            "code": _TEXT,
-            "pointer": {**_TEXT, "description": "RFC 6901 pointer into the plan."},
-            "message": _TEXT,
-            "remedy": _TEXT,
-            "line": _COUNT,
-            "column": _COUNT,
-        },
-        "line",
-        "column",
-    ),
     "Problem": {
         **_object(
             {
@@ -182,7 +186,7 @@ _SCHEMAS: dict[str, Schema] = {
                 "status": {"type": "integer", "minimum": 400, "maximum": 599},
                 "code": {**_TEXT, "description": "Stable; never changes its meaning."},
                 "detail": _TEXT,
-                "reasons": _list_of(_ref("Reason")),
+                "reasons": _list_of(_ref("ProblemReason")),
             }
         ),
         "description": "RFC 9457 problem details.",
@@ -204,7 +208,7 @@ _SCHEMAS: dict[str, Schema] = {
             "strategy": {**_ANY, "description": "Where noise is correlated across steps."},
             "mu": _NUMBER_OR_NULL,
             "accountants": _list_of(_ANY),
-            "reasons": _list_of(_ref("Reason")),
+            "reasons": _list_of(_ref("ProblemReason")),
             "warnings": _list_of(_ANY),
             "planning": {**_list_of(_ANY), "description": "For information; no guarantee."},
             "obligations": _list_of(_ANY),
@@ -318,15 +322,6 @@ _SCHEMAS: dict[str, Schema] = {
             ),
             "sources": _list_of(_TEXT),
             "minimal_plan": _ref("Plan"),
-        }
-    ),
-    "Alive": _object({"status": {"const": "alive"}}),
-    "Ready": _object(
-        {
-            "status": {"const": "ready"},
-            "schema": _TEXT,
-            "signer": _object({"key_id": _TEXT, "development": _FLAG}),
-            "warnings": {**_list_of(_ref("Reason")), "description": "Safe, and to be mended."},
         }
     ),
 }

@@ -29,6 +29,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.batches import Batches
+from affidavit.service.errors import AccountingFailed, AccountingTimeout
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MOST_QUICK = 16
@@ -40,14 +41,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("affidavit.service")
-
-
-class AccountingTimeout(Exception):
-    """The accounting passed its time limit and was killed."""
-
-
-class AccountingFailed(Exception):
-    """The accounting's process died."""
 
 
 class AccountingPool:

@@ -38,6 +38,13 @@ from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate import KeyFailure
 from affidavit.plan import MalformedPlan, PlanError, Reason, pointer_to
+from affidavit.service.errors import (
+    AccountingFailed,
+    AccountingTimeout,
+    AccountingUnavailable,
+    DomainError,
+    MalformedRequest,
+)
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.policies.store import Altered
 
@@ -111,10 +118,42 @@ def not_well_formed(code: str, error: PlanError, more: str = "") -> Problem:
     return Problem(413 if too_large else 400, code, f"{error.reasons[0]}{more}", *error.reasons)
 
 
+def problem_of(error: DomainError) -> Problem:
+    """The problem of a request that was understood and cannot be carried out."""
+    reason = Reason(code=error.code, pointer="", message=error.message, remedy=error.remedy)
+    return Problem(error.status, error.code, str(error), reason)
+
+
+def unavailable(error: AccountingUnavailable) -> Problem:
+    """The problem of accounting that came to no end."""
+    match error:
+        case AccountingTimeout():
+            return Problem(
+                503,
+                "accounting_timeout",
+                f"the accounting was {error}; nothing was stored. Certify a smaller plan, or "
+                "ask the operator to raise AFFIDAVIT_TIME_LIMIT.",
+            )
+        case AccountingFailed():
+            return Problem(
+                503, "accounting_failed", f"{error}; nothing was stored. Send the plan again."
+            )
+        case _:
+            return Problem(
+                503,
+                "too_busy",
+                "too many plans are waiting; nothing was stored. Try again later.",
+                headers={"Retry-After": "10"},
+            )
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of ``app`` with a problem document."""
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(MalformedPlan, _malformed)
+    app.add_exception_handler(MalformedRequest, _malformed_request)
+    app.add_exception_handler(DomainError, _domain_error)
+    app.add_exception_handler(AccountingUnavailable, _unavailable)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(DatabaseError, _database)
@@ -133,6 +172,21 @@ def _problem(_request: Request, error: Exception) -> Response:
 def _malformed(_request: Request, error: Exception) -> Response:
     assert isinstance(error, MalformedPlan)
     return malformed(error).as_response()
+
+
+def _malformed_request(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, MalformedRequest)
+    return not_well_formed(error.code, error).as_response()
+
+
+def _domain_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, DomainError)
+    return problem_of(error).as_response()
+
+
+def _unavailable(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, AccountingUnavailable)
+    return unavailable(error).as_response()
 
 
 def _http(request: Request, error: Exception) -> Response:

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Header, Request
+from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan import Reason, StrictModel, digest_of
+from affidavit.plan import StrictModel
 from affidavit.service.bodies import read_body
-from affidavit.service.calls import Call
-from affidavit.service.identity.actor import Actor
+from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.openapi import JSON
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.problems import Problem, not_well_formed
-from affidavit.service.refusals import Refusal
-from affidavit.service.routes.submit import not_now
-from affidavit.service.use_cases.submit_plan import TooBusy
+from affidavit.service.problems import Problem, not_well_formed, problem_of, unavailable
 from affidavit.service.wanted import MalformedRequest
 
 T = TypeVar("T")
 Wanted = TypeVar("Wanted", bound=StrictModel)
-
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        pattern=r"^[!-~]{1,255}$",
-        description="A repetition with the same key is answered with what the first one did.",
-    ),
-]
 
 
 def json_body(http: Request, content: Annotated[bytes, Depends(read_body)]) -> bytes:
@@ -57,31 +43,14 @@ def read(kind: Callable[[bytes], Wanted], content: bytes) -> Wanted:
         raise not_well_formed("malformed_request", error) from None
 
 
-def call_of(actor: Actor, http: Request, key: str | None, wanted: StrictModel) -> Call:
-    """Who asks, when, and what for, in the form in which a repetition is known."""
-    asked = {"method": http.method, "path": http.url.path, "body": wanted.model_dump(mode="json")}
-    return Call(
-        actor=actor.name,
-        at=datetime.now(UTC),
-        idempotency_key=key,
-        request_digest=digest_of(asked),
-    )
-
-
-def problem_of(refusal: Refusal) -> Problem:
-    """A refusal as the problem that is answered."""
-    reason = Reason(code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy)
-    return Problem(refusal.status, refusal.code, str(refusal), reason)
-
-
 async def answered(work: Awaitable[T]) -> T:
     """What ``work`` returns, its refusals as problems. Raises ``Problem``."""
     try:
         return await work
-    except Refusal as refusal:
+    except DomainError as refusal:
         raise problem_of(refusal) from None
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -8,6 +8,7 @@ from typing import Annotated, TypeVar
 from pydantic import StringConstraints, ValidationError
 
 from affidavit.plan import Kind, MalformedPlan, PlanError, Reason, StrictModel, load_json
+from affidavit.service.errors import MalformedRequest as MalformedRequest
 
 LARGEST = 64 * 1024
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
@@ -17,10 +18,6 @@ Digest = Annotated[str, StringConstraints(strict=True, pattern=r"^sha256:[0-9a-f
 Comment = Annotated[str, StringConstraints(strict=True, max_length=2000, pattern=_PRINTABLE)]
 
 Wanted = TypeVar("Wanted", bound=StrictModel)
-
-
-class MalformedRequest(PlanError):
-    """The body does not ask for something that is done here."""
 
 
 def read_wanted(

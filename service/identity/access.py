@@ -15,6 +15,7 @@ it. An application with a route that says neither does not start (``guarded``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -30,16 +31,22 @@ from affidavit.service.identity.provider_keys import ProviderUnavailable
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services
 
+_AUTHORIZED = "authorized"
 REALM = 'Bearer realm="affidavit"'
 
 
+@dataclass(frozen=True)
 class Guard:
     """The dependency behind ``needs``: the actor, if they have one of ``scopes``."""
 
-    def __init__(self, *scopes: Scope) -> None:
-        self.scopes = scopes
+    scopes: tuple[Scope, ...]
 
     async def __call__(self, request: Request) -> Actor:
+        """Who asks, counted while they are answered; raises like ``authenticated``."""
+        authorized: Actor | None = _authorized_before(self, request)
+        return authorized or await self.authenticated(request)
+
+    async def authenticated(self, request: Request) -> Actor:
         """Who asks, counted while they are answered.
 
         Raises the problem of not knowing them (401), of their scopes (403) or of their
@@ -81,16 +88,31 @@ class Guard:
         """What else must hold of the request of somebody who may make it: nothing."""
 
 
+@dataclass(frozen=True)
 class Open:
     """The mark of a route that anybody may use; ``limited`` counts them by address."""
 
-    def __init__(self, *, limited: bool) -> None:
-        self.limited = limited
+    limited: bool
 
     async def __call__(self, request: Request) -> None:
         """Let everybody in who does not ask too often."""
-        if self.limited:
+        if self.limited and _authorized_before(self, request) is None:
             _take(_services(request), counted(address_of(request)))
+
+
+async def authorize(access: Guard | Open, request: Request) -> None:
+    """Call ``access`` before FastAPI does; as a dependency it then gives the same actor.
+
+    Raises what ``access`` raises.
+    """
+    actor = await access(request)
+    request.scope["state"][_AUTHORIZED] = (access, actor or True)
+
+
+def _authorized_before(access: Guard | Open, request: Request) -> Any:
+    """What ``authorize`` found out by such an ``access``; None where it was not called."""
+    before, actor = request.scope["state"].get(_AUTHORIZED, (None, None))
+    return actor if before == access else None
 
 
 def needs(*scopes: Scope) -> Any:
@@ -100,7 +122,7 @@ def needs(*scopes: Scope) -> Any:
     """
     if not scopes:
         raise ValueError("a route for actors without any scope is open_to_all")
-    return Depends(Guard(*scopes))
+    return Depends(Guard(scopes))
 
 
 def open_to_all(*, limited: bool = True) -> Any:

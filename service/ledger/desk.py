@@ -18,7 +18,8 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Assessment
 from affidavit.plan import Plan
 from affidavit.service.batches import Batches, in_a_thread
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import (
     Costed,
@@ -29,7 +30,7 @@ from affidavit.service.ledger.costing import (
 from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.steps import Claim, require_usable
-from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout
+from affidavit.service.pool import AccountingPool
 from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import CertificateStore, StoredCertificate
@@ -40,7 +41,7 @@ MOST_KEPT = 512
 class Desk:
     """The ledger's use cases; belongs to one event loop.
 
-    Methods raise ``Refusal``, and where they account ``AccountingTimeout`` or
+    Methods raise ``DomainError``, and where they account ``AccountingTimeout`` or
     ``AccountingFailed``. ``loopback`` lets certificates of a development key be reserved for,
     as long as there is no other key: nobody else reaches the service then.
     """
@@ -64,7 +65,7 @@ class Desk:
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def reserve(
-        self, dataset: str | None, certificate_id: str, call: Call
+        self, dataset: str | None, certificate_id: str, call: CommandContext
     ) -> tuple[Reservation, bool]:
         """Reserve for a certificate of that id in the ledger of its unit and adjacency.
 
@@ -91,7 +92,7 @@ class Desk:
         return await run_in_threadpool(self._ledger.reserve, claim, call)
 
     async def settle(
-        self, reservation_id: str, steps_run: int | None, record: str | None, call: Call
+        self, reservation_id: str, steps_run: int | None, record: str | None, call: CommandContext
     ) -> tuple[Reservation, bool]:
         """Settle on ``steps_run`` steps, or on all of them where that is None."""
         reservation = await run_in_threadpool(self._ledger.reservation, reservation_id)
@@ -154,7 +155,7 @@ class Desk:
             return None
         try:
             found = await self._pool.run(cost_of_assessment, plan, assessment)
-        except (AccountingTimeout, AccountingFailed) as error:
+        except AccountingUnavailable as error:
             # The certificate stands without it; the reservation will ask again.
             found = {"refused": f"it could not be worked out in time: {error}"}
         why = found.get("refused")

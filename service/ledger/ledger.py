@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
 from affidavit.service.ledger import rows, steps
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
@@ -71,7 +71,7 @@ class Ledger:
         with self._reader.connect() as connection:
             return steps.existing(connection, reservation_id)
 
-    def repeated(self, call: Call) -> Reservation | None:
+    def repeated(self, call: CommandContext) -> Reservation | None:
         """The reservation of an earlier request with this key; None if there was no such request.
 
         Raises ``IdempotencyKeyReused``. ``reserve`` looks again, in its transaction.
@@ -82,7 +82,7 @@ class Ledger:
     # ---- writing ---------------------------------------------------------------------
 
     def set_budget(
-        self, scope: Scope, epsilon: str, delta: str, reason: str, call: Call
+        self, scope: Scope, epsilon: str, delta: str, reason: str, call: CommandContext
     ) -> tuple[KeptLedger, bool]:
         """Set a version of the budget of ``scope``; the first one begins its ledger.
 
@@ -101,7 +101,7 @@ class Ledger:
 
         return self._write(work)
 
-    def reserve(self, claim: steps.Claim, call: Call) -> tuple[Reservation, bool]:
+    def reserve(self, claim: steps.Claim, call: CommandContext) -> tuple[Reservation, bool]:
         """Reserve the cost of a certified run.
 
         Raises ``NoBudget``, ``OverBudget``, ``CertificateNotUsable`` or
@@ -124,7 +124,7 @@ class Ledger:
 
         return self._write(work)
 
-    def commit(self, reservation_id: str, call: Call) -> tuple[Reservation, bool]:
+    def commit(self, reservation_id: str, call: CommandContext) -> tuple[Reservation, bool]:
         """Say that the run begins: from here on it can only be settled.
 
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``, and
@@ -139,7 +139,9 @@ class Ledger:
 
         return self._write(work)
 
-    def release(self, reservation_id: str, reason: str, call: Call) -> tuple[Reservation, bool]:
+    def release(
+        self, reservation_id: str, reason: str, call: CommandContext
+    ) -> tuple[Reservation, bool]:
         """Give back what was reserved for a run that never began.
 
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
@@ -154,7 +156,7 @@ class Ledger:
         steps_run: int,
         record: str | None,
         cost: Cost | None,
-        call: Call,
+        call: CommandContext,
     ) -> tuple[Reservation, bool]:
         """Charge a committed run for the steps that it ran.
 
@@ -172,7 +174,7 @@ class Ledger:
     def _step(
         self,
         reservation_id: str,
-        call: Call,
+        call: CommandContext,
         take: steps.Take,
     ) -> tuple[Reservation, bool]:
         """One step of a reservation; ``take`` says whether it was taken now."""

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.ledger.state import Rule, State
 from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.entries import EntryKind, append
@@ -164,7 +164,7 @@ def add_event(
     kind: str,
     state: State,
     body: Mapping[str, Any],
-    call: Call,
+    call: CommandContext,
     **columns: Any,
 ) -> None:
     """Write the event that led to ``state``, and its entry in the log."""
@@ -193,7 +193,7 @@ def entry_body(scope: Scope, seq: int, body: Mapping[str, Any]) -> dict[str, Any
     return {"ledger": scope.as_dict(), "seq": seq, **body}
 
 
-def repeated(connection: Connection, call: Call) -> RowMapping | None:
+def repeated(connection: Connection, call: CommandContext) -> RowMapping | None:
     """The event that this actor's idempotency key led to, if there is one."""
     if call.idempotency_key is None:
         return None

@@ -15,16 +15,16 @@ from typing import Any
 from sqlalchemy import Connection, insert
 
 from affidavit.accountants.privacy_filter import Cost, Filter
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import refusals, rows
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.state import State
 from affidavit.service.ledger.tables import reservations
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from affidavit.service.store import StoredCertificate, current
 
-Take = Callable[[Connection, KeptLedger, Reservation, Call], bool]
+Take = Callable[[Connection, KeptLedger, Reservation, CommandContext], bool]
 """A step of a held reservation: whether it was taken now."""
 
 
@@ -130,7 +130,7 @@ def existing(connection: Connection, reservation_id: str) -> Reservation:
     return found
 
 
-def is_repeated(connection: Connection, call: Call) -> bool:
+def is_repeated(connection: Connection, call: CommandContext) -> bool:
     """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
     event = rows.repeated(connection, call)
     if event is not None and event["request_digest"] != call.request_digest:
@@ -141,7 +141,7 @@ def is_repeated(connection: Connection, call: Call) -> bool:
     return event is not None
 
 
-def repeated_reservation(connection: Connection, call: Call) -> Reservation | None:
+def repeated_reservation(connection: Connection, call: CommandContext) -> Reservation | None:
     """What this very request reserved before; raises ``IdempotencyKeyReused``."""
     if not is_repeated(connection, call):
         return None
@@ -151,7 +151,12 @@ def repeated_reservation(connection: Connection, call: Call) -> Reservation | No
 
 
 def set_budget(
-    connection: Connection, scope: Scope, epsilon: str, delta: str, reason: str, call: Call
+    connection: Connection,
+    scope: Scope,
+    epsilon: str,
+    delta: str,
+    reason: str,
+    call: CommandContext,
 ) -> None:
     """Set a version of the budget of ``scope``; the first one begins its ledger."""
     kept = rows.find_ledger(connection, scope)
@@ -170,7 +175,7 @@ def set_budget(
     rows.add_event(connection, ledger_id, scope, "budget", state, body, call)
 
 
-def reserve(connection: Connection, claim: Claim, call: Call) -> Reservation:
+def reserve(connection: Connection, claim: Claim, call: CommandContext) -> Reservation:
     """Reserve what a run costs; raises ``NoBudget`` or ``OverBudget``."""
     ledger = rows.find_ledger(connection, claim.scope)
     if ledger is None:
@@ -218,7 +223,7 @@ def reserve(connection: Connection, claim: Claim, call: Call) -> Reservation:
 
 
 def commit_held(
-    connection: Connection, ledger: KeptLedger, reservation: Reservation, call: Call
+    connection: Connection, ledger: KeptLedger, reservation: Reservation, call: CommandContext
 ) -> bool:
     """``Ledger.commit`` of what ``held`` returned; whether it was committed now.
 
@@ -247,7 +252,7 @@ def release_held(
     connection: Connection,
     ledger: KeptLedger,
     reservation: Reservation,
-    call: Call,
+    call: CommandContext,
     *,
     reason: str,
 ) -> bool:
@@ -278,7 +283,7 @@ def settle_held(
     connection: Connection,
     ledger: KeptLedger,
     reservation: Reservation,
-    call: Call,
+    call: CommandContext,
     *,
     steps_run: int,
     record: str | None,
@@ -327,7 +332,7 @@ def settle_held(
 
 
 def take_step(
-    connection: Connection, reservation_id: str, call: Call, take: Take
+    connection: Connection, reservation_id: str, call: CommandContext, take: Take
 ) -> tuple[Reservation, bool]:
     """The reservation after a step that ``take`` says whether it was taken now.
 
@@ -346,7 +351,7 @@ def take_step(
 
 
 def commit_usable(
-    connection: Connection, ledger: KeptLedger, reservation: Reservation, call: Call
+    connection: Connection, ledger: KeptLedger, reservation: Reservation, call: CommandContext
 ) -> bool:
     """``commit_held``, unless the certificate has become one that nothing is reserved for.
 

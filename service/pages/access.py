@@ -64,7 +64,7 @@ def page_actor(*scopes: Scope) -> Any:
     """The dependency of a page for actors with one of ``scopes``; its value is the ``Actor``."""
     if not scopes:
         raise ValueError("a page for actors without any scope is open_to_all")
-    return Depends(PageGuard(*scopes))
+    return Depends(PageGuard(scopes))
 
 
 def by_header(request: Request) -> bool:

@@ -12,6 +12,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.charts import Chart, draw
 from affidavit.plan import MalformedPlan, Reason
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.bundles import with_place
@@ -24,15 +25,12 @@ from affidavit.service.pages.checklist import Item
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.registry_entry import as_yaml, registry_entry
 from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, unavailable
 from affidavit.service.routes.certificate import found
 from affidavit.service.routes.parameters import CertificateId
-from affidavit.service.routes.submit import not_now
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate
 from affidavit.service.use_cases.draw_certificate import Charts
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 ONE = f"{PATH}/{{certificate_id}}"
 WIDTH, HEIGHT = 360, 300
@@ -145,8 +143,8 @@ def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, C
 async def _drawn(services: Services, kept: StoredCertificate, view: CertificateView) -> Charts:
     try:
         return await services.draw_certificate(kept, view.steps_run)
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error
 
 
 def _named(charts: Charts | None) -> tuple[tuple[str, Chart], ...]:
@@ -186,8 +184,8 @@ async def _diagnosed(services: Services, kept: StoredCertificate, claimed: str) 
             corrected=None,
             wrong=_wrong(error.reasons),
         )
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error
     return Diagnosed(
         **about,
         summary=said.get("summary"),

@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants import decimal_up
 from affidavit.certificate import Alone, Assessment, PlansCompared
 from affidavit.plan import ABSENT, Plan, Reason, as_document
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import page_actor
@@ -25,11 +26,9 @@ from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.plan_form import check, yaml_of
 from affidavit.service.pages.plan_view import sentence_of
 from affidavit.service.pages.templating import words
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.routes.submit import not_now
+from affidavit.service.problems import unavailable
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_curve import plan_of
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 router = APIRouter()
 
@@ -148,8 +147,8 @@ async def _compared(
 ) -> Response:
     try:
         found = await services.drafts.compare(first, second)
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        problem = not_now(error)
+    except AccountingUnavailable as error:
+        problem = unavailable(error)
         told = problem.detail.replace("nothing was stored. ", "")
         return _shown(request, replace(blank, trouble=told), status=problem.status)
     return _shown(request, replace(blank, **_found(blank, found, (first, second))))

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Name
+from affidavit.service.command import CommandContext
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.names import DatasetName
 from affidavit.service.ledger.rows import KeptLedger
@@ -37,7 +38,7 @@ from affidavit.service.pages.forms import Form, TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.wishes import DATA
 from affidavit.service.problems import Problem
-from affidavit.service.requests import answered, call_of
+from affidavit.service.requests import answered
 from affidavit.service.services import Services, TheServices
 from affidavit.service.wanted import MalformedRequest
 
@@ -136,7 +137,7 @@ def _set(request: Request, actor: Actor, services: Services, sent: Form) -> Resp
         wrong = "A data set's name has 1 to 64 letters, digits, dots, dashes and underscores."
         return _listed(request, services, None, values, wrong)
     scope = LedgerScope(dataset=name, unit=wanted.unit, adjacency=wanted.adjacency)
-    call = call_of(actor, request, None, wanted)
+    call = CommandContext.of(actor, request, None, wanted)
     services.ledger.set_budget(scope, *wanted.decimals(), wanted.reason, call)
     return see_other("/datasets", done="set")
 

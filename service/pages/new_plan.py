@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.plan import Plan, as_document
 from affidavit.service import store
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN, YAML
 from affidavit.service.pages.access import page_actor
@@ -23,12 +24,10 @@ from affidavit.service.pages.forms import Form, TheForm
 from affidavit.service.pages.plan_form import START, PlanForm, check, yaml_of
 from affidavit.service.pages.plan_view import Mode, NewPlan, answered, new_plan
 from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.routes.submit import not_now
+from affidavit.service.problems import unavailable
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draft_plan import Pictures
 from affidavit.service.use_cases.draw_curve import NoCurve, plan_of
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 router = APIRouter()
 
@@ -84,8 +83,8 @@ async def _checked(request: Request, actor: Actor, services: Services, view: New
         draft, drawn = await asyncio.gather(
             services.drafts.assess(plan, actor.name), _drawn(services, plan)
         )
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        trouble = not_now(error)
+    except AccountingUnavailable as error:
+        trouble = unavailable(error)
         told = replace(view, trouble=_nothing_stored(trouble.detail))
         return _shown(request, told, fragment="answer", status=trouble.status)
     found = replace(
@@ -100,8 +99,8 @@ async def _drawn(services: Services, plan: Plan) -> Pictures | str:
         return await services.drafts.draw(plan)
     except NoCurve as error:
         return " ".join(reason.message for reason in error.reasons) or "there is no curve."
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        return _nothing_stored(not_now(error).detail)
+    except AccountingUnavailable as error:
+        return _nothing_stored(unavailable(error).detail)
 
 
 async def _certified(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
@@ -116,8 +115,8 @@ async def _certified(request: Request, actor: Actor, services: Services, view: N
     )
     try:
         found = await services.submit_plan(asked, "yaml")
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        trouble = not_now(error)
+    except AccountingUnavailable as error:
+        trouble = unavailable(error)
         return _shown(request, replace(view, trouble=trouble.detail), status=trouble.status)
     if found.created:
         request.state.verdict = found.certificate.verdict

@@ -13,6 +13,8 @@ from fastapi import APIRouter, Query, Request, Response
 from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.plan import Reason
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.openapi import ID_PATTERN
@@ -23,10 +25,8 @@ from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.run_view import EventLine, RunLine, RunView, run_of, runs_of
 from affidavit.service.pages.run_view import Runs as RunsView
 from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
-from affidavit.service.refusals import Refusal
-from affidavit.service.requests import call_of, in_thread
+from affidavit.service.requests import in_thread
 from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.rows import Filters
@@ -108,11 +108,11 @@ async def request_run(
     asked = _asked(sent)
     try:
         wanted = read_run(json.dumps(asked).encode())
-        call = call_of(actor, request, None, wanted)
+        call = CommandContext.of(actor, request, None, wanted)
         run, _ = await services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
     except MalformedRequest as error:
         return _refused(request, sent, error.reasons, 422)
-    except Refusal as refusal:
+    except DomainError as refusal:
         reason = Reason(
             code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy
         )
@@ -144,7 +144,7 @@ async def cancel(
         wanted = read_cancellation(json.dumps({"reason": sent.get("reason")}).encode())
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
-    call = call_of(actor, request, None, wanted)
+    call = CommandContext.of(actor, request, None, wanted)
     await in_thread(lambda: services.runs.queue.cancel(run_id, wanted.reason, call))
     return see_other(f"/runs/{run_id}", done="stopped")
 
@@ -165,7 +165,7 @@ async def _with_spent(services: Services, view: RunView, reservation: Reservatio
     steps = min(view.certified_steps, part * math.ceil(view.line.steps / part))
     try:
         cost = await services.desk.cost_of_steps(reservation, steps)
-    except (Refusal, AccountingTimeout, AccountingFailed):
+    except (AccountingUnavailable, DomainError):
         return view
     found = (cost or reservation.cost).epsilon.value(UNIT)
     if not math.isfinite(found):

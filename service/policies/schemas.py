@@ -81,7 +81,7 @@ POLICY_SCHEMAS: dict[str, dict[str, Any]] = {
                         "dataset": _TEXT_OR_NULL,
                         "verdict": _VERDICT,
                         "would_be": _VERDICT,
-                        "reasons": _list_of({"$ref": _REF + "Reason"}),
+                        "reasons": _list_of({"$ref": _REF + "ProblemReason"}),
                     }
                 )
             ),

@@ -1,67 +1,45 @@
-"""The routes, one file each; a new one is a file and a line here."""
+"""The routes, one module for each resource; a new module is one line in ``MODULES``."""
 
 from __future__ import annotations
 
-from affidavit.service.routes import (
-    approvals,
-    bundle,
-    certificate,
-    certificates,
-    curve,
-    diagnoses,
-    document,
-    issues,
-    keys,
-    keysets,
-    ledgers,
-    livez,
-    log_checkpoint,
-    log_entries,
-    log_proofs,
-    log_witness,
-    mechanisms,
-    metrics,
-    policies,
-    readyz,
-    reservations,
-    revocation,
-    run_events,
-    runs,
-    runs_work,
-    simulate,
-    status,
-    submit,
-    waivers,
+from importlib import import_module
+
+from fastapi import APIRouter
+
+MODULES = (
+    "submit",
+    "certificates",
+    "certificate",
+    "bundle",
+    "issues",
+    "approvals",
+    "revocation",
+    "status",
+    "curve",
+    "diagnoses",
+    "keys",
+    "keysets",
+    "mechanisms",
+    "log_checkpoint",
+    "log_proofs",
+    "log_entries",
+    "log_witness",
+    "policies",
+    "simulate",
+    "waivers",
+    "health",
+    "ledgers",
+    "reservations",
+    "runs",
+    "runs_work",
+    "run_events",
+    "document",
 )
 
-ROUTERS = (
-    submit.router,
-    certificates.router,
-    certificate.router,
-    bundle.router,
-    issues.router,
-    approvals.router,
-    revocation.router,
-    status.router,
-    curve.router,
-    diagnoses.router,
-    keys.router,
-    keysets.router,
-    mechanisms.router,
-    log_checkpoint.router,
-    log_proofs.router,
-    log_entries.router,
-    log_witness.router,
-    policies.router,
-    simulate.router,
-    waivers.router,
-    livez.router,
-    metrics.router,
-    readyz.router,
-    ledgers.router,
-    reservations.router,
-    runs.router,
-    runs_work.router,
-    run_events.router,
-    document.router,
-)
+
+def routers(*modules: str) -> tuple[APIRouter, ...]:
+    """The ``router`` of each of ``modules``, which are below this package."""
+    return tuple(import_module(f"{__name__}.{module}").router for module in modules)
+
+
+ROUTERS = routers(*MODULES)

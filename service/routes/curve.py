@@ -5,16 +5,14 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import JSON, answers, problems
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, unavailable
 from affidavit.service.routes.certificate import found
 from affidavit.service.routes.parameters import CertificateId
-from affidavit.service.routes.submit import not_now
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_curve import Drawn, NoCurve
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 SVG = "image/svg+xml"
 
@@ -63,5 +61,5 @@ async def _drawn(services: Services, certificate_id: str) -> Drawn:
             "this certificate has no curve: nothing is claimed about its plan, or at one δ only.",
             *error.reasons,
         ) from None
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error

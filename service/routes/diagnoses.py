@@ -9,12 +9,12 @@ from fastapi.responses import JSONResponse
 
 from affidavit.plan import Syntax
 from affidavit.service.bodies import read_body
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.access import Reader
 from affidavit.service.openapi import answers, body, problems
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.routes.submit import not_now, syntax_of_body
+from affidavit.service.problems import unavailable
+from affidavit.service.routes.submit import syntax_of_body
 from affidavit.service.services import TheServices
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 router = APIRouter()
 
@@ -38,5 +38,5 @@ async def diagnoses(
     """Information, not a guarantee: it is neither signed nor stored."""
     try:
         return JSONResponse(await services.diagnose_claim(content, syntax))
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error

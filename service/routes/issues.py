@@ -8,19 +8,18 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from fastapi.responses import JSONResponse
 
+from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.answer import answer_of
 from affidavit.service.lifecycle.history import history
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.openapi import JSON, answers, problems
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
+from affidavit.service.problems import unavailable
 from affidavit.service.routes.certificate import no_such
 from affidavit.service.routes.parameters import CertificateId
 from affidavit.service.routes.refused import impossible
-from affidavit.service.routes.submit import not_now
 from affidavit.service.services import TheServices
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 router = APIRouter()
 
@@ -78,8 +77,8 @@ async def again(
         answer = await services.reissue(certificate_id, actor, datetime.now(UTC))
     except Impossible as error:
         raise impossible(error) from None
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    except AccountingUnavailable as error:
+        raise unavailable(error) from error
     if answer is None:
         raise no_such(certificate_id)
     status = 201 if answer.created else 200

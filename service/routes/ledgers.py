@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 
+from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import rows
@@ -15,7 +16,7 @@ from affidavit.service.ledger.names import DatasetName
 from affidavit.service.ledger.wanted import read_budget, read_reservation
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
+from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.services import TheServices
 
 router = APIRouter()
@@ -88,7 +89,7 @@ async def budget(
     """Each is a version; one that is below what was spent leaves the ledger exhausted."""
     wanted = read(read_budget, content)
     scope = rows.Scope(dataset=dataset, unit=wanted.unit, adjacency=wanted.adjacency)
-    call = call_of(actor, http, idempotency_key, wanted)
+    call = CommandContext.of(actor, http, idempotency_key, wanted)
     kept, created = await in_thread(
         lambda: services.ledger.set_budget(scope, *wanted.decimals(), wanted.reason, call)
     )
@@ -117,7 +118,7 @@ async def reserve(
 ) -> JSONResponse:
     """Refused with ``over_budget`` when the filter does not admit the run."""
     wanted = read(read_reservation, content)
-    call = call_of(actor, http, idempotency_key, wanted)
+    call = CommandContext.of(actor, http, idempotency_key, wanted)
     found, created = await answered(services.desk.reserve(dataset, wanted.certificate, call))
     return JSONResponse(
         reservation_document(found),

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
+from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.document import reservation_document
@@ -15,7 +16,7 @@ from affidavit.service.ledger.rows import Reservation
 from affidavit.service.ledger.wanted import read_commitment, read_release, read_settlement
 from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
+from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.services import TheServices
 
@@ -65,7 +66,7 @@ async def commit(
     idempotency_key: IdempotencyKey = None,
 ) -> JSONResponse:
     """Before the run's first step: from here on it can only be settled."""
-    call = call_of(actor, http, idempotency_key, read(read_commitment, content))
+    call = CommandContext.of(actor, http, idempotency_key, read(read_commitment, content))
     return _answer(await in_thread(lambda: services.ledger.commit(reservation_id, call)))
 
 
@@ -88,7 +89,7 @@ async def settle(
 ) -> JSONResponse:
     """Charged for the steps that were run; without a record in full."""
     wanted = read(read_settlement, content)
-    call = call_of(actor, http, idempotency_key, wanted)
+    call = CommandContext.of(actor, http, idempotency_key, wanted)
     settled = services.desk.settle(reservation_id, wanted.steps_run, wanted.record, call)
     return _answer(await answered(settled))
 
@@ -110,7 +111,7 @@ async def release(
 ) -> JSONResponse:
     """Before it is committed; who may only submit releases what they reserved themselves."""
     wanted = read(read_release, content)
-    call = call_of(actor, http, idempotency_key, wanted)
+    call = CommandContext.of(actor, http, idempotency_key, wanted)
     found = await in_thread(lambda: services.ledger.reservation(reservation_id))
     anybodys = actor.may(Scope.WORK) or actor.may(Scope.ADMIN)
     if not anybodys and found.reserved_by != actor.name:

@@ -11,12 +11,13 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from affidavit.plan import Name
+from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.requests import IdempotencyKey, JsonBody, answered, call_of, in_thread, read
+from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.ledgers import Concerned
 from affidavit.service.routes.parameters import Instant
@@ -67,7 +68,7 @@ async def request(
 ) -> JSONResponse:
     """A worker of its queue will claim it. Nothing about privacy can be chosen here."""
     wanted = read(read_run, content)
-    call = call_of(actor, http, idempotency_key, wanted)
+    call = CommandContext.of(actor, http, idempotency_key, wanted)
     asked = services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
     run, created = await answered(asked)
     headers = {"Location": f"/v1/runs/{run.id}"}
@@ -136,6 +137,6 @@ async def cancel(
     found = await in_thread(lambda: queue.find(run_id))
     if found.requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(403, "not_yours", "somebody else asked for it; ask them.")
-    call = call_of(actor, http, None, wanted)
+    call = CommandContext.of(actor, http, None, wanted)
     stopped = await in_thread(lambda: queue.cancel(run_id, wanted.reason, call))
     return JSONResponse(run_document(stopped))

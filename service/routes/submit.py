@@ -14,11 +14,9 @@ from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.answer import answer_of
 from affidavit.service.openapi import JSON, YAML, answers, plan_body, problems
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
 from affidavit.service.store import Request
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 router = APIRouter()
 
@@ -73,10 +71,7 @@ async def submit(
         content_type=http.headers["content-type"][:255],
         body=body,
     )
-    try:
-        answer = await services.submit_plan(request, syntax)
-    except (AccountingTimeout, AccountingFailed, TooBusy) as error:
-        raise not_now(error) from error
+    answer = await services.submit_plan(request, syntax)
     if answer.created:
         http.state.verdict = answer.certificate.verdict
     return Response(
@@ -85,26 +80,3 @@ async def submit(
         {"Location": f"/v1/certificates/{answer.certificate.id}"},
         media_type=JSON,
     )
-
-
-def not_now(error: AccountingTimeout | AccountingFailed | TooBusy) -> Problem:
-    """The problem of a request that could not be worked on to its end."""
-    match error:
-        case AccountingTimeout():
-            return Problem(
-                503,
-                "accounting_timeout",
-                f"the accounting was {error}; nothing was stored. Certify a smaller plan, or "
-                "ask the operator to raise AFFIDAVIT_TIME_LIMIT.",
-            )
-        case AccountingFailed():
-            return Problem(
-                503, "accounting_failed", f"{error}; nothing was stored. Send the plan again."
-            )
-        case TooBusy():
-            return Problem(
-                503,
-                "too_busy",
-                "too many plans are waiting; nothing was stored. Try again later.",
-                headers={"Retry-After": "10"},
-            )

@@ -10,10 +10,10 @@ import uuid
 
 from sqlalchemy import Connection, insert
 
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import IdempotencyKeyReused
 from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.ledger import steps as ledger_steps
-from affidavit.service.refusals import IdempotencyKeyReused
 from affidavit.service.runs import rows
 from affidavit.service.runs.refusals import ReservationNotUsable
 from affidavit.service.runs.rows import Run
@@ -23,7 +23,7 @@ from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 
 
-def repeated(connection: Connection, call: Call) -> Run | None:
+def repeated(connection: Connection, call: CommandContext) -> Run | None:
     """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
     known = rows.repeated(connection, call.actor, call.idempotency_key)
     if known is not None and known.request_digest != call.request_digest:
@@ -34,7 +34,9 @@ def repeated(connection: Connection, call: Call) -> Run | None:
     return known
 
 
-def enqueue(connection: Connection, wanted: WantedRun, reservation_id: str, call: Call) -> Run:
+def enqueue(
+    connection: Connection, wanted: WantedRun, reservation_id: str, call: CommandContext
+) -> Run:
     """Queue a run on that reservation.
 
     Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.

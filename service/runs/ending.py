@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.runs import handover, rows
 from affidavit.service.runs.judging import Judged
@@ -33,7 +33,7 @@ def verdict(judged: Judged, run: Run, at: datetime, *, cancelled: bool) -> tuple
     return "failed", "time_limit" if too_late else "stopped"
 
 
-def _release(connection: Connection, run: Run, reason: str, call: Call) -> None:
+def _release(connection: Connection, run: Run, reason: str, call: CommandContext) -> None:
     """Give back what was reserved, unless somebody else did or used it."""
     ledger, reservation = ledger_steps.held(connection, run.reservation_id)
     if reservation.state == "reserved":
@@ -48,7 +48,7 @@ def settle(
     steps: int | None,
     record: str | None,
     cost: Cost | None,
-    call: Call,
+    call: CommandContext,
 ) -> int:
     """Charge a run; in full without ``steps``, and never twice."""
     ledger, reservation = ledger_steps.held(connection, run.reservation_id)
@@ -66,7 +66,7 @@ def give_up(
     run: Run,
     kind: rows.Kind,
     body: dict[str, Any],
-    call: Call,
+    call: CommandContext,
     fence: int | None,
 ) -> None:
     """End a run without a record."""
@@ -82,7 +82,7 @@ def end(
     run: Run,
     kind: rows.Kind,
     body: dict[str, Any],
-    call: Call,
+    call: CommandContext,
     *,
     fence: int | None,
 ) -> None:
@@ -102,7 +102,7 @@ def end(
 
 def take_back(connection: Connection, lease: Row[Any], at: datetime) -> None:
     """End a run whose lease ran out, or hand it over."""
-    run, call = rows.find(connection, lease.run_id), Call(actor=REAPER, at=at)
+    run, call = rows.find(connection, lease.run_id), CommandContext(actor=REAPER, at=at)
     body = {
         "code": "lease_lost",
         "message": f"worker {lease.worker} was not heard of in time.",

@@ -20,11 +20,11 @@ from sqlalchemy import Connection, Engine, Row, bindparam, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
+from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.ledger import steps as ledger_steps
-from affidavit.service.refusals import Refusal, WrongState
 from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
@@ -78,9 +78,9 @@ class Held:
     at: datetime
 
     @property
-    def call(self) -> Call:
+    def call(self) -> CommandContext:
         """The same, as the ledger is told."""
-        return Call(actor=self.actor, at=self.at)
+        return CommandContext(actor=self.actor, at=self.at)
 
 
 class RunQueue:
@@ -120,12 +120,14 @@ class RunQueue:
         items = found[:limit]
         return items, cursor_at(items[-1].requested_at, items[-1].id) if more else None
 
-    def repeated(self, call: Call) -> Run | None:
+    def repeated(self, call: CommandContext) -> Run | None:
         """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
         with self._reader.connect() as connection:
             return asking.repeated(connection, call)
 
-    def enqueue(self, wanted: WantedRun, reservation_id: str, call: Call) -> tuple[Run, bool]:
+    def enqueue(
+        self, wanted: WantedRun, reservation_id: str, call: CommandContext
+    ) -> tuple[Run, bool]:
         """Queue a run that has a reservation; returns it and whether it was queued now.
 
         Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
@@ -145,7 +147,7 @@ class RunQueue:
                 f"reservation {reservation_id} is another run's.", "Reserve for each run."
             ) from None
 
-    def cancel(self, run_id: str, reason: str, call: Call) -> Run:
+    def cancel(self, run_id: str, reason: str, call: CommandContext) -> Run:
         """End a run that waits; tell the worker of one that does not. Raises ``WrongState``."""
         with self._writer.begin() as connection:
             lease = rows.lock(connection, run_id)
@@ -393,7 +395,7 @@ def _obstacle(
         if run.begun:
             return None
         taken = ledger_steps.commit_held(connection, ledger, reservation, held.call)
-    except Refusal as refusal:
+    except DomainError as refusal:
         return {"code": refusal.code, "message": refusal.message}
     if not taken:
         return {"code": "reservation_not_usable", "message": "the reservation was used already."}

@@ -11,11 +11,11 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import KeyStore, provenance
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import DomainError
 from affidavit.service.ledger.desk import Desk
 from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.pool import AccountingPool
-from affidavit.service.refusals import Refusal
 from affidavit.service.runs.judging import Judged, judge
 from affidavit.service.runs.queue import Held, RunQueue
 from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
@@ -57,7 +57,9 @@ class Runs:
         self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
 
-    async def request(self, wanted: WantedRun, call: Call, *, anybodys: bool) -> tuple[Run, bool]:
+    async def request(
+        self, wanted: WantedRun, call: CommandContext, *, anybodys: bool
+    ) -> tuple[Run, bool]:
         """Queue a run, with the reservation that is named or one that is made.
 
         ``anybodys`` lets a reservation be used that somebody else made.
@@ -76,9 +78,9 @@ class Runs:
         reservation, _ = await self._desk.reserve(None, wanted.certificate, _its_own(call))
         try:
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
-        except Refusal:
+        except DomainError:
             plain = replace(call, idempotency_key=None)
-            with suppress(Refusal):
+            with suppress(DomainError):
                 await run_in_threadpool(
                     self._ledger.release, reservation.id, "the run was refused", plain
                 )
@@ -130,7 +132,7 @@ class Runs:
         )
 
 
-def _its_own(call: Call) -> Call:
+def _its_own(call: CommandContext) -> CommandContext:
     """The reservation's call: repeated where the run's is, under a key nobody else uses."""
     if call.idempotency_key is None:
         return call

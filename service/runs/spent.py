@@ -13,11 +13,10 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.ledger.desk import Desk
 from affidavit.service.ledger.document import cost_document
 from affidavit.service.ledger.ledger import Ledger
-from affidavit.service.pool import AccountingFailed, AccountingTimeout
-from affidavit.service.refusals import Refusal
 from affidavit.service.runs.rows import Run
 
 PARTS = 100
@@ -51,7 +50,7 @@ class Spending:
         try:
             reservation = await run_in_threadpool(self._ledger.reservation, reservation_id)
             cost = await self._desk.cost_of_steps(reservation, steps)
-        except (Refusal, AccountingTimeout, AccountingFailed):
+        except (AccountingUnavailable, DomainError):
             return None
         known = cost_document(reservation.cost if cost is None else cost)
         return {"epsilon": known["epsilon"], "delta": known["delta"]}

@@ -26,8 +26,8 @@ from affidavit.plan import (
     pointer_to,
     unanswerable,
 )
+from affidavit.service.errors import TooBusy
 from affidavit.service.pool import AccountingPool
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 MOST_WAITING = 64
 """Diagnoses that run or wait, beyond which a new one is turned away."""

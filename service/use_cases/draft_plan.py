@@ -30,12 +30,13 @@ from affidavit.certificate import (
 from affidavit.certificate.charts import draw
 from affidavit.certificate.policy import Judgement, Policy, judge
 from affidavit.plan import Plan, Reason, digest
+from affidavit.service.errors import AccountingUnavailable, TooBusy
 from affidavit.service.policies.judging import budget_of, question
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.pool import AccountingFailed, AccountingPool, AccountingTimeout
+from affidavit.service.pool import AccountingPool
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.use_cases.draw_curve import NoCurve
-from affidavit.service.use_cases.submit_plan import Position, TooBusy
+from affidavit.service.use_cases.submit_plan import Position
 
 MOST_WAITING = 16
 """Drafts that are accounted or wait for it, beyond which another is turned away."""
@@ -112,7 +113,7 @@ class DraftPlan:
         if in_time:
             try:
                 return trial, await self._assessed(trial.plan)
-            except (AccountingTimeout, AccountingFailed):
+            except AccountingUnavailable:
                 pass
         return Trial(change=trial.change, plan=None, reasons=(_cut_off(trial),)), None
 

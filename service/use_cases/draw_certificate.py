@@ -14,11 +14,11 @@ from affidavit.accountants import AccountantError
 from affidavit.certificate import Assessment, curves, profile, spending, spending_chart, trade_off
 from affidavit.certificate.charts import Chart
 from affidavit.plan import Plan, Reason
+from affidavit.service.errors import TooBusy
 from affidavit.service.pool import AccountingPool
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import StoredCertificate
 from affidavit.service.use_cases.draw_curve import MOST_KEPT, MOST_WAITING, plan_of
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 
 @dataclass(frozen=True, slots=True)

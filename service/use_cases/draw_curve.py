@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from affidavit.certificate import Assessment, curves, picture, read_envelope
 from affidavit.plan import Plan, Reason, plan_from
+from affidavit.service.errors import TooBusy
 from affidavit.service.pool import AccountingPool
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import StoredCertificate
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 MOST_WAITING = 64
 """Curves that are computed or wait for it, beyond which another is turned away."""

@@ -26,6 +26,7 @@ from affidavit.certificate import Assessment, SigningPort
 from affidavit.certificate.policy import Waiver, judge
 from affidavit.plan import Plan, Syntax
 from affidavit.service.batches import Batches, in_a_thread
+from affidavit.service.errors import TooBusy
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.policies.judging import (
@@ -64,10 +65,6 @@ Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 
 Asked = tuple[ReadPlan, Request]
 Recalled = tuple[Question, StoredCertificate | None]
-
-
-class TooBusy(Exception):
-    """So many plans are waiting that another would wait too long."""
 
 
 @dataclass(frozen=True, slots=True)

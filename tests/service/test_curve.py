@@ -11,7 +11,8 @@ from fastapi.testclient import TestClient
 
 from affidavit.certificate import Curves, curves, picture
 from affidavit.plan import plan_from
-from affidavit.service.pool import AccountingPool, AccountingTimeout
+from affidavit.service.errors import AccountingTimeout
+from affidavit.service.pool import AccountingPool
 
 Make = Callable[..., dict[str, Any]]
 

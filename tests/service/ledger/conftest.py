@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.costing import cost_of_bundle
 from affidavit.service.ledger.ledger import Ledger
@@ -26,9 +26,11 @@ TOY = Scope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()
 
 
-def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Call:
+def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> CommandContext:
     """A call now, with an idempotency key if one is given."""
-    return Call(actor=actor, at=datetime.now(UTC), idempotency_key=key, request_digest=digest)
+    return CommandContext(
+        actor=actor, at=datetime.now(UTC), idempotency_key=key, request_digest=digest
+    )
 
 
 def claim_of(certificate: StoredCertificate, **changes: Any) -> Claim:

@@ -16,6 +16,7 @@ from sqlalchemy.exc import DatabaseError, IntegrityError
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import development_key
 from affidavit.service.database import open_engine
+from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import composition, cost_of_bundle
 from affidavit.service.ledger.ledger import Ledger
@@ -26,7 +27,6 @@ from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.tables import log_entries
 from affidavit.service.pages import dataset_view
-from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 TABLES = (ledgers, reservations, ledger_events)

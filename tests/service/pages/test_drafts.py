@@ -10,10 +10,9 @@ import pytest
 
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
+from affidavit.service.errors import AccountingTimeout, TooBusy
 from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.pool import AccountingTimeout
 from affidavit.service.use_cases.draft_plan import MOST_WAITING, DraftPlan
-from affidavit.service.use_cases.submit_plan import TooBusy
 
 PlanOf = Callable[..., Plan]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.service.calls import Call
+from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
 from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.ledger.replay import replay
@@ -212,7 +212,7 @@ def stopped_by(yard: Yard, what: str) -> None:
     if what == "settled":  # which nobody can over HTTP
         with writer(yard.engine).begin() as connection:
             found = ledger_steps.held(connection, run["reservation"])
-            call = Call(actor="owner", at=datetime.now(UTC))
+            call = CommandContext(actor="owner", at=datetime.now(UTC))
             ledger_steps.settle_held(
                 connection, *found, call, steps_run=STEPS, record=None, cost=None
             )

@@ -1,0 +1,45 @@
+"""The context of a change: who asks for it, when, and how a repetition is recognised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Self
+
+from fastapi import Header, Request
+
+from affidavit.plan import StrictModel, digest_of
+from affidavit.service.identity.actor import Actor
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[!-~]{1,255}$",
+        description="A repetition with the same key gets the first response again.",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommandContext:
+    """Who asks for a change, when, and how a repetition of the request is recognised."""
+
+    actor: str
+    at: datetime
+    idempotency_key: str | None = None
+    request_digest: str | None = None
+
+    @classmethod
+    def of(cls, actor: Actor, http: Request, key: str | None, body: StrictModel) -> Self:
+        """The context of the request ``http``, whose method, path and ``body`` tell it apart."""
+        request = {
+            "method": http.method,
+            "path": http.url.path,
+            "body": body.model_dump(mode="json"),
+        }
+        return cls(
+            actor=actor.name,
+            at=datetime.now(UTC),
+            idempotency_key=key,
+            request_digest=digest_of(request),
+        )

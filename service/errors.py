@@ -1,0 +1,77 @@
+"""Errors of the domain: what a well-formed request may not do, and bodies that are not well formed.
+
+::
+
+    DomainError            status, code, message and remedy; answered as a problem document
+    ├── WrongState         409
+    └── ...                each resource has its own, beside what raises them
+    AccountingUnavailable  503
+    ├── AccountingTimeout
+    ├── AccountingFailed
+    └── TooBusy
+    MalformedRequest       400 (413 if too large), with a reason for each mistake
+
+>>> WrongState("The run is settled.", "Settled runs cannot be stopped.").code
+'wrong_state'
+
+The application turns them into problem documents (``affidavit.service.problems``), so that a
+route just lets them pass.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from affidavit.plan import PlanError, Reason
+
+
+class DomainError(Exception):
+    """Base of the errors of a request that was understood and cannot be carried out.
+
+    ``code`` is stable and part of the API; ``status`` is that of the HTTP response.
+    """
+
+    code: ClassVar[str] = "refused"
+    status: ClassVar[int] = 409
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}")
+        self.message = message
+        self.remedy = remedy
+
+
+class WrongState(DomainError):
+    """The resource's state does not allow the change (any more, or not yet)."""
+
+    code = "wrong_state"
+
+
+class IdempotencyKeyReused(DomainError):
+    """The key came before, with another request."""
+
+    code = "idempotency_key_reused"
+    status = 422
+
+
+class AccountingUnavailable(Exception):
+    """Base of the reasons why accounting came to no end; nothing was stored."""
+
+
+class AccountingTimeout(AccountingUnavailable):
+    """The accounting passed its time limit and was killed."""
+
+
+class AccountingFailed(AccountingUnavailable):
+    """The accounting's process died."""
+
+
+class TooBusy(AccountingUnavailable):
+    """So many plans are waiting that another would wait too long."""
+
+
+class MalformedRequest(PlanError):
+    """The request body is not well formed; ``code`` is the problem's code."""
+
+    def __init__(self, *reasons: Reason, code: str = "malformed_request") -> None:
+        super().__init__(*reasons)
+        self.code = code

@@ -1,0 +1,95 @@
+"""``/livez``, ``/readyz`` and ``/metrics``: for probes and for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import Field
+
+from affidavit.service.identity.access import needs, open_to_all
+from affidavit.service.identity.actor import Scope
+from affidavit.service.models import ProblemReason, ResponseModel
+from affidavit.service.openapi import problems
+from affidavit.service.problems import Problem
+from affidavit.service.services import TheServices
+from affidavit.service.use_cases.check_readiness import check_readiness
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+router = APIRouter()
+
+
+class Alive(ResponseModel):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Signer(ResponseModel):
+    """The key that signs; ``development`` is true while it is nobody's."""
+
+    key_id: str
+    development: bool
+
+
+class Ready(ResponseModel):
+    """The service can do its work; ``warnings`` name what the operator should still fix."""
+
+    status: Literal["ready"] = "ready"
+    revision: str | None = Field(serialization_alias="schema", description="Of the database.")
+    signer: Signer
+    warnings: list[ProblemReason]
+
+
+@router.get(
+    "/livez",
+    dependencies=[open_to_all(limited=False)],
+    summary="Liveness probe",
+    responses=problems(),
+)
+async def livez() -> Alive:
+    """On the event loop itself, so that it answers when every thread is busy."""
+    return Alive()
+
+
+@router.get(
+    "/readyz",
+    dependencies=[open_to_all()],
+    summary="Readiness probe",
+    responses=problems(503),
+)
+def readyz(services: TheServices) -> Ready:
+    """Checks the database, the schema, the signing key and the audit log."""
+    readiness = check_readiness(
+        services.engine,
+        services.head,
+        services.signers,
+        services.sequencer.problem,
+        services.log_watch,
+    )
+    if readiness.reasons or readiness.key is None:
+        raise Problem(503, "not_ready", str(readiness.reasons[0]), *readiness.reasons)
+    return Ready(
+        revision=readiness.revision,
+        signer=Signer.model_validate(readiness.key),
+        warnings=[ProblemReason.model_validate(each) for each in services.identities.warnings()],
+    )
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    dependencies=[needs(Scope.AUDIT, Scope.ADMIN)],
+    response_class=Response,
+    responses={
+        200: {
+            "description": "Prometheus' text format.",
+            "content": {"text/plain": {"schema": {"type": "string"}}},
+        },
+        **problems(401, 403, 503),
+    },
+)
+def metrics(services: TheServices) -> Response:
+    """For a scraper with a token of scope audit."""
+    return Response(services.meters.exposition(), headers={"Content-Type": PROMETHEUS})
