@@ -26,7 +26,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Conformance, KeyStore, SigningKey, conformance
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
-from affidavit.service.log.bundles import with_place
+from affidavit.service.log.reader import with_inclusion
 from affidavit.service.runs.queue import Held
 from affidavit.service.runs.rows import Run
 from affidavit.service.runs.wanted import WantedRun
@@ -242,7 +242,7 @@ async def _run(
 def _bundle(services: Services, run: Run) -> bytes:
     for issue in services.store.issues(run.certificate_id):
         if (issue.issue, issue.untrusted) == (run.issue, run.untrusted):
-            return with_place(services.log, issue.bundle)
+            return with_inclusion(services.log, issue.bundle)
     raise AssertionError("a run's certificate is kept")
 
 

@@ -19,9 +19,9 @@ from affidavit.certificate import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.anonymous import NobodyKnown
 from affidavit.service.identity.tokens_kept import TokenRefused
-from affidavit.service.log import commands as audit
-from affidavit.service.log.commands import AuditRefused
-from affidavit.service.log.exports import ExportFailed
+from affidavit.service.log import audit_command
+from affidavit.service.log.audit_command import AuditCommandError
+from affidavit.service.log.checkpoint_publisher import PublishError
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
 from affidavit.service.operation.backup import BackupFailed, back_up
 from affidavit.service.operation.roles import grant_application
@@ -34,8 +34,8 @@ EXPECTED = (
     KeyFailure,
     NobodyKnown,
     TokenRefused,
-    AuditRefused,
-    ExportFailed,
+    AuditCommandError,
+    PublishError,
     BackupFailed,
 )
 """What the operator must mend; the text of each says what."""
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     backing_up.add_argument("file", type=Path, help="the file to make")
     backing_up.set_defaults(run=_backup)
     tokens.add_parser(commands)
-    audit.add_parser(commands)
+    audit_command.add_parser(commands)
     return parser
 
 

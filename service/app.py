@@ -84,7 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(services.identities.announce)
     await run_in_threadpool(services.pool.warm_up)
     services.sequencer.start()
-    services.exporter.start()
+    services.publisher.start()
     try:
         yield
     finally:

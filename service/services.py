@@ -24,11 +24,14 @@ from affidavit.service.lifecycle.approve import Approve
 from affidavit.service.lifecycle.reissue import Reissue
 from affidavit.service.lifecycle.revoke import Revoke
 from affidavit.service.lifecycle.status_lists import StatusLists
-from affidavit.service.log.exporter import Exporter
-from affidavit.service.log.exports import exports_of, kept_in
-from affidavit.service.log.proofs import LogReader
+from affidavit.service.log.checkpoint_publisher import (
+    CheckpointPublisher,
+    destinations,
+    published_checkpoints,
+)
+from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.witnessing import Witness
+from affidavit.service.log.witness import Witness
 from affidavit.service.migrate import head
 from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.meters import Meters
@@ -80,7 +83,7 @@ class Services:
     limits: Limits
     log: LogReader
     sequencer: Sequencer
-    exporter: Exporter
+    publisher: CheckpointPublisher
     witness: Witness
     meters: Meters
     log_watch: LogWatch
@@ -97,7 +100,7 @@ class Services:
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
         log = LogReader(engine)
-        exports = exports_of(settings.checkpoint_export, log)
+        places = destinations(settings.checkpoint_export, log)
         ledger = Ledger(engine)
         signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
         policies = PolicyStore(engine, signers.public_records)
@@ -105,7 +108,7 @@ class Services:
             engine,
             signers.current,
             origin=settings.log_origin,
-            kept_elsewhere=lambda: kept_in(exports),
+            published=lambda: published_checkpoints(places),
         )
         desk = Desk(ledger, store, pool, signers, loopback=settings.loopback)
         run_queue = RunQueue(engine)
@@ -141,7 +144,7 @@ class Services:
             limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
             log=log,
             sequencer=sequencer,
-            exporter=Exporter(exports, sequencer.newest),
+            publisher=CheckpointPublisher(places, sequencer.newest),
             witness=Witness(
                 engine, signers.current, settings.witness_name, settings.witnessed_logs
             ),
@@ -154,7 +157,7 @@ class Services:
     def close(self) -> None:
         """Stop the log's threads and the accounting, and let go of the database."""
         self.sequencer.stop()
-        self.exporter.stop()
+        self.publisher.stop()
         self.pool.close()
         self.engine.dispose()
 

@@ -16,7 +16,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
 ``AFFIDAVIT_WITNESSED_LOGS``     a file of verifier keys of other logs to witness
 ``AFFIDAVIT_WITNESS_NAME``       the name under which that is done
-``AFFIDAVIT_CHECKPOINT_EXPORT``  where checkpoints are kept too: ``service.log.exports``
+``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
 =============================  =====================================================
 
 ``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.

@@ -1,7 +1,7 @@
-"""Entries of the log, written with the business transaction that they tell of.
+"""Append entries to the log, in the same transaction as the change that they record.
 
-An entry is kept or lost together with what it tells of; it gets its place in the tree
-afterwards, when the sequencer takes it up.
+An entry is committed or rolled back together with the change; the sequencer adds it to the
+Merkle tree afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from affidavit.plan import load_json
 from affidavit.service.log.tables import log_entries, log_pending
 
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-"""What is read here was written by this service; the limit is that of the loader."""
+"""The loader's limit; this service wrote what is read here."""
 
 EntryKind = Literal[
     "certificate",
@@ -48,9 +48,9 @@ def append(
     actor: str,
     at: datetime,
 ) -> int:
-    """Write an entry in the transaction of ``connection``; returns its row's id.
+    """Append an entry in the transaction of ``connection``; returns its row's id.
 
-    ``body`` is JSON data without private values; what is hashed into the tree is the
+    ``body`` is JSON data without private values; the leaf is the hash of the
     canonical JSON (RFC 8785) of kind, subject, actor, time and body.
     """
     entry = Entry(kind=kind, subject=subject, actor=actor, at=at, body=body)
@@ -58,19 +58,19 @@ def append(
 
 
 def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> list[int]:
-    """Write the entries of certificates or refusals, which follow from their bundles alone.
+    """Append the entries of certificates or refusals, which follow from their bundles alone.
 
-    The bundles are those that were written just now, so that they need not be read strictly.
+    The bundles were just written by this service, so they are not parsed strictly.
     """
     return _append(connection, [_entry_of(json.loads(bundle), json.loads) for bundle in bundles])
 
 
 def entry_of(bundle: bytes) -> Entry:
-    """The entry of the certificate in ``bundle``, as any verifier comes to it."""
-    return _entry_of(_strictly(bundle), _strictly)
+    """The entry of the certificate in ``bundle``, as any verifier computes it."""
+    return _entry_of(_load_strictly(bundle), _load_strictly)
 
 
-def _strictly(raw: bytes) -> Any:
+def _load_strictly(raw: bytes) -> Any:
     return load_json(raw, MAX_BUNDLE_BYTES).data
 
 
@@ -93,6 +93,6 @@ def _append(connection: Connection, entries: Sequence[Entry]) -> list[int]:
         }
         for entry in entries
     ]
-    made = [int(item) for item in connection.execute(_ENTRIES, rows).scalars()]
-    connection.execute(_PENDING, [{"entry_id": element} for element in made])
-    return made
+    entry_ids = [int(entry_id) for entry_id in connection.execute(_ENTRIES, rows).scalars()]
+    connection.execute(_PENDING, [{"entry_id": entry_id} for entry_id in entry_ids])
+    return entry_ids

@@ -1,62 +1,211 @@
-"""The sequencer: a thread of the service that keeps the log's tree up with its entries.
+"""The sequencer: appends pending entries to the Merkle tree and signs checkpoints.
 
-It looks every quarter of a second whether entries wait, and gives them their places, batch
-after batch. While entries come there is thus a signed checkpoint at least every second. Any
-number of processes may run one; ``sequencing`` sees to it that they take turns.
+A thread of the service checks for pending entries four times a second and sequences them in
+batches, so a signed checkpoint follows every entry within about a second. Any number of
+processes may run a sequencer; a lock lets one of them work at a time.
 
-A log that contradicts itself is not signed any more. That is said at once and then every
-minute in the service's log, and ``problem`` is what ``/readyz`` answers until it is mended;
-plans are still certified meanwhile, and their entries wait.
+A batch reads the last checkpoint and its tree, appends the pending entries in the order of
+their ids, signs the new root and commits. A process that is killed at any point leaves the
+log as it was before the batch or as it is after it; pending entries stay pending until they
+are sequenced. The lock is PostgreSQL's advisory lock, or SQLite's write lock, which the
+transaction begins with; if both failed, the primary key of the leaves would still let only
+one of two batches commit.
+
+A checkpoint is signed only for a tree that extends the last one: the stored tree must hash
+to the last signed root before a leaf is appended, and the caller passes the newest
+checkpoint that it saw, so that rolling back the database under a running service is
+detected.
+
+An inconsistent log is not signed any more. The service's log reports that at once and then
+every minute, and ``/readyz`` answers with ``problem`` until it is repaired; plans are still
+certified meanwhile, and their entries stay pending.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, delete, insert, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate import KeyFailure, SigningPort
-from affidavit.certificate.log import BadNote, Checkpoint
+from affidavit.certificate.log import (
+    BadNote,
+    Checkpoint,
+    Frontier,
+    leaf_hash,
+    read_checkpoint,
+    sign_checkpoint,
+)
 from affidavit.plan import Reason
 from affidavit.service.database import reader, writer
-from affidavit.service.log.sequencing import has_work, sequence
 from affidavit.service.log.stored_tree import (
-    Kept,
     LogDamaged,
+    StoredCheckpoint,
     last_checkpoint,
+    read_frontier,
     require_superset,
 )
+from affidavit.service.log.tables import (
+    log_checkpoints,
+    log_entries,
+    log_leaves,
+    log_nodes,
+    log_pending,
+)
+from affidavit.service.tables import signing_keys
 
+BATCH = 2048
+"""Entries sequenced in one transaction, for which other writers of SQLite may have to wait."""
+SEQUENCER_LOCK = 0x0AFF_1DA8
+"""Our advisory lock among all those of a PostgreSQL server."""
 PERIOD = 0.25
-"""Seconds between two looks."""
-REPEATED_EVERY = 60.0
-"""Seconds after which a problem that stays is said again."""
+"""Seconds between two checks for pending entries."""
+REPEAT_SECONDS = 60.0
+"""Seconds after which a persistent problem is logged again."""
 STOP_SECONDS = 10.0
 
 log = logging.getLogger("affidavit.service.log")
 
 
-class OtherOrigin(LogDamaged):
+# ---- One batch, in one transaction -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The result of a batch: the newest checkpoint, and whether more entries are pending."""
+
+    checkpoint: StoredCheckpoint | None
+    signed: bool
+    more: bool
+
+
+def has_work(connection: Connection, key: SigningPort, seen: Checkpoint | None) -> bool:
+    """Whether entries are pending, or the last checkpoint is not ``seen`` or needs another key."""
+    if connection.execute(select(log_pending.c.entry_id).limit(1)).first() is not None:
+        return True
+    last = last_checkpoint(connection)
+    if last is None:
+        return seen is not None
+    return last.checkpoint != seen or _needs_new_key(last, key)
+
+
+def sequence(
+    connection: Connection,
+    key: Callable[[], SigningPort],
+    origin: Callable[[Checkpoint | None], str],
+    *,
+    seen: Checkpoint | None = None,
+    limit: int = BATCH,
+) -> Batch | None:
+    """Sequence at most ``limit`` pending entries in the transaction of ``connection``.
+
+    Returns None while another process does. Raises ``LogDamaged``, and then nothing changes.
+    """
+    if not _lock(connection):
+        return None
+    last = last_checkpoint(connection)
+    checkpoint = None if last is None else last.checkpoint
+    if seen is not None:
+        require_superset(connection, seen, checkpoint)
+    tree = read_frontier(connection, checkpoint)
+    log_origin = origin(checkpoint)
+    entries = connection.execute(
+        select(log_pending.c.entry_id, log_entries.c.content)
+        .join(log_entries)
+        .order_by(log_pending.c.entry_id)
+        .limit(limit)
+    ).all()
+    signer = key()
+    if not entries and (last is None or not _needs_new_key(last, signer)):
+        return Batch(last, signed=False, more=False)
+    if entries:
+        _append(connection, tree, [(entry_id, content) for entry_id, content in entries])
+    signed = _sign(connection, tree, signer, log_origin)
+    return Batch(signed, signed=True, more=len(entries) == limit)
+
+
+def _lock(connection: Connection) -> bool:
+    if connection.dialect.name != "postgresql":
+        return True  # the transaction began by taking the write lock
+    locked = connection.execute(
+        text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": SEQUENCER_LOCK}
+    )
+    return bool(locked.scalar_one())
+
+
+def _needs_new_key(last: StoredCheckpoint, key: SigningPort) -> bool:
+    """Whether ``key`` must sign the last checkpoint again because its key is no longer valid."""
+    if key.public.development or key.key_id == last.key.key_id:
+        return False
+    return last.key.development or not last.key.covers(datetime.now(UTC))
+
+
+def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int, str]]) -> None:
+    leaves: list[dict[str, Any]] = []
+    nodes: list[dict[str, Any]] = []
+    for entry_id, content in entries:
+        leaf = leaf_hash(content.encode())
+        leaves.append({"leaf_index": tree.size, "entry_id": entry_id, "leaf_hash": leaf})
+        nodes.extend(
+            {"level": place.level, "position": place.position, "hash": node}
+            for place, node in tree.append(leaf)[1:]
+        )
+    connection.execute(insert(log_leaves), leaves)
+    if nodes:
+        connection.execute(insert(log_nodes), nodes)
+    # Exactly these ids: a row with a smaller id may have been committed meanwhile.
+    sequenced = [entry_id for entry_id, _ in entries]
+    deleted = connection.execute(delete(log_pending).where(log_pending.c.entry_id.in_(sequenced)))
+    if deleted.rowcount != len(sequenced):
+        raise LogDamaged("pending entries disappeared while they were sequenced")
+
+
+def _sign(
+    connection: Connection, tree: Frontier, key: SigningPort, origin: str
+) -> StoredCheckpoint:
+    now = datetime.now(UTC)
+    note = sign_checkpoint(key, origin=origin, size=tree.size, root_hash=tree.root(), at=now)
+    stored_key = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
+    if connection.execute(stored_key).first() is None:
+        record = json.dumps(key.public.as_record(), sort_keys=True)
+        connection.execute(
+            insert(signing_keys).values(key_id=key.key_id, record=record, first_used_at=now)
+        )
+    connection.execute(
+        insert(log_checkpoints).values(
+            tree_size=tree.size, key_id=key.key_id, signed_at=now, note=note
+        )
+    )
+    return StoredCheckpoint(note, read_checkpoint(note), key.public)
+
+
+# ---- The thread ------------------------------------------------------------------------
+
+
+class OriginMismatch(LogDamaged):
     """The setting names another log than the one in the database."""
 
 
-@dataclass(slots=True)
-class _Trouble:
+@dataclass(frozen=True, slots=True)
+class _Damage:
     text: str
-    said_at: float
+    logged_at: float
 
 
 class Sequencer:
     """The sequencer of one process.
 
-    ``origin`` names the log, None lets it name itself. ``kept_elsewhere`` are checkpoints
-    that lie outside the database.
+    ``origin`` names the log; with None it gets a random name. ``published`` returns the
+    checkpoints kept outside the database.
     """
 
     def __init__(
@@ -65,77 +214,77 @@ class Sequencer:
         key: Callable[[], SigningPort],
         *,
         origin: str | None = None,
-        kept_elsewhere: Callable[[], Sequence[Checkpoint]] = tuple,
+        published: Callable[[], Sequence[Checkpoint]] = tuple,
     ) -> None:
         self._reader = reader(engine)
         self._writer = writer(engine)
         self._key = key
         self._origin = origin
-        self._kept_elsewhere = kept_elsewhere
-        self._held = False
-        self._newest: Kept | None = None
-        self._trouble: _Trouble | None = None
+        self._published = published
+        self._published_checked = False
+        self._newest: StoredCheckpoint | None = None
+        self._damage: _Damage | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def problem(self) -> Reason | None:
-        """Why the log does not grow; None while all is well."""
-        trouble = self._trouble
-        if trouble is None:
+        """Why the log does not grow; None while it does."""
+        damage = self._damage
+        if damage is None:
             return None
         return Reason(
             code="log_damaged",
             pointer="",
-            message=f"{trouble.text}.",
-            remedy="Nothing is signed into the log until it is mended; run: affidavit audit verify",
+            message=f"{damage.text}.",
+            remedy="The log is not signed until it is repaired; run: affidavit audit verify",
         )
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Take up what still waits, a batch at most, and end."""
+        """Sequence at most one more batch of pending entries, then stop."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
             self._thread = None
 
-    def newest(self) -> Kept | None:
+    def newest(self) -> StoredCheckpoint | None:
         """The newest checkpoint that this process signed or saw."""
         return self._newest
 
     def step(self) -> bool:
-        """One look and at most one batch; whether more entries wait."""
+        """Sequence at most one batch; returns whether more entries are pending."""
         seen = None if self._newest is None else self._newest.checkpoint
-        key = self._key()  # which may look into the database too: one connection at a time
+        key = self._key()  # may query the database too: one connection at a time
         with self._reader.connect() as connection:
-            self._hold_to_what_was_kept(connection)
+            self._check_published(connection)
             if not has_work(connection, key, seen):
                 return False
         with self._writer.begin() as connection:
-            batch = sequence(connection, self._key, self._named, seen=seen)
+            batch = sequence(connection, self._key, self._origin_after, seen=seen)
         if batch is None:
             return False
-        self._newest = batch.kept or self._newest
+        self._newest = batch.checkpoint or self._newest
         return batch.more
 
-    def _hold_to_what_was_kept(self, connection: Connection) -> None:
-        """Once, before anything is signed: the log continues the checkpoints kept elsewhere."""
-        if self._held:
+    def _check_published(self, connection: Connection) -> None:
+        """Once, before anything is signed: the log extends the checkpoints kept elsewhere."""
+        if self._published_checked:
             return
-        kept = self._kept_elsewhere()
-        last = last_checkpoint(connection) if kept else None
-        for item in kept:
-            require_superset(connection, item, None if last is None else last.checkpoint)
-        self._held = True
+        checkpoints = self._published()
+        last = last_checkpoint(connection) if checkpoints else None
+        for checkpoint in checkpoints:
+            require_superset(connection, checkpoint, None if last is None else last.checkpoint)
+        self._published_checked = True
 
     def _run(self) -> None:
         last = False
         while not last:
-            # What was entered before the end is still taken up.
+            # Entries that were appended before the stop are still sequenced.
             last = self._stopped.wait(PERIOD)
             more = True
             while more:
@@ -145,35 +294,37 @@ class Sequencer:
         try:
             more = self.step()
         except LogDamaged as damage:
-            self._say(str(damage))
+            self._report(str(damage))
             return False
         except SQLAlchemyError as error:
-            log.warning("the log waits for the database: %s", str(error).splitlines()[0])
+            log.warning(
+                "the sequencer cannot use the database and retries: %s", str(error).splitlines()[0]
+            )
             return False
         except (KeyFailure, BadNote) as failure:
             log.error("the log cannot be signed: %s", failure)
             return False
         except Exception:
-            # A thread that ended would be missed by nobody until a proof is.
-            log.exception("the sequencer met a fault of its own; it tries again")
+            # If the thread ended, nobody would notice until a proof is missing.
+            log.exception("the sequencer failed unexpectedly and retries")
             return False
-        self._trouble = None
+        self._damage = None
         return more and not self._stopped.is_set()
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         now = time.monotonic()
-        trouble = self._trouble
-        if trouble is not None and trouble.text == text and now < trouble.said_at + REPEATED_EVERY:
+        last = self._damage
+        if last is not None and last.text == text and now < last.logged_at + REPEAT_SECONDS:
             return
-        self._trouble = _Trouble(text, now)
-        log.critical("THE LOG IS DAMAGED: %s; nothing is signed into it until it is mended", text)
+        self._damage = _Damage(text, now)
+        log.critical("THE LOG IS DAMAGED: %s; it is not signed until it is repaired", text)
 
-    def _named(self, last: Checkpoint | None) -> str:
+    def _origin_after(self, last: Checkpoint | None) -> str:
         """The log's origin: that of its last checkpoint, else the setting or a random name."""
         if last is None:
             return self._origin or f"affidavit.invalid/{secrets.token_hex(8)}"
         if self._origin not in (None, last.origin):
-            raise OtherOrigin(
-                f"the setting AFFIDAVIT_LOG_ORIGIN is {self._origin}, and the log is {last.origin}"
+            raise OriginMismatch(
+                f"AFFIDAVIT_LOG_ORIGIN is {self._origin}, but the log's origin is {last.origin}"
             )
         return last.origin

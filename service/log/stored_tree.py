@@ -1,14 +1,17 @@
-"""The tree as it is stored: hashes of perfect subtrees by their place, and checkpoints.
+"""The Merkle tree as stored: hashes of perfect subtrees, and signed checkpoints.
 
-What is stored is not believed because it is there: the frontier of a tree has to hash to
-the root that was signed for it, or ``LogDamaged`` is raised, and nothing is signed or
-proved on top of it.
+Stored hashes are never trusted by themselves: the frontier of a tree must hash to the signed
+root, or ``LogDamaged`` is raised and nothing is signed or proved on top of it.
+
+Reference: RFC 9162, 2.1.1 (Merkle tree hash).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, func, select, tuple_
@@ -21,35 +24,41 @@ from affidavit.certificate.log import (
     Frontier,
     Place,
     ProofError,
+    Range,
     assemble,
     consistency_path,
     frontier_places,
+    leaf_hash,
+    node_hash,
     open_checkpoint,
     places,
     verify_consistency,
 )
-from affidavit.service.log.tables import log_checkpoints, log_leaves, log_nodes
+from affidavit.service.log.tables import log_checkpoints, log_entries, log_leaves, log_nodes
 from affidavit.service.tables import signing_keys
+
+MAX_RANGE = 5000
+"""Entries that ``verify_range`` hashes at a time."""
 
 
 class LogDamaged(Exception):
     """The stored log contradicts itself or a checkpoint; the text says where.
 
-    Nothing is signed until that is mended: restore the database from a backup that is at
+    Nothing is signed until it is repaired: restore the database from a backup that is at
     least as new as the last checkpoint, and run ``affidavit audit verify``.
     """
 
 
-class Kept:
-    """A checkpoint as it is stored: the note and what it says."""
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A stored checkpoint: the signed note, its parsed content and the key that signed it."""
 
-    def __init__(self, note: str, checkpoint: Checkpoint, key: PublicKey) -> None:
-        self.note = note
-        self.checkpoint = checkpoint
-        self.key = key
+    note: str
+    checkpoint: Checkpoint
+    key: PublicKey
 
 
-# Built once: putting a statement together takes as long as running it.
+# Built once: building a statement takes as long as running it.
 _LAST = (
     select(log_checkpoints, signing_keys.c.record)
     .join(signing_keys)
@@ -57,86 +66,189 @@ _LAST = (
     .limit(1)
 )
 _LARGEST = select(func.max(log_checkpoints.c.tree_size))
-_WANTED: BindParameter[Any] = bindparam("wanted", expanding=True)
+_KEYS: BindParameter[Any] = bindparam("keys", expanding=True)
 _LEAVES = select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash).where(
-    log_leaves.c.leaf_index.in_(_WANTED)
+    log_leaves.c.leaf_index.in_(_KEYS)
 )
-_NODES = select(log_nodes).where(tuple_(log_nodes.c.level, log_nodes.c.position).in_(_WANTED))
+_NODES = select(log_nodes).where(tuple_(log_nodes.c.level, log_nodes.c.position).in_(_KEYS))
 
 
-def last_checkpoint(connection: Connection) -> Kept | None:
-    """The newest checkpoint, its signature checked; None while nothing was signed.
+def last_checkpoint(connection: Connection) -> StoredCheckpoint | None:
+    """The newest checkpoint with its signature verified; None if nothing is signed yet.
 
-    Raises ``LogDamaged`` when it does not hold what it should.
+    Raises ``LogDamaged`` if it is unreadable, forged or not the largest.
     """
     row = connection.execute(_LAST).first()
     if row is None:
         return None
-    kept = opened(row.note, row.record)
+    stored = open_stored(row.note, row.record)
     largest = connection.execute(_LARGEST).scalar_one()
-    if not kept.checkpoint.size == row.tree_size == largest:
+    if not stored.checkpoint.size == row.tree_size == largest:
         raise LogDamaged("the newest checkpoint is not the largest one")
-    return kept
+    return stored
 
 
-def opened(note: str, record: str) -> Kept:
-    """A stored note, held to the key it was signed with; raises ``LogDamaged``."""
+def open_stored(note: str, record: str) -> StoredCheckpoint:
+    """Verify a stored note with the key in ``record``; raises ``LogDamaged``."""
     try:
         key = PublicKey.from_record(json.loads(record))
         checkpoint, _ = open_checkpoint(note, [key])
     except (BadNote, KeyFailure, ValueError) as error:
         raise LogDamaged(f"a stored checkpoint cannot be read: {error}") from None
-    return Kept(note, checkpoint, key)
+    return StoredCheckpoint(note, checkpoint, key)
 
 
-def hashes(connection: Connection, wanted: Iterable[Place]) -> dict[Place, bytes]:
-    """The stored hashes of these places; raises ``LogDamaged`` when one is missing."""
-    asked = set(wanted)
-    leaves = [entry.position for entry in asked if entry.level == 0]
-    nodes = [tuple(element) for element in asked if element.level > 0]
-    found: dict[Place, bytes] = {}
+def read_hashes(connection: Connection, requested: Iterable[Place]) -> dict[Place, bytes]:
+    """The stored hashes at these places; raises ``LogDamaged`` if one is missing."""
+    remaining = set(requested)
+    leaves = [place.position for place in remaining if place.level == 0]
+    nodes = [tuple(place) for place in remaining if place.level > 0]
+    hashes: dict[Place, bytes] = {}
     if leaves:
-        for index, value in connection.execute(_LEAVES, {"wanted": leaves}):
-            found[Place(0, index)] = bytes(value)
+        for index, value in connection.execute(_LEAVES, {"keys": leaves}):
+            hashes[Place(0, index)] = bytes(value)
     if nodes:
-        for level, position, value in connection.execute(_NODES, {"wanted": nodes}):
-            found[Place(level, position)] = bytes(value)
-    for item in sorted(asked - found.keys()):
-        raise LogDamaged(f"the hash at level {item.level}, position {item.position} is missing")
-    return found
+        for level, position, value in connection.execute(_NODES, {"keys": nodes}):
+            hashes[Place(level, position)] = bytes(value)
+    missing = remaining - hashes.keys()
+    if missing:
+        place = min(missing)
+        raise LogDamaged(f"the hash at level {place.level}, position {place.position} is missing")
+    return hashes
 
 
-def frontier(connection: Connection, checkpoint: Checkpoint | None) -> Frontier:
-    """The tree of ``checkpoint``, ready to grow; raises ``LogDamaged`` if it is another."""
+def read_frontier(connection: Connection, checkpoint: Checkpoint | None) -> Frontier:
+    """The tree of ``checkpoint``, ready to append to; raises ``LogDamaged`` if it differs."""
     size = 0 if checkpoint is None else checkpoint.size
-    wanted = frontier_places(size)
-    found = hashes(connection, wanted)
-    tree = Frontier(size, (found[place] for place in wanted))
+    frontier = frontier_places(size)
+    hashes = read_hashes(connection, frontier)
+    tree = Frontier(size, (hashes[place] for place in frontier))
     if tree.root() != (EMPTY_ROOT if checkpoint is None else checkpoint.root_hash):
-        raise LogDamaged(f"the stored tree of {size} leaves is not the one that was signed")
+        raise LogDamaged(f"the stored tree of {size} leaves does not have the signed root")
     last = connection.execute(select(func.max(log_leaves.c.leaf_index))).scalar_one()
     if (-1 if last is None else last) != size - 1:
-        raise LogDamaged(f"there are leaves beyond the {size} that were signed, or some are gone")
+        raise LogDamaged(f"the log does not have exactly the {size} leaves that were signed")
     return tree
 
 
 def require_superset(connection: Connection, seen: Checkpoint, newest: Checkpoint | None) -> None:
-    """Raise ``LogDamaged`` unless ``newest`` continues ``seen``, by the stored tree."""
+    """Raise ``LogDamaged`` unless ``newest`` extends ``seen``, proved by the stored tree."""
     if newest is None or newest.origin != seen.origin or newest.size < seen.size:
         raise LogDamaged(
             f"a checkpoint of {seen.origin} with {seen.size} leaves was seen before and is gone"
         )
     path = consistency_path(seen.size, newest.size)
-    wanted = hashes(connection, (place for part in path for place in places(part)))
+    hashes = read_hashes(connection, (place for part in path for place in places(part)))
     try:
         verify_consistency(
             first=seen.size,
             second=newest.size,
             first_root=seen.root_hash,
             second_root=newest.root_hash,
-            proof=assemble(path, wanted),
+            proof=assemble(path, hashes),
         )
     except ProofError as error:
         raise LogDamaged(
-            f"the log does not continue the one of {seen.size} leaves seen before: {error}"
+            f"the log does not extend the checkpoint of {seen.size} leaves seen before: {error}"
         ) from None
+
+
+# ---- A range of entries, hashed again up to the signed root ---------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeCheck:
+    """Entries ``start`` to ``end``, both included, verified against a checkpoint.
+
+    The checkpoint covers ``size`` leaves. ``altered`` lists entries whose bytes do not match
+    their stored hash, ``missing`` entries that do not exist; ``proved`` says whether the
+    range hashes to the signed root.
+    """
+
+    start: int
+    end: int
+    size: int
+    root: str
+    signed_at: datetime | None
+    proved: bool
+    altered: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+def verify_range(connection: Connection, start: int, end: int) -> RangeCheck:
+    """Hash entries ``start`` to ``end`` again, at most ``MAX_RANGE`` of them.
+
+    The entries' own bytes are hashed, not their stored hashes; outside the range the stored
+    hashes of whole subtrees are used. The result is the signed root only if every byte of
+    the range is what was logged.
+
+    Raises ``ValueError`` if the newest checkpoint does not cover the range, and
+    ``LogDamaged`` if the stored tree contradicts the checkpoint.
+    """
+    last = last_checkpoint(connection)
+    size = 0 if last is None else last.checkpoint.size
+    if last is None or not 0 <= start <= end < size:
+        raise ValueError(f"the newest checkpoint covers entries 0 to {size - 1}")
+    end = min(end, start + MAX_RANGE - 1)
+    leaves, altered = _hash_entries(connection, start, end)
+    missing = tuple(index for index in range(start, end + 1) if index not in leaves)
+    proved = not missing and _root_with(connection, size, leaves) == last.checkpoint.root_hash
+    return RangeCheck(
+        start=start,
+        end=end,
+        size=size,
+        root=last.checkpoint.root_hash.hex(),
+        signed_at=last.checkpoint.signed_at,
+        proved=proved,
+        altered=tuple(altered),
+        missing=missing,
+    )
+
+
+def _hash_entries(
+    connection: Connection, start: int, end: int
+) -> tuple[dict[int, bytes], list[int]]:
+    """The recomputed leaf hashes by index, and the indexes whose stored hash differs."""
+    query = (
+        select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
+        .join(log_entries)
+        .where(log_leaves.c.leaf_index.between(start, end))
+    )
+    hashes, altered = {}, []
+    for index, stored, content in connection.execute(query):
+        hashes[index] = leaf_hash(content.encode())
+        if hashes[index] != bytes(stored):
+            altered.append(index)
+    return hashes, sorted(altered)
+
+
+def _root_with(connection: Connection, size: int, leaves: Mapping[int, bytes]) -> bytes:
+    """The root of the tree over ``leaves``, consecutive, and the stored hashes of the rest."""
+    tree, changed = Range(0, size), Range(min(leaves), max(leaves) + 1)
+    outside = [place for part in _outside(tree, changed) for place in places(part)]
+    return _root_of(tree, changed, leaves, read_hashes(connection, outside))
+
+
+def _outside(part: Range, changed: Range) -> Iterator[Range]:
+    """The largest subtrees of ``part`` without a leaf in ``changed``."""
+    if part.end <= changed.start or part.start >= changed.end:
+        yield part
+    elif part.end - part.start > 1:
+        for half in _halves(part):
+            yield from _outside(half, changed)
+
+
+def _root_of(
+    part: Range, changed: Range, leaves: Mapping[int, bytes], stored: Mapping[Place, bytes]
+) -> bytes:
+    if part.end <= changed.start or part.start >= changed.end:
+        return assemble([part], stored)[0]
+    if part.end - part.start == 1:
+        return leaves[part.start]
+    left, right = (_root_of(half, changed, leaves, stored) for half in _halves(part))
+    return node_hash(left, right)
+
+
+def _halves(part: Range) -> tuple[Range, Range]:
+    middle = part.start + (1 << ((part.end - part.start - 1).bit_length() - 1))
+    return Range(part.start, middle), Range(middle, part.end)

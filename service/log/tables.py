@@ -1,19 +1,21 @@
-"""The log's own tables, beside the entries: their order, their tree, its checkpoints.
+"""The log's tables: entries, their order, the Merkle tree and its checkpoints.
 
+``log_entries``
+    Every entry, with the canonical JSON that is hashed.
 ``log_pending``
-    Entries that have no place yet. A queue, the one table here from which rows go; an
-    entry comes in with its business transaction and leaves in the transaction that gives
-    it its place. (Row ids would not do for that: a transaction that began earlier may
-    commit later.)
+    Entries that are not sequenced yet. A queue, the only table here from which rows are
+    deleted: an entry is added with the change that it records, and deleted in the
+    transaction that sequences it. (Row ids would not do: a transaction that began earlier
+    may commit later.)
 ``log_leaves``
-    Which entry is which leaf, counted from 0 without a gap, and the leaf's hash.
+    The entry and hash of each leaf, numbered from 0 without gaps.
 ``log_nodes``
-    The hash of every perfect subtree from two leaves on, by level and position, so that a
-    proof is read with about 2 log2 n keys.
+    The hash of every perfect subtree of two or more leaves, by level and position, so that
+    a proof needs about 2 log2 n keys.
 ``log_checkpoints``
     Every signed checkpoint.
 ``log_witnessed``
-    Checkpoints of other logs, which this service keeps for them.
+    Checkpoints of other logs for which this service is a witness.
 """
 
 from __future__ import annotations

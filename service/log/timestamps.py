@@ -1,9 +1,9 @@
-"""RFC 3161 stamps of checkpoints: somebody else's word for when one existed.
+"""RFC 3161 timestamps of checkpoints: a third party's proof of when one existed.
 
-A time-stamping authority signs the hash of a checkpoint's bytes with its time. A log that
-is rewritten later cannot have had that root then, whoever holds its database and its key.
-The stamp lies beside the checkpoint, ``FILE.tsr``, as ``openssl ts -verify`` reads it too.
-It needs ``pip install 'affidavit[timestamps]'``.
+A time-stamping authority signs the hash of a checkpoint together with its own time. A log
+that is rewritten later cannot have had that root at that time, whoever holds its database
+and key. The timestamp is stored beside the checkpoint, ``FILE.tsr``, in the form that
+``openssl ts -verify`` reads. Needs ``pip install 'affidavit[timestamps]'``.
 """
 
 from __future__ import annotations
@@ -13,54 +13,53 @@ from pathlib import Path
 
 from cryptography.x509 import load_pem_x509_certificates
 
-from affidavit.service.log.exports import ExportFailed, post
+from affidavit.service.log.checkpoint_publisher import PublishError, post
 
 QUERY = "application/timestamp-query"
 
 
-class BadStamp(Exception):
-    """The stamp is not one of these bytes by an authority that is trusted."""
+class BadTimestamp(Exception):
+    """The timestamp is not one of these bytes by a trusted authority."""
 
 
-def stamp(content: bytes, url: str) -> bytes:
-    """The authority's reply about ``content``, which says that it was granted.
-
-    Raises ``ExportFailed``.
-    """
+def request_timestamp(content: bytes, url: str) -> bytes:
+    """The authority's reply for ``content``, DER; raises ``PublishError`` if not granted."""
     from rfc3161_client import TimestampRequestBuilder, decode_timestamp_response
     from rfc3161_client.tsp import PKIStatus
 
     request = TimestampRequestBuilder().data(content).nonce(nonce=True).build()
-    answer = post(url, request.as_bytes(), QUERY)
-    if not answer.is_success:
-        raise ExportFailed(f"the time-stamping authority answered {answer.status_code}")
+    response = post(url, request.as_bytes(), QUERY)
+    if not response.is_success:
+        raise PublishError(f"the time-stamping authority answered {response.status_code}")
     try:
-        reply = decode_timestamp_response(answer.content)
+        reply = decode_timestamp_response(response.content)
     except ValueError as error:
-        raise ExportFailed(f"the time-stamping authority's answer is no stamp: {error}") from None
+        raise PublishError(
+            f"the time-stamping authority's response is not a timestamp: {error}"
+        ) from None
     if PKIStatus(reply.status) not in (PKIStatus.GRANTED, PKIStatus.GRANTED_WITH_MODS):
-        raise ExportFailed(f"the time-stamping authority refused: {reply.status_string}")
+        raise PublishError(f"the time-stamping authority refused: {reply.status_string}")
     if reply.tst_info.nonce != request.nonce:
-        raise ExportFailed("the time-stamping authority answered another request")
+        raise PublishError("the time-stamping authority's reply has another request's nonce")
     return bytes(reply.as_bytes())
 
 
-def stamped_at(content: bytes, reply: bytes, roots: Path) -> datetime:
-    """When ``content`` was stamped, by an authority below one of the PEM certificates ``roots``.
+def verify_timestamp(content: bytes, reply: bytes, roots: Path) -> datetime:
+    """The time of a valid timestamp of ``content`` by an authority below a root in ``roots``.
 
-    Raises ``BadStamp``.
+    ``roots`` is a PEM file. Raises ``BadTimestamp``.
     """
     from rfc3161_client import VerificationError, VerifierBuilder, decode_timestamp_response
 
     try:
-        found = decode_timestamp_response(reply)
+        response = decode_timestamp_response(reply)
         builder = VerifierBuilder()
         for certificate in load_pem_x509_certificates(roots.read_bytes()):
             builder = builder.add_root_certificate(certificate)
-        builder.build().verify_message(found, content)
+        builder.build().verify_message(response, content)
     except OSError as error:
-        raise BadStamp(f"{roots} cannot be read: {error.strerror}") from None
+        raise BadTimestamp(f"{roots} cannot be read: {error.strerror}") from None
     except (ValueError, VerificationError) as error:
-        raise BadStamp(f"the stamp does not hold: {error}") from None
-    moment: datetime = found.tst_info.gen_time
+        raise BadTimestamp(f"the timestamp is not valid: {error}") from None
+    moment: datetime = response.tst_info.gen_time
     return moment

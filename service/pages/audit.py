@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import MOST_LEAVES
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.log.audit import one_state
-from affidavit.service.log.proofs import NothingLogged
-from affidavit.service.log.range_check import MOST, RangeChecked, check_range
+from affidavit.service.log.audit import snapshot
+from affidavit.service.log.reader import NotLogged
+from affidavit.service.log.stored_tree import MAX_RANGE, RangeCheck, verify_range
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import PRIVATE, answer, page
 from affidavit.service.pages.audit_view import EXPORT, PAGE, Entry, Search, audit_view, entry_view
@@ -55,7 +55,7 @@ def audit(
     checked, wrong = _checked(services, wanted)
     held, not_held = _held(services, wanted.kept)
     limit = EXPORT if is_data(request) else PAGE
-    with one_state(services.engine) as connection:
+    with snapshot(services.engine) as connection:
         view = audit_view(connection, search, limit, checked=checked, wrong=wrong)
     view = replace(view, kept=wanted.kept, held=held, not_held=not_held)
     return answer(
@@ -72,7 +72,7 @@ def checkpoint(_: Auditor, services: TheServices) -> Response:
     """The newest checkpoint as a file, to be kept somewhere else."""
     try:
         note = services.log.latest().note
-    except NothingLogged as error:
+    except NotLogged as error:
         raise not_logged(error) from None
     headers = {**PRIVATE, "Content-Disposition": 'attachment; filename="checkpoint.txt"'}
     return Response(note, 200, headers, media_type=f"{TEXT}; charset=utf-8")
@@ -82,25 +82,25 @@ def checkpoint(_: Auditor, services: TheServices) -> Response:
 def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> Response:
     """One entry and its proof."""
     try:
-        with one_state(services.engine) as connection:
+        with snapshot(services.engine) as connection:
             view = entry_view(services.log, connection, index)
-    except NothingLogged:
+    except NotLogged:
         raise Problem(404, "not_found", f"the log has no signed entry {index}.") from None
     return answer(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
 
 
-def _checked(services: Services, wanted: Wanted) -> tuple[RangeChecked | None, str]:
+def _checked(services: Services, wanted: Wanted) -> tuple[RangeCheck | None, str]:
     """The stretch that was asked for, hashed again; or what is wrong with what was asked."""
     if not wanted.start and not wanted.end:
         return None, ""
     start, end = (_number(text) for text in (wanted.start, wanted.end))
     if start is None or end is None or end < start:
         return None, "Give the first and the last entry as whole numbers, the first not larger."
-    if end - start >= MOST:
-        return None, f"At most {MOST:,} entries are hashed at a time; give a shorter stretch."
+    if end - start >= MAX_RANGE:
+        return None, f"At most {MAX_RANGE:,} entries are hashed at a time; give a shorter stretch."
     try:
-        with one_state(services.engine) as connection:
-            return check_range(connection, start, end), ""
+        with snapshot(services.engine) as connection:
+            return verify_range(connection, start, end), ""
     except ValueError as error:
         said = str(error)
         return None, f"{said[0].upper()}{said[1:]}."

@@ -17,9 +17,8 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Select, func, select
 
 from affidavit.service.log.entries import EntryKind
-from affidavit.service.log.proofs import InclusionProof, LogReader, NothingLogged
-from affidavit.service.log.range_check import RangeChecked
-from affidavit.service.log.stored_tree import last_checkpoint
+from affidavit.service.log.reader import InclusionProof, LogReader, NotLogged
+from affidavit.service.log.stored_tree import RangeCheck, last_checkpoint
 from affidavit.service.log.tables import log_entries, log_leaves, log_pending
 from affidavit.service.pages.kept_checkpoint import Held
 from affidavit.service.pages.text import short
@@ -88,7 +87,7 @@ class Audit:
     kinds: tuple[str, ...]
     entries: tuple[Entry, ...]
     next: int | None
-    checked: RangeChecked | None = None
+    checked: RangeCheck | None = None
     wrong: str = ""
     kept: str = ""
     held: Held | None = None
@@ -110,7 +109,7 @@ def audit_view(
     search: Search,
     limit: int = PAGE,
     *,
-    checked: RangeChecked | None = None,
+    checked: RangeCheck | None = None,
     wrong: str = "",
 ) -> Audit:
     """At most ``limit`` entries."""
@@ -132,12 +131,12 @@ def audit_view(
 
 
 def entry_view(log: LogReader, connection: Connection, index: int) -> ProvedEntry:
-    """The entry at ``index``, its proof verified; raises ``NothingLogged``."""
+    """The entry at ``index``, its proof verified; raises ``NotLogged``."""
     proof: InclusionProof = log.inclusion(index, None, None)
     found = log.entries(index, index)
     checkpoint = checkpoint_of(connection)
     if not found or checkpoint is None:
-        raise NothingLogged(f"no such leaf is among the first {proof.size} of the log")
+        raise NotLogged(f"no such leaf is among the first {proof.size} of the log")
     return ProvedEntry(
         entry=_entry(index, found[0].leaf_hash, found[0].content),
         content=found[0].content,

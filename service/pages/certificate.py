@@ -15,7 +15,7 @@ from affidavit.plan import MalformedPlan, Reason
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.bundles import with_place
+from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.answer import PRIVATE, answer, page
 from affidavit.service.pages.certificate_pdf import certificate_pdf
@@ -99,7 +99,7 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What the API's route gives to tokens, for who is signed in. Raises ``Problem``."""
-    made = with_place(services.log, found(services, certificate_id).bundle)
+    made = with_inclusion(services.log, found(services, certificate_id).bundle)
     return _file(made, JSON, "bundle.json")
 
 

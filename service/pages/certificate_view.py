@@ -18,7 +18,7 @@ from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.history import history
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.bundles import with_place
+from affidavit.service.log.reader import with_inclusion
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.pages.certificate_standing import (
     IssueShown,
@@ -175,7 +175,7 @@ def certificate_view(
     issues = tuple(issue_shown(item) for item in history(services.engine, found.id))
     said = standing(found, issues)
     revoked = said if found.status is Status.REVOKED else None
-    bundle = with_place(services.log, found.bundle)
+    bundle = with_inclusion(services.log, found.bundle)
     guarantee = _guarantee(predicate)
     engines = _engines(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)
@@ -325,7 +325,7 @@ def _claim(plan: Mapping[str, Any]) -> str | None:
 
 def _place(services: Services, found: StoredCertificate) -> Inclusion | None:
     try:
-        return services.log.place_of(found.bundle)
+        return services.log.inclusion_of(found.bundle)
     except LogDamaged:
         return None
 

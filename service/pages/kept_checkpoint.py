@@ -22,7 +22,7 @@ from affidavit.certificate.log import (
     read_checkpoint,
     verify_consistency,
 )
-from affidavit.service.log.proofs import LogReader, NothingLogged
+from affidavit.service.log.reader import LogReader, NotLogged
 
 LONGEST = 10_000
 """Characters of a checkpoint."""
@@ -57,7 +57,7 @@ def hold(text: str, log: LogReader, keys: Iterable[PublicKey]) -> Held:
         newest = log.latest().checkpoint
     except BadNote as error:
         raise NoCheckpoint(f"this is no checkpoint: {error}") from None
-    except NothingLogged:
+    except NotLogged:
         raise NoCheckpoint("nothing is signed here yet that it could be held to") from None
     if kept.origin != newest.origin:
         raise NoCheckpoint(f"it is of another log, {kept.origin}; this one is {newest.origin}")

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.log.audit import one_state
+from affidavit.service.log.audit import snapshot
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import answer, page
 from affidavit.service.pages.forms_of_a_view import Rows
@@ -32,7 +32,7 @@ def overview(
         services.log_watch,
     )
     rules = services.policies.rulebook()
-    with one_state(services.engine) as connection:
+    with snapshot(services.engine) as connection:
         view = overview_view(connection, rules, actor, ready.reasons, datetime.now(UTC))
     return answer(
         request, view, template="overview.html", rows=Rows(Item, view.items), title="overview"

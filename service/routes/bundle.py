@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from affidavit.service.identity.access import Reader
-from affidavit.service.log.bundles import with_place
+from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.routes.certificate import found
 from affidavit.service.routes.parameters import CertificateId
@@ -22,5 +22,5 @@ router = APIRouter()
 )
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What ``affidavit verify`` reads, with its place in the log as soon as it has one."""
-    bundle = with_place(services.log, found(services, certificate_id).bundle)
+    bundle = with_inclusion(services.log, found(services, certificate_id).bundle)
     return Response(bundle, media_type=JSON)

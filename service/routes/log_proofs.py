@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from affidavit.certificate.log import MOST_LEAVES, written
 from affidavit.service.identity.access import Reader
-from affidavit.service.log.proofs import NothingLogged
+from affidavit.service.log.reader import NotLogged
 from affidavit.service.openapi import answers, problems
 from affidavit.service.routes.log_checkpoint import not_logged
 from affidavit.service.services import TheServices
@@ -54,7 +54,7 @@ def inclusion(
     leaf = None if wanted.hash is None else bytes.fromhex(wanted.hash)
     try:
         found = services.log.inclusion(wanted.index, leaf, wanted.size)
-    except NothingLogged as error:
+    except NotLogged as error:
         raise not_logged(error) from None
     return JSONResponse(
         {
@@ -78,6 +78,6 @@ def consistency(
     """That the tree of ``second`` leaves, else the newest, begins with that of ``first``."""
     try:
         found = services.log.consistency(wanted.first, wanted.second)
-    except NothingLogged as error:
+    except NotLogged as error:
         raise not_logged(error) from None
     return JSONResponse(found.as_document())

@@ -10,8 +10,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate.log import BadNote, ProofError, read_addition
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import open_to_all
-from affidavit.service.log.exports import SIZE_TYPE
-from affidavit.service.log.witnessing import NotSigned, OtherSize, UnknownLog
+from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
+from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log_checkpoint import TEXT
@@ -61,6 +61,6 @@ async def witness(services: TheServices, content: Annotated[bytes, Depends(read_
         ) from None
     except ProofError as error:
         raise Problem(422, "not_consistent", f"the proof does not hold: {error}.") from None
-    except OtherSize as other:
+    except SizeConflict as other:
         return Response(f"{other.size}\n", 409, media_type=SIZE_TYPE)
     return Response(lines, headers={"Content-Type": f"{TEXT}; charset=utf-8"})

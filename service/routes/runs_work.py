@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.log.bundles import with_place
+from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON, answers, json_body, problems
 from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.routes.runs import RunId
@@ -85,7 +85,7 @@ async def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
     (issue,) = (
         item for item in issues if (item.issue, item.untrusted) == (run.issue, run.untrusted)
     )
-    found = await in_thread(lambda: with_place(services.log, issue.bundle))
+    found = await in_thread(lambda: with_inclusion(services.log, issue.bundle))
     return Response(found, media_type=JSON)
 
 

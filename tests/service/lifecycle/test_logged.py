@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from tests.service.lifecycle.conftest import Company
 from tests.service.lifecycle.test_approvals import insert_approval
 
 
 def findings(company: Company) -> list[str]:
-    with one_state(company.engine) as connection:
+    with snapshot(company.engine) as connection:
         return [str(item) for item in audit(connection, (), lambda *_: None)]
 
 

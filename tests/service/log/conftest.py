@@ -14,12 +14,12 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from affidavit.certificate import SigningKey
 from affidavit.certificate.log import Checkpoint
 from affidavit.service.database import open_engine, writer
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.log.entries import append
-from affidavit.service.log.findings import Finding
-from affidavit.service.log.proofs import LogReader
+from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.stored_tree import Kept
+from affidavit.service.log.stored_tree import StoredCheckpoint
+from affidavit.service.log.tree_audit import AuditFinding
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ORIGIN = "example.com/log"
@@ -64,7 +64,7 @@ class Log:
     def sequencer(self, **options: Any) -> Sequencer:
         return Sequencer(self.engine, lambda: self.key, **{"origin": ORIGIN, **options})
 
-    def sequence(self, **options: Any) -> Kept:
+    def sequence(self, **options: Any) -> StoredCheckpoint:
         """Give all waiting entries their places."""
         sequencer = self.sequencer(**options)
         while sequencer.step():
@@ -73,7 +73,7 @@ class Log:
         assert found is not None
         return found
 
-    def grow(self, *batches: int) -> Kept:
+    def grow(self, *batches: int) -> StoredCheckpoint:
         """Enter and sequence batch after batch."""
         for count in batches:
             self.enter(count)
@@ -84,8 +84,8 @@ class Log:
     def reader(self) -> LogReader:
         return LogReader(self.engine)
 
-    def audit(self, *kept: Checkpoint) -> list[Finding]:
-        with one_state(self.engine) as connection:
+    def audit(self, *kept: Checkpoint) -> list[AuditFinding]:
+        with snapshot(self.engine) as connection:
             return list(audit(connection, kept, lambda *_: None))
 
     def codes(self, *kept: Checkpoint) -> set[str]:

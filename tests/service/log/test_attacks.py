@@ -1,8 +1,8 @@
-"""The database's owner tampers, with every trigger gone: what finds him out, and what stops.
+"""The owner of the database tampers with it, after dropping every trigger.
 
-Two things must hold for each attack: the sequencer signs nothing on top of it where it
-can see it, and the audit names it. Whoever has the signing key too, and rewrites
-everything, is found out by a checkpoint that was kept elsewhere.
+For each attack, the sequencer signs nothing on top of it where it can see it, and the audit
+reports it. An owner who also has the signing key and rewrites everything is detected by an
+external checkpoint.
 """
 
 from __future__ import annotations
@@ -25,26 +25,25 @@ from affidavit.certificate.log import (
     sign_checkpoint,
     verify_consistency,
 )
-from affidavit.service.log.exports import FileExport, kept_in
+from affidavit.service.log.checkpoint_publisher import FileDestination, published_checkpoints
 from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.stored_tree import Kept, LogDamaged
+from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 
 Tamper = Callable[..., None]
 
 
-def refused(log: Log, sequencer: Sequencer | None = None) -> str:
-    """The sequencer signs nothing more, even with work at hand; what it says."""
+def refused(log: Log, sequencer: Sequencer | None = None) -> None:
+    """The sequencer refuses to sign the log, although an entry is pending."""
     log.enter()
     signed = log.value("SELECT COUNT(*) FROM log_checkpoints")
-    with pytest.raises(LogDamaged) as caught:
+    with pytest.raises(LogDamaged):
         (sequencer or log.sequencer()).step()
     assert log.value("SELECT COUNT(*) FROM log_checkpoints") == signed
-    return str(caught.value)
 
 
 @pytest.fixture
-def kept(log: Log) -> Kept:
+def kept(log: Log) -> StoredCheckpoint:
     """A log of 13 entries, in three batches: subtrees of 8, 4 and 1 leaves stand at its edge."""
     return log.grow(4, 6, 3)
 
@@ -52,18 +51,20 @@ def kept(log: Log) -> Kept:
 # ---- the tree's own tables ------------------------------------------------------------
 
 
-def test_a_gap_is_inserted(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_a_gap_is_inserted(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
     assert kept.checkpoint.size == 13
     log.enter()
     tamper(
         "INSERT INTO log_leaves (leaf_index, entry_id, leaf_hash) VALUES (14, 14, :hash)",
         hash=bytes(32),
     )
-    assert "beyond" in refused(log)
+    refused(log)
     assert {"leaf_missing"} <= log.codes()
 
 
-def test_a_leaf_is_appended_without_a_checkpoint(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_a_leaf_is_appended_without_a_checkpoint(
+    log: Log, kept: StoredCheckpoint, tamper: Tamper
+) -> None:
     assert kept.checkpoint.size == 13
     log.enter()
     tamper(
@@ -71,11 +72,13 @@ def test_a_leaf_is_appended_without_a_checkpoint(log: Log, kept: Kept, tamper: T
         "INSERT INTO log_leaves (leaf_index, entry_id, leaf_hash) VALUES (13, 14, :hash)",
         hash=bytes(32),
     )
-    assert "beyond" in refused(log)
+    refused(log)
     assert {"leaf_changed", "checkpoint_missing"} <= log.codes()
 
 
-def test_an_entry_is_inserted_that_never_waits(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_an_entry_is_inserted_that_never_waits(
+    log: Log, kept: StoredCheckpoint, tamper: Tamper
+) -> None:
     assert kept.checkpoint.size == 13
     tamper(
         "INSERT INTO log_entries (id, kind, subject, at, content) "
@@ -85,7 +88,7 @@ def test_an_entry_is_inserted_that_never_waits(log: Log, kept: Kept, tamper: Tam
     assert log.codes() == {"entry_not_sequenced"}
 
 
-def test_a_row_in_the_middle_is_dropped(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_a_row_in_the_middle_is_dropped(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
     tamper("DELETE FROM log_leaves WHERE leaf_index = 5")
     assert "leaf_missing" in log.codes(kept.checkpoint)
 
@@ -98,11 +101,11 @@ def test_a_leaf_is_changed(log: Log, tamper: Tamper, index: int) -> None:
     with pytest.raises(LogDamaged):
         log.reader.inclusion(index, None, None)
     if index == 12:  # it is on the edge, where the next leaf goes
-        assert "not the one that was signed" in refused(log)
+        refused(log)
 
 
 @pytest.mark.parametrize("column", ["subject", "content"])
-def test_an_entry_is_changed(log: Log, kept: Kept, tamper: Tamper, column: str) -> None:
+def test_an_entry_is_changed(log: Log, kept: StoredCheckpoint, tamper: Tamper, column: str) -> None:
     value = "'run 77'" if column == "subject" else "REPLACE(content, 'run 3', 'run 9')"
     tamper(f"UPDATE log_entries SET {column} = {value} WHERE subject = 'run 3'")
     found = log.codes(kept.checkpoint)
@@ -113,13 +116,13 @@ def test_an_entry_is_changed(log: Log, kept: Kept, tamper: Tamper, column: str) 
 
 
 def test_an_entry_is_changed_with_its_hash_and_every_node_above(
-    log: Log, kept: Kept, tamper: Tamper
+    log: Log, kept: StoredCheckpoint, tamper: Tamper
 ) -> None:
     """The tables agree with each other; the signed root does not."""
     _rewrite_tree(log, tamper, changed=3)
     assert log.codes() == {"checkpoint_mismatch"}
     assert "rewritten" in log.codes(kept.checkpoint)
-    assert "not the one that was signed" in refused(log)
+    refused(log)
 
 
 @pytest.mark.usefixtures("kept")
@@ -133,7 +136,7 @@ def test_nodes_are_swapped(log: Log, tamper: Tamper) -> None:
 @pytest.mark.usefixtures("kept")
 def test_nodes_on_the_edge_are_changed_or_gone(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_nodes WHERE level = 2 AND position = 2")
-    assert "missing" in refused(log)
+    refused(log)
     assert "node_missing" in log.codes()
 
 
@@ -151,16 +154,18 @@ def test_a_checkpoint_is_of_a_fork(log: Log, tamper: Tamper) -> None:
     """A note for other leaves, signed by the log's true key, as the newest."""
     fork = sign_checkpoint(KEY, origin=ORIGIN, size=13, root_hash=bytes(32), at=datetime.now(UTC))
     tamper("UPDATE log_checkpoints SET note = :note WHERE tree_size = 13", note=fork)
-    assert "not the one that was signed" in refused(log)
+    refused(log)
     assert "checkpoint_mismatch" in log.codes()
 
 
 @pytest.mark.parametrize("change", ["signature", "size", "key", "text", "origin"])
-def test_a_checkpoint_is_changed(log: Log, kept: Kept, tamper: Tamper, change: str) -> None:
+def test_a_checkpoint_is_changed(
+    log: Log, kept: StoredCheckpoint, tamper: Tamper, change: str
+) -> None:
     note = kept.note
     if change == "size":
         tamper("UPDATE log_checkpoints SET tree_size = 12 WHERE tree_size = 13")
-        assert "newest" in refused(log)
+        refused(log)
         return
     forged = {
         "signature": note[:-6] + ("A" if note[-6] != "A" else "B") + note[-5:],
@@ -175,21 +180,21 @@ def test_a_checkpoint_is_changed(log: Log, kept: Kept, tamper: Tamper, change: s
         "origin": note.replace(ORIGIN, "example.com/other"),
     }[change]
     tamper("UPDATE log_checkpoints SET note = :note WHERE tree_size = 13", note=forged)
-    assert "cannot be read" in refused(log)
+    refused(log)
     assert "checkpoint_changed" in log.codes()
 
 
 @pytest.mark.usefixtures("kept")
 def test_all_checkpoints_are_dropped(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_checkpoints")
-    assert "beyond" in refused(log)
+    refused(log)
     assert "checkpoint_missing" in log.codes()
 
 
 @pytest.mark.usefixtures("kept")
 def test_the_newest_checkpoint_is_dropped(log: Log, tamper: Tamper) -> None:
     tamper("DELETE FROM log_checkpoints WHERE tree_size = 13")
-    assert "beyond" in refused(log)
+    refused(log)
     assert log.codes() == {"checkpoint_missing"}
 
 
@@ -206,7 +211,7 @@ def _drop_last(tamper: Tamper, size: int) -> None:
     )
 
 
-def test_the_last_rows_are_dropped(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_the_last_rows_are_dropped(log: Log, kept: StoredCheckpoint, tamper: Tamper) -> None:
     _drop_last(tamper, 10)
     # Nothing that is left tells of it ...
     assert log.audit() == []
@@ -215,10 +220,10 @@ def test_the_last_rows_are_dropped(log: Log, kept: Kept, tamper: Tamper) -> None
 
 
 def test_the_last_rows_are_dropped_and_others_appended(
-    log: Log, kept: Kept, tamper: Tamper, tmp_path: Path
+    log: Log, kept: StoredCheckpoint, tamper: Tamper, tmp_path: Path
 ) -> None:
     """The service itself, started anew, signs the fork: it has nothing to compare with."""
-    export = FileExport(tmp_path / "checkpoint")
+    export = FileDestination(tmp_path / "checkpoint")
     export.send(kept)
     _drop_last(tamper, 10)
     log.entered = 500
@@ -237,8 +242,8 @@ def test_the_last_rows_are_dropped_and_others_appended(
             proof=proof.hashes,
         )
     # A service that is told where a checkpoint lies signs nothing.
-    told = log.sequencer(kept_elsewhere=lambda: kept_in([export]))
-    assert "does not continue" in refused(log, told)
+    told = log.sequencer(published=lambda: published_checkpoints([export]))
+    refused(log, told)
 
 
 @pytest.mark.usefixtures("kept")
@@ -247,30 +252,34 @@ def test_a_running_service_notices_that_its_log_was_rolled_back(log: Log, tamper
     assert running.step() is False
     assert running.newest() is not None
     _drop_last(tamper, 10)
-    assert "is gone" in refused(log, running)
+    refused(log, running)
     log.entered = 500
     log.grow(7)  # by another process
-    assert "does not continue" in refused(log, running)
+    refused(log, running)
 
 
 def test_a_service_that_is_told_of_a_larger_log_signs_nothing(
-    log: Log, kept: Kept, tamper: Tamper, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    log: Log,
+    kept: StoredCheckpoint,
+    tamper: Tamper,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    export = FileExport(tmp_path / "checkpoint")
+    export = FileDestination(tmp_path / "checkpoint")
     export.send(kept)
     _drop_last(tamper, 10)
-    told = log.sequencer(kept_elsewhere=lambda: kept_in([export]))
+    told = log.sequencer(published=lambda: published_checkpoints([export]))
     with caplog.at_level(logging.CRITICAL):
         log.enter()
         told.start()
         told.stop()
     assert "THE LOG IS DAMAGED" in caplog.text
     assert told.problem is not None
-    assert (told.problem.code, "is gone" in told.problem.message) == ("log_damaged", True)
+    assert told.problem.code == "log_damaged"
     assert log.value("SELECT MAX(tree_size) FROM log_checkpoints") == 10
 
 
-def test_a_kept_checkpoint_of_another_log(log: Log, kept: Kept) -> None:
+def test_a_kept_checkpoint_of_another_log(log: Log, kept: StoredCheckpoint) -> None:
     other = sign_checkpoint(
         KEY,
         origin="example.com/other",
@@ -281,7 +290,9 @@ def test_a_kept_checkpoint_of_another_log(log: Log, kept: Kept) -> None:
     assert log.codes(read_checkpoint(other)) == {"other_log"}
 
 
-def test_the_log_that_was_mended_grows_again(log: Log, kept: Kept, tamper: Tamper) -> None:
+def test_the_log_that_was_mended_grows_again(
+    log: Log, kept: StoredCheckpoint, tamper: Tamper
+) -> None:
     stored = log.value("SELECT leaf_hash FROM log_leaves WHERE leaf_index = 12")
     tamper("UPDATE log_leaves SET leaf_hash = :hash WHERE leaf_index = 12", hash=bytes(32))
     sequencer = log.sequencer()

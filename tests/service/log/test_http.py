@@ -20,7 +20,7 @@ from affidavit.certificate.log import (
     verify_consistency,
     verify_inclusion,
 )
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from tests.waiting import wait_until
 
@@ -214,5 +214,5 @@ def test_log_and_tables_say_the_same_after_all_this(client: Client, certified: A
     for changes in ({}, {"steps": 3}, {"target": {"epsilon": 0.01, "delta": 1e-5}}):
         certified(**changes)
     services = client.app.state.services
-    with one_state(services.engine) as connection:
+    with snapshot(services.engine) as connection:
         assert list(audit(connection, (), lambda *_: None)) == []

@@ -52,7 +52,7 @@ def test_certificates_from_before_get_their_entries_in_order(
     found = [json.loads(entry.content)["subject"] for entry in log.reader.entries(0, 9)]
     assert found == [certificate.id for certificate in made]
     for index, certificate in enumerate(made):
-        place = log.reader.place_of(certificate.bundle)
+        place = log.reader.inclusion_of(certificate.bundle)
         assert place is not None
         assert place.leaf_index == index
     assert log.audit() == []

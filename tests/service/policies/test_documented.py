@@ -9,8 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from affidavit.service.log.audit import waiting
-from affidavit.service.log.compare import compare
+from affidavit.service.log.audit import audit_rows, count_pending
 
 Document = Callable[..., dict[str, Any]]
 UNKNOWN = "sha256:" + "0" * 64
@@ -61,14 +60,14 @@ def test_answers_fit_their_documentation(
 def _log_and_tables_agree(house: Any) -> None:
     end = time.monotonic() + 20
     with house.engine.connect() as connection:
-        while waiting(connection):
+        while count_pending(connection):
             assert time.monotonic() < end, "the log's entries never got their places"
             connection.rollback()
             time.sleep(0.05)
-        assert list(compare(connection, lambda _: None)) == []
+        assert list(audit_rows(connection, lambda _: None)) == []
     house.tamper("waiver_revocations", "UPDATE waiver_revocations SET reason = 'other'")
     with house.engine.connect() as connection:
-        assert list(compare(connection, lambda _: None))
+        assert list(audit_rows(connection, lambda _: None))
 
 
 def test_the_documented_policy_takes_what_the_reader_takes(house: Any, policy: Document) -> None:

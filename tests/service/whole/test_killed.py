@@ -27,7 +27,7 @@ from sqlalchemy import Engine, text
 from affidavit.certificate import KeyStore
 from affidavit.certificate.log import Checkpoint, read_checkpoint
 from affidavit.service.database import open_engine
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.settings import Settings
 from tests.forked import Forked, fork
 from tests.seeds import seeded
@@ -114,7 +114,7 @@ class Mortal:
 
     def look(self) -> None:
         """Nothing is torn: tables and log agree, and the log continues what was seen of it."""
-        with one_state(self.engine) as connection:
+        with snapshot(self.engine) as connection:
             assert list(audit(connection, self.seen[-1:], lambda *_: None)) == []
 
     def remember(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from affidavit.service.database import open_engine
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from tests.worker.conftest import Shop
 
 STEPS = 4
@@ -78,7 +78,7 @@ class Crowd:
         settled = "SELECT reservation_id, steps_run FROM ledger_events WHERE kind = 'settle'"
         reserved = self.rows("SELECT reservation_id FROM runs")
         assert sorted(self.rows(settled)) == sorted((one, STEPS) for (one,) in reserved)
-        with one_state(self.engine) as connection:
+        with snapshot(self.engine) as connection:
             assert list(audit(connection, [], lambda *_: None)) == []
 
 

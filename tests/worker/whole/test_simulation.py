@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, Table
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.log.audit import audit, one_state
+from affidavit.service.log.audit import audit, snapshot
 from affidavit.service.pool import AccountingPool
 from affidavit.service.tables import metadata
 
@@ -107,7 +107,7 @@ def test_simulated_workers_do_each_run_once(
         scale.require_each_once(at.engine, RUNS)
         with pytest.raises(SystemExit, match="not each once"):
             scale.require_each_once(at.engine, RUNS + 1)
-        with one_state(at.engine) as connection:
+        with snapshot(at.engine) as connection:
             assert list(audit(connection, [], lambda *_: None)) == []
         names = {table.name for table in scale.tables(at.engine)}
         at.engine.dispose()

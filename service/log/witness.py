@@ -1,9 +1,9 @@
-"""A witness for other logs: each of their checkpoints must continue the one before it.
+"""A witness for other logs: each of their checkpoints must extend the previous one.
 
-Which logs it keeps is the operator's choice: ``AFFIDAVIT_WITNESSED_LOGS`` is a file with a
-verifier key (``name+hash+key``) on each line. What was seen is kept in ``log_witnessed``,
-and looking at it and adding to it is one step, so that two requests cannot take turns at
-rolling a log back.
+The operator chooses the logs: ``AFFIDAVIT_WITNESSED_LOGS`` is a file with one verifier key
+(``name+hash+key``) per line. Accepted checkpoints are stored in ``log_witnessed``; the last
+one is read and the next one written under one lock, so that concurrent requests cannot roll
+a log back.
 
 Reference: C2SP, tlog-witness.md.
 """
@@ -35,15 +35,15 @@ log = logging.getLogger("affidavit.service.log")
 
 
 class UnknownLog(Exception):
-    """This witness does not keep that log."""
+    """This witness is not configured for that log."""
 
 
 class NotSigned(Exception):
     """None of the log's keys signed the checkpoint."""
 
 
-class OtherSize(Exception):
-    """The witness has another checkpoint of the log, of ``size`` leaves."""
+class SizeConflict(Exception):
+    """The witness's last checkpoint of the log has another size, ``size`` leaves."""
 
     def __init__(self, size: int) -> None:
         super().__init__(str(size))
@@ -61,34 +61,34 @@ class Witness:
         self._name = name
         self._logs = tuple(logs)
 
-    def add(self, wanted: Addition) -> str:
-        """Keep a checkpoint and return the cosignature.
+    def add(self, request: Addition) -> str:
+        """Store a checkpoint and return the cosignature.
 
-        Raises ``UnknownLog``, ``NotSigned`` (or ``BadNote``, for a false signature),
-        ``OtherSize`` and ``ProofError``.
+        Raises ``UnknownLog``, ``NotSigned`` (or ``BadNote``, for an invalid signature),
+        ``SizeConflict`` and ``ProofError``.
         """
-        origin = wanted.checkpoint.origin
-        known = [log for log in self._logs if log.name == origin]
-        if not known:
+        origin = request.checkpoint.origin
+        keys = [key for key in self._logs if key.name == origin]
+        if not keys:
             raise UnknownLog(origin)
         try:
-            open_note(wanted.note, known)
+            open_note(request.note, keys)
         except UnknownSigner:
             raise NotSigned(origin) from None
         now = datetime.now(UTC)
         with self._writer.begin() as connection:
             last = _last(connection, origin)
-            _require_continues(last, wanted)
-            if last is None or last.size < wanted.checkpoint.size:
+            _require_extension(last, request)
+            if last is None or last.size < request.checkpoint.size:
                 connection.execute(
                     insert(log_witnessed).values(
                         origin=origin,
-                        tree_size=wanted.checkpoint.size,
+                        tree_size=request.checkpoint.size,
                         received_at=now,
-                        note=wanted.note,
+                        note=request.note,
                     )
                 )
-        return cosign(wanted.note, self._name, self._key(), now)
+        return cosign(request.note, self._name, self._key(), now)
 
 
 def _last(connection: Connection, origin: str) -> Checkpoint | None:
@@ -99,26 +99,28 @@ def _last(connection: Connection, origin: str) -> Checkpoint | None:
     return None if note is None else read_checkpoint(note)
 
 
-def _require_continues(last: Checkpoint | None, wanted: Addition) -> None:
+def _require_extension(last: Checkpoint | None, request: Addition) -> None:
     size = 0 if last is None else last.size
-    if wanted.old != size:
-        raise OtherSize(size)
+    if request.old != size:
+        raise SizeConflict(size)
     if last is None or last.size == 0:
-        if wanted.proof:
-            raise ProofError("there is nothing to prove from the empty log")
+        if request.proof:
+            raise ProofError("a proof from the empty log must be empty")
         return
-    new = wanted.checkpoint
+    new = request.checkpoint
     if new.size == last.size and new.root_hash != last.root_hash:
         log.critical("THE LOG %s WAS FORKED: two roots for %d leaves", new.origin, new.size)
-        raise OtherSize(size)
+        raise SizeConflict(size)
     try:
         verify_consistency(
             first=last.size,
             second=new.size,
             first_root=last.root_hash,
             second_root=new.root_hash,
-            proof=wanted.proof,
+            proof=request.proof,
         )
     except ProofError as error:
-        log.critical("THE LOG %s DOES NOT CONTINUE what was seen of it: %s", new.origin, error)
+        log.critical(
+            "THE LOG %s DOES NOT EXTEND its last witnessed checkpoint: %s", new.origin, error
+        )
         raise

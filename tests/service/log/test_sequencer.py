@@ -1,4 +1,4 @@
-"""The sequencer: contiguous, once each, in order, by one at a time, whatever is killed."""
+"""The sequencer: entries are sequenced in order, without gaps, once each, even if killed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from affidavit.certificate import KeyFailure, PublicKey, SigningKey
 from affidavit.certificate.log import Frontier, leaf_hash, read_checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.entries import append
-from affidavit.service.log.sequencer import Sequencer
-from affidavit.service.log.sequencing import SEQUENCER_LOCK, sequence
+from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
 from affidavit.service.log.tables import (
     log_checkpoints,
     log_entries,
@@ -317,20 +316,20 @@ def test_the_thread_signs_while_entries_come_and_takes_up_what_waits_when_it_end
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
-        (OperationalError("SELECT", {}, Exception("gone")), "waits for the database"),
+        (OperationalError("SELECT", {}, Exception("gone")), "cannot use the database"),
         (KeyFailure("the key is gone"), "cannot be signed: the key is gone"),
-        (RuntimeError("a fault"), "a fault of its own"),
+        (RuntimeError("a fault"), "failed unexpectedly"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_goes_away_is_waited_for(
+def test_failures_are_retried(
     log: Log,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: Exception,
-    said: str,
+    message: str,
 ) -> None:
     sequencer = log.sequencer()
 
@@ -341,7 +340,7 @@ def test_what_goes_away_is_waited_for(
         patched.setattr("affidavit.service.log.sequencer.has_work", gone)
         log.enter()
         sequencer.start()
-        wait_until(lambda: said in caplog.text)
+        wait_until(lambda: message in caplog.text)
         assert sequencer.problem is None
     wait_until(lambda: log.value("SELECT COUNT(*) FROM log_pending") == 0)
     sequencer.stop()

@@ -1,4 +1,4 @@
-"""Checkpoints outside the database: files, URLs, witnesses, and an authority's stamp."""
+"""Publish checkpoints outside the database: to files, URLs and witnesses, with timestamps."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from affidavit.certificate.log.note import parse_note
 from affidavit.certificate.log.witness import cosigned
 from affidavit.service.__main__ import main
 from affidavit.service.database import open_engine
-from affidavit.service.log.exporter import Exporter
-from affidavit.service.log.exports import (
-    ExportFailed,
-    FileExport,
-    UrlExport,
-    WitnessExport,
-    exports_of,
-    kept_in,
+from affidavit.service.log.checkpoint_publisher import (
+    CheckpointPublisher,
+    FileDestination,
+    PublishError,
+    UrlDestination,
+    WitnessDestination,
+    destinations,
+    published_checkpoints,
 )
-from affidavit.service.log.stored_tree import Kept, LogDamaged
+from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 
@@ -78,23 +78,23 @@ def listening() -> Iterator[Callable[[Callable[[bytes, Any], Answer]], str]]:
 
 
 def test_a_file_holds_the_newest_checkpoint(log: Log, tmp_path: Path) -> None:
-    export = FileExport(tmp_path / "checkpoint")
-    assert export.last() is None
+    destination = FileDestination(tmp_path / "checkpoint")
+    assert destination.last() is None
     for count in (2, 3):
         kept = log.grow(count)
-        export.send(kept)
+        destination.send(kept)
         assert (tmp_path / "checkpoint").read_text() == kept.note
-        assert export.last() == kept.checkpoint
+        assert destination.last() == kept.checkpoint
     assert [item.name for item in tmp_path.iterdir() if "checkpoint" in item.name] == ["checkpoint"]
 
 
-def test_a_file_that_cannot_be_used_is_said(log: Log, tmp_path: Path) -> None:
+def test_an_unusable_file_is_an_error(log: Log, tmp_path: Path) -> None:
     kept = log.grow(1)
-    with pytest.raises(ExportFailed, match="cannot be written"):
-        FileExport(tmp_path / "none" / "checkpoint").send(kept)
+    with pytest.raises(PublishError, match="none"):
+        FileDestination(tmp_path / "none" / "checkpoint").send(kept)
     (tmp_path / "other").write_text("a letter")
-    with pytest.raises(LogDamaged, match="cannot be read"):
-        kept_in([FileExport(tmp_path / "other")])
+    with pytest.raises(LogDamaged, match="other"):
+        published_checkpoints([FileDestination(tmp_path / "other")])
 
 
 def test_a_url_gets_each_checkpoint_and_its_secret_is_not_repeated(
@@ -106,40 +106,42 @@ def test_a_url_gets_each_checkpoint_and_its_secret_is_not_repeated(
         got.append((body.decode(), headers["content-type"]))
         return (503 if len(got) == 1 else 204), "text/plain", b""
 
-    export = UrlExport(listening(answer))
+    destination = UrlDestination(listening(answer))
     kept = log.grow(1)
-    with pytest.raises(ExportFailed, match=r"^127\.0\.0\.1 answered 503$"):
-        export.send(kept)
-    export.send(kept)
+    with pytest.raises(PublishError, match=r"^127\.0\.0\.1 answered 503$"):
+        destination.send(kept)
+    destination.send(kept)
     assert got == [(kept.note, "text/plain; charset=utf-8")] * 2
-    with pytest.raises(ExportFailed, match="cannot be reached") as caught:
-        UrlExport("http://127.0.0.1:1/secret").send(kept)
+    with pytest.raises(PublishError, match=r"127\.0\.0\.1") as caught:
+        UrlDestination("http://127.0.0.1:1/secret").send(kept)
     assert "secret" not in str(caught.value)
 
 
-def test_the_exporter_tries_again_and_sends_nothing_twice(log: Log, tmp_path: Path) -> None:
-    kept: list[Kept | None] = [None]
+def test_the_publisher_tries_again_and_sends_nothing_twice(log: Log, tmp_path: Path) -> None:
+    kept: list[StoredCheckpoint | None] = [None]
     place = tmp_path / "later" / "checkpoint"
-    exporter = Exporter([FileExport(tmp_path / "first"), FileExport(place)], lambda: kept[0])
-    assert exporter.round() is True
+    publisher = CheckpointPublisher(
+        [FileDestination(tmp_path / "first"), FileDestination(place)], lambda: kept[0]
+    )
+    assert publisher.publish() is True
     kept[0] = log.grow(2)
-    assert exporter.round() is False
+    assert publisher.publish() is False
     place.parent.mkdir()
     (tmp_path / "first").unlink()
-    assert exporter.round() is True
+    assert publisher.publish() is True
     assert place.read_text() == kept[0].note
     assert not (tmp_path / "first").exists()
     kept[0] = log.grow(1)
-    exporter.start()
-    exporter.stop()
+    publisher.start()
+    publisher.stop()
     assert place.read_text() == (tmp_path / "first").read_text() == kept[0].note
 
 
-def test_what_the_setting_names(log: Log) -> None:
-    found = exports_of("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
-    assert [type(item) for item in found] == [FileExport, UrlExport, WitnessExport]
+def test_destinations_in_the_setting(log: Log) -> None:
+    found = destinations("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
+    assert [type(item) for item in found] == [FileDestination, UrlDestination, WitnessDestination]
     assert [entry.name for entry in found] == ["/a/b", "x.example", "w.example"]
-    assert exports_of("", log.reader) == ()
+    assert destinations("", log.reader) == ()
 
 
 # ---- witnesses ------------------------------------------------------------------------------
@@ -280,14 +282,14 @@ def test_a_witness_is_found_where_it_is_and_brought_up_to_date(
         return answer.status_code, answer.headers["content-type"], answer.content
 
     url = listening(forward)
-    first = WitnessExport(url, log.reader)
+    first = WitnessDestination(url, log.reader)
     for count in (2, 4, 1):
         older = log.grow(count)
         first.send(older)
-    again = WitnessExport(url, log.reader)
+    again = WitnessDestination(url, log.reader)
     again.send(log.grow(3))
     # A log that was rolled back since cannot hide it from its own operator.
-    with pytest.raises(ExportFailed, match="saw 10 entries, more than there are"):
+    with pytest.raises(PublishError, match="10 entries"):
         first.send(older)
 
 
@@ -375,7 +377,7 @@ def test_a_checkpoint_is_stamped_and_the_stamp_verified(
     assert path.read_text() == kept.note
     verify = ["audit", "verify", f"--checkpoint={path}", f"--stamp-roots={root}"]
     assert main(verify) == 0
-    assert "was stamped at" in capsys.readouterr().err
+    assert str(path) in capsys.readouterr().err
     # As openssl reads it.
     check = ["openssl", "ts", "-verify", "-in", f"{path}.tsr", "-data", path, "-CAfile", root]
     assert subprocess.run(check, capture_output=True, check=False).returncode == 0
@@ -384,7 +386,7 @@ def test_a_checkpoint_is_stamped_and_the_stamp_verified(
     other.write_text(log.grow(1).note)
     shutil.copy(f"{path}.tsr", f"{other}.tsr")
     assert main(["audit", "verify", f"--checkpoint={other}", f"--stamp-roots={root}"]) == 2
-    assert "does not hold" in capsys.readouterr().err
+    assert str(other) in capsys.readouterr().err
     Path(f"{path}.tsr").write_bytes(b"not a stamp")
     assert main(verify) == 2
     Path(f"{path}.tsr").unlink()

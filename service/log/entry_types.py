@@ -1,11 +1,11 @@
-"""Which rows stand behind which entries, and what of a row the log says.
+"""Entry types: which table's rows each kind of log entry records, and how to compare them.
 
-A source turns a row into the entry that must tell of it: kind, subject, actor, time, and
-of the body whatever the row holds too. The same part is taken of the entries' bodies;
-both sides then have to be equal, each way, to the second.
+An entry type turns a row into the entry that must exist for it: kind, subject, actor, time,
+and the fields of the body that the row has too. The same fields are taken from the entries'
+bodies; both sides must then be equal, with times compared to the second.
 
-A new table whose rows are logged is a source here. An entry of a kind without a source is
-held to the tree alone.
+A new table whose rows are logged needs an entry type here. Entries of a kind without an
+entry type are only verified in the tree.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from affidavit.service.runs.tables import run_events
 from affidavit.service.tables import certificates
 
 Body = Mapping[str, Any]
-Part = Callable[[Body], Body | None]
+Projection = Callable[[Body], Body | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
-    """A table, the kinds of entries that tell of its rows, and what they have in common.
+class EntryType:
+    """A table and the kinds of entries that record its rows.
 
-    ``entry`` makes of a row what its entry must say; ``part`` takes the same out of an
-    entry's body, and is None for one that is about another table.
+    ``entry`` builds the entry that a row must have; ``comparable`` takes the
+    same fields from an entry's body, and returns None if it records another table's row.
     """
 
     table: Table
     kinds: tuple[str, ...]
     entry: Callable[[Any], Entry]
-    part: Part
+    comparable: Projection
 
     @property
     def query(self) -> Select[Any]:
-        """All rows of the table, with what ``entry`` needs of others."""
+        """All rows of the table, with the columns of other tables that ``entry`` needs."""
         columns = [*self.table.columns]
         if self.table is ledger_events:
             columns += [ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency]
@@ -64,31 +64,31 @@ class Source:
         return f"{self.table.name} {', '.join(keys)}"
 
     def of_row(self, row: Any) -> bytes:
-        """What must be said of a row."""
+        """The canonical bytes of the entry that a row must have."""
         entry = self.entry(row)
-        return _spelled(entry.kind, entry.subject, entry.actor, entry.at, entry.body)
+        return _canonical(entry.kind, entry.subject, entry.actor, entry.at, entry.body)
 
     def of_entry(self, content: Mapping[str, Any]) -> bytes | None:
-        """What an entry says; None if it is about another table."""
-        body = self.part(content["body"]) if content["kind"] in self.kinds else None
+        """The canonical bytes of an entry; None if it records another table's row."""
+        body = self.comparable(content["body"]) if content["kind"] in self.kinds else None
         if body is None:
             return None
         at = datetime.fromisoformat(content["at"])
-        return _spelled(content["kind"], content["subject"], content["actor"], at, body)
+        return _canonical(content["kind"], content["subject"], content["actor"], at, body)
 
 
-def _spelled(kind: str, subject: str, actor: str, at: datetime, body: Body) -> bytes:
+def _canonical(kind: str, subject: str, actor: str, at: datetime, body: Body) -> bytes:
     second = at.astimezone(UTC).isoformat(timespec="seconds")
     return canonical_json([kind, subject, actor, second, dict(body)])
 
 
-def _only(*names: str) -> Part:
-    """The body's fields of these names."""
+def _only(*names: str) -> Projection:
+    """These fields of the body."""
     return lambda body: {name: body.get(name) for name in names}
 
 
-def _of(field: str, value: str, *names: str) -> Part:
-    """The same, of bodies whose ``field`` is ``value``."""
+def _only_where(field: str, value: str, *names: str) -> Projection:
+    """These fields of bodies whose ``field`` is ``value``; None for others."""
     only = _only(*names)
     return lambda body: only(body) if body.get(field) == value else None
 
@@ -117,7 +117,7 @@ def _revocation(row: Any) -> Entry:
     return _entry("revocation", row.certificate_id, row.revoked_by, row.at, body)
 
 
-def _revoked(body: Body) -> Body:
+def _revocation_fields(body: Body) -> Body:
     envelope = body.get("envelope", body.get("envelope_digest"))
     return {**{name: body.get(name) for name in ("issue", "code", "reason")}, "envelope": envelope}
 
@@ -183,34 +183,40 @@ def _payload(envelope: bytes) -> Any:
 
 _APPROVAL = _only("issue", "envelope", "decision", "comment")
 _POLICY = _only("name", "version", "digest", "key_id", "policy")
-_GRANTED = _of("event", "granted", "key_id", "waiver")
-_CREATED = _of("action", "created", "name", "scopes", "expires_at", "person")
+_GRANTED = _only_where("event", "granted", "key_id", "waiver")
+_CREATED = _only_where("action", "created", "name", "scopes", "expires_at", "person")
 
-SOURCES = (
-    Source(table=certificates, kinds=("certificate", "refusal"), entry=_certificate, part=dict),
-    Source(table=approvals, kinds=("approval",), entry=_approval, part=_APPROVAL),
-    Source(table=revocations, kinds=("revocation",), entry=_revocation, part=_revoked),
-    Source(table=policies, kinds=("policy",), entry=_policy, part=_POLICY),
-    Source(table=waivers, kinds=("waiver",), entry=_waiver, part=_GRANTED),
-    Source(
+ENTRY_TYPES = (
+    EntryType(
+        table=certificates, kinds=("certificate", "refusal"), entry=_certificate, comparable=dict
+    ),
+    EntryType(table=approvals, kinds=("approval",), entry=_approval, comparable=_APPROVAL),
+    EntryType(
+        table=revocations, kinds=("revocation",), entry=_revocation, comparable=_revocation_fields
+    ),
+    EntryType(table=policies, kinds=("policy",), entry=_policy, comparable=_POLICY),
+    EntryType(table=waivers, kinds=("waiver",), entry=_waiver, comparable=_GRANTED),
+    EntryType(
         table=waiver_revocations,
         kinds=("waiver",),
         entry=_waiver_revocation,
-        part=_of("event", "revoked", "reason"),
+        comparable=_only_where("event", "revoked", "reason"),
     ),
-    Source(table=tokens, kinds=("token",), entry=_token, part=_CREATED),
-    Source(
+    EntryType(table=tokens, kinds=("token",), entry=_token, comparable=_CREATED),
+    EntryType(
         table=token_revocations,
         kinds=("token",),
         entry=_token_revocation,
-        part=_of("action", "revoked", "reason"),
+        comparable=_only_where("action", "revoked", "reason"),
     ),
-    Source(table=keysets, kinds=("keyset",), entry=_keyset, part=_only("version", "digest")),
-    Source(
+    EntryType(
+        table=keysets, kinds=("keyset",), entry=_keyset, comparable=_only("version", "digest")
+    ),
+    EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),
         entry=_ledger_event,
-        part=dict,
+        comparable=dict,
     ),
-    Source(table=run_events, kinds=("run",), entry=_run_event, part=dict),
+    EntryType(table=run_events, kinds=("run",), entry=_run_event, comparable=dict),
 )

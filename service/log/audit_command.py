@@ -1,0 +1,235 @@
+"""``affidavit audit``: verify the audit log against the database and external checkpoints.
+
+The commands read the database and change nothing in it. Exit codes: 0 no findings, 1
+findings, 2 incorrect use, 3 the database cannot be reached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from sqlalchemy import Connection, select
+
+from affidavit.certificate import KeyFailure, PublicKey
+from affidavit.certificate.log import BadNote, Checkpoint, note_key, open_checkpoint
+from affidavit.service.database import open_engine
+from affidavit.service.log.checkpoint_publisher import FileDestination
+from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
+from affidavit.service.log.timestamps import BadTimestamp, request_timestamp, verify_timestamp
+from affidavit.service.log.tree_audit import AuditFinding
+from affidavit.service.migrate import require_head
+from affidavit.service.settings import Settings
+from affidavit.service.signer import Signers
+from affidavit.service.tables import signing_keys
+
+T = TypeVar("T")
+INCONSISTENT = 1
+SHOWN = 100
+"""Findings printed for people; ``--json`` prints all of them."""
+
+
+class AuditCommandError(Exception):
+    """The command cannot run as given; the message says what to change."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``audit`` and its subcommands to the service's ``commands``."""
+    parser = commands.add_parser("audit", help="verify the audit log against the database")
+    parser.set_defaults(run=run)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verify = verbs.add_parser("verify", help="rebuild the log and compare it with the database")
+    verify.add_argument(
+        "--checkpoint",
+        action="append",
+        type=Path,
+        default=[],
+        help="a checkpoint kept outside the database; repeatable",
+    )
+    verify.add_argument(
+        "--stamp-roots",
+        type=Path,
+        help="root certificates (PEM) of the time-stamping authorities; "
+        "requires a valid timestamp, FILE.tsr, for each checkpoint",
+    )
+    verify.add_argument("--json", action="store_true", help="print the result as JSON")
+    export = verbs.add_parser("export-checkpoint", help="write the newest checkpoint to a file")
+    export.add_argument("file", type=Path, help="a file on another disk or machine")
+    export.add_argument(
+        "--stamp", help="URL of an RFC 3161 authority; its timestamp is written to FILE.tsr"
+    )
+    verbs.add_parser(
+        "verifier-key", help="print the log's verifier key, for witnesses and auditors"
+    )
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    """Run a subcommand.
+
+    Raises ``AuditCommandError``, ``SchemaNotAtHead`` and SQLAlchemy's errors.
+    """
+    # Importing it loads the accountants, which takes a second.
+    from affidavit.service.log.audit import snapshot
+
+    engine = open_engine(settings.database_url)
+    try:
+        require_head(engine)
+        with snapshot(engine) as connection:
+            if arguments.verb == "export-checkpoint":
+                return _export(connection, arguments.file, arguments.stamp)
+            if arguments.verb == "verifier-key":
+                return _verifier_key(connection)
+            external = [_read(path, connection, settings) for path in arguments.checkpoint]
+            if arguments.stamp_roots is not None:
+                for path in arguments.checkpoint:
+                    _require_timestamp(path, arguments.stamp_roots)
+            return _verify(connection, external, as_json=arguments.json)
+    finally:
+        engine.dispose()
+
+
+def _verify(connection: Connection, external: Sequence[Checkpoint], *, as_json: bool) -> int:
+    from affidavit.service.log.audit import audit, count_pending
+
+    with _progress_bar() as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(part: str, read: int, total: int) -> None:
+            if part not in tasks:
+                tasks[part] = bar.add_task(part, total=total)
+            bar.advance(tasks[part], read)
+
+        findings = list(audit(connection, external, progress))
+    pending = count_pending(connection)
+    try:
+        last = last_checkpoint(connection)
+    except LogDamaged:
+        last = None  # reported among the findings
+    size = 0 if last is None else last.checkpoint.size
+    if as_json:
+        _print(
+            json.dumps(
+                {
+                    "consistent": not findings,
+                    "entries": size,
+                    "waiting": pending,
+                    "kept_checkpoints": len(external),
+                    "findings": [finding.as_document() for finding in findings],
+                }
+            )
+        )
+    else:
+        _print_findings(findings, size, pending, len(external))
+    return INCONSISTENT if findings else 0
+
+
+def _print_findings(
+    findings: Sequence[AuditFinding], size: int, pending: int, external: int
+) -> None:
+    for finding in findings[:SHOWN]:
+        _print(f"{finding.code}  {finding.where}: {finding.message}")
+    if len(findings) > SHOWN:
+        _print(f"... and {len(findings) - SHOWN} more; --json prints them all.")
+    if findings:
+        _print(f"The log and the database differ: {len(findings)} findings.")
+        return
+    _print(f"Verified {size} entries: the log and the database agree; {pending} pending.")
+    if external == 0:
+        _print(
+            "No external checkpoint was given (--checkpoint FILE): whoever owns the database "
+            "and holds the signing key could have rewritten both."
+        )
+    else:
+        _print(f"The log extends all {external} external checkpoints.")
+
+
+def _export(connection: Connection, path: Path, authority: str | None) -> int:
+    try:
+        newest = last_checkpoint(connection)
+        if newest is None:
+            raise AuditCommandError("the log has no checkpoint yet; nothing was written.")
+        destination = FileDestination(path)
+        previous = destination.last()
+        if previous is not None:
+            require_superset(connection, previous, newest.checkpoint)
+    except LogDamaged as damage:
+        _print(f"{damage}; {path} was not changed.")
+        return INCONSISTENT
+    # The timestamp first: an old one must not lie beside a new checkpoint.
+    note = newest.note.encode()
+    reply = None if authority is None else _with_client(request_timestamp, note, authority)
+    destination.send(newest)
+    if reply is not None:
+        _timestamp_path(path).write_bytes(reply)
+    _print(f"Wrote {newest.checkpoint.size} entries of {newest.checkpoint.origin} to {path}.")
+    return 0
+
+
+def _verifier_key(connection: Connection) -> int:
+    newest = last_checkpoint(connection)
+    if newest is None:
+        raise AuditCommandError("the log has no checkpoint yet, and so no origin.")
+    _print(str(note_key(newest.checkpoint.origin, newest.key)))
+    return 0
+
+
+def _require_timestamp(path: Path, roots: Path) -> None:
+    try:
+        reply = _timestamp_path(path).read_bytes()
+        at = _with_client(verify_timestamp, path.read_bytes(), reply, roots)
+    except BadTimestamp as error:
+        raise AuditCommandError(f"{path}: {error}.") from None
+    print(f"{path} was timestamped at {at:%Y-%m-%dT%H:%M:%SZ}.", file=sys.stderr)  # noqa: T201
+
+
+def _timestamp_path(path: Path) -> Path:
+    return path.with_name(path.name + ".tsr")
+
+
+def _with_client(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except ModuleNotFoundError:
+        raise AuditCommandError(
+            "timestamps need a client; run: pip install 'affidavit[timestamps]'"
+        ) from None
+
+
+def _read(path: Path, connection: Connection, settings: Settings) -> Checkpoint:
+    try:
+        checkpoint, _ = open_checkpoint(path.read_bytes(), _public_keys(connection, settings))
+    except BadNote as error:
+        raise AuditCommandError(f"{path} is not a checkpoint of a known key: {error}.") from None
+    return checkpoint
+
+
+def _public_keys(connection: Connection, settings: Settings) -> Iterable[PublicKey]:
+    stored = connection.execute(select(signing_keys.c.record)).scalars()
+    records = [json.loads(record) for record in stored]
+    with suppress(KeyFailure):  # an auditor's machine has none
+        records += Signers(settings.key_directory, settings.halves).public_records()
+    return [PublicKey.from_record(record) for record in records]
+
+
+def _progress_bar() -> Progress:
+    """A progress bar on the terminal; silent if stderr is not one."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+
+
+def _print(text: str) -> None:
+    print(text)  # noqa: T201  # the command's output

@@ -1,0 +1,243 @@
+"""Publish checkpoints outside the database, so that its owner cannot rewrite the log.
+
+Whoever owns the database can drop its triggers and write any row; whoever also has the
+signing key can sign the result. A rewritten log cannot be made to agree with a checkpoint
+that is kept elsewhere. The setting lists destinations, separated by commas:
+
+``FILE``
+    The newest checkpoint, replaced atomically. When the service starts, the log must extend
+    the checkpoint in the file, or nothing is signed.
+``https://...``
+    Each new checkpoint is posted as it is, ``text/plain``.
+``witness+https://...``
+    Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last
+    one. The witness is another service's ``POST /v1/log/witness``, or any other.
+
+Publishing runs in a thread of its own, so that a network that hangs does not stop the log.
+What cannot be delivered is logged and retried; a checkpoint that is superseded meanwhile is
+skipped, because the next one covers it.
+
+Reference: C2SP, tlog-witness.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from affidavit.certificate import write_whole
+from affidavit.certificate.log import BadNote, Checkpoint, read_checkpoint, written
+from affidavit.service.log.reader import LogReader, NotLogged
+from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
+
+TIMEOUT = 10.0
+TEXT = "text/plain; charset=utf-8"
+SIZE_TYPE = "text/x.tlog.size"
+PERIOD = 0.5
+RETRY = 10.0
+"""Seconds before a failed delivery is retried."""
+STOP_SECONDS = 15.0
+
+log = logging.getLogger("affidavit.service.log")
+
+
+class PublishError(Exception):
+    """A checkpoint could not be delivered; it is retried."""
+
+
+class Destination(Protocol):
+    """A place outside the database."""
+
+    @property
+    def name(self) -> str:
+        """The name in the service's log."""
+        ...
+
+    def last(self) -> Checkpoint | None:
+        """The checkpoint that is there; None if there is none or it cannot be read back."""
+        ...
+
+    def send(self, stored: StoredCheckpoint) -> None:
+        """Deliver a checkpoint; raises ``PublishError``."""
+        ...
+
+
+class FileDestination:
+    """A file, preferably on another disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return str(self._path)
+
+    def last(self) -> Checkpoint | None:
+        """The checkpoint in the file; raises ``LogDamaged`` if it holds anything else."""
+        try:
+            return read_checkpoint(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, BadNote) as error:
+            raise LogDamaged(f"the checkpoint in {self._path} cannot be read: {error}") from None
+
+    def send(self, stored: StoredCheckpoint) -> None:
+        """Replace the file atomically. Raises ``PublishError``."""
+        try:
+            write_whole(self._path, stored.note.encode())
+        except OSError as error:
+            raise PublishError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+class UrlDestination:
+    """A URL that accepts the note as it is."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    @property
+    def name(self) -> str:
+        """The host alone, because a URL may contain a secret."""
+        return httpx.URL(self._url).host
+
+    def last(self) -> Checkpoint | None:
+        """None: a URL is not read back."""
+        return None
+
+    def send(self, stored: StoredCheckpoint) -> None:
+        """Post the note. Raises ``PublishError``."""
+        response = post(self._url, stored.note.encode(), TEXT)
+        if not response.is_success:
+            raise PublishError(f"{self.name} answered {response.status_code}")
+
+
+class WitnessDestination(UrlDestination):
+    """A witness, which accepts a checkpoint only if it extends the last one."""
+
+    def __init__(self, url: str, log: LogReader) -> None:
+        super().__init__(url)
+        self._log = log
+        self._size = 0
+
+    def send(self, stored: StoredCheckpoint) -> None:
+        """Post the note with its proof, again if the witness is at another size.
+
+        Raises ``PublishError``.
+        """
+        response = post(self._url, self._body(stored).encode(), TEXT)
+        media = response.headers.get("content-type", "").partition(";")[0]
+        if response.status_code == httpx.codes.CONFLICT and media == SIZE_TYPE:
+            self._size = _parse_size(response.text)
+            response = post(self._url, self._body(stored).encode(), TEXT)
+        if response.status_code != httpx.codes.OK:
+            raise PublishError(f"the witness {self.name} answered {response.status_code}")
+        self._size = stored.checkpoint.size
+
+    def _body(self, stored: StoredCheckpoint) -> str:
+        size = stored.checkpoint.size
+        hashes: tuple[bytes, ...] = ()
+        if self._size > size:
+            raise PublishError(
+                f"the witness {self.name} has seen {self._size} entries, but the log has {size}"
+            )
+        if self._size > 0:
+            try:
+                hashes = self._log.consistency(self._size, size).hashes
+            except (NotLogged, LogDamaged) as error:
+                raise PublishError(str(error)) from None
+        lines = "".join(f"{written(hash_)}\n" for hash_ in hashes)
+        return f"old {self._size}\n{lines}\n{stored.note}"
+
+
+def destinations(setting: str, log: LogReader) -> tuple[Destination, ...]:
+    """The destinations in a setting, separated by commas."""
+    parts = (part.strip() for part in setting.split(","))
+    return tuple(_destination(part, log) for part in parts if part)
+
+
+def _destination(text: str, log: LogReader) -> Destination:
+    if text.startswith(("witness+http://", "witness+https://")):
+        return WitnessDestination(text.removeprefix("witness+"), log)
+    if text.startswith(("http://", "https://")):
+        return UrlDestination(text)
+    return FileDestination(Path(text))
+
+
+def published_checkpoints(places: Iterable[Destination]) -> list[Checkpoint]:
+    """The checkpoints that can be read back from ``places``; raises ``LogDamaged``."""
+    checkpoints = (place.last() for place in places)
+    return [checkpoint for checkpoint in checkpoints if checkpoint is not None]
+
+
+def post(url: str, content: bytes, media: str) -> httpx.Response:
+    """The response to a POST; raises ``PublishError`` if there is none."""
+    try:
+        return httpx.post(url, content=content, headers={"Content-Type": media}, timeout=TIMEOUT)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        host = httpx.URL(url).host if isinstance(error, httpx.HTTPError) else "the URL"
+        raise PublishError(f"{host} cannot be reached: {type(error).__name__}") from None
+
+
+def _parse_size(text: str) -> int:
+    line = text.strip()
+    if not (line.isascii() and line.isdecimal() and len(line) < 17):
+        raise PublishError("the witness did not answer with its tree size")
+    return int(line)
+
+
+class CheckpointPublisher:
+    """The publishing thread of one process; ``newest`` returns its newest checkpoint."""
+
+    def __init__(
+        self, places: Sequence[Destination], newest: Callable[[], StoredCheckpoint | None]
+    ) -> None:
+        self._places = places
+        self._newest = newest
+        self._sent: dict[int, str] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread if there are any destinations."""
+        if self._places:
+            self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Deliver the newest checkpoint, then stop."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(STOP_SECONDS)
+            self._thread = None
+
+    def publish(self) -> bool:
+        """Deliver the newest checkpoint everywhere; returns whether all destinations have it."""
+        newest = self._newest()
+        if newest is None:
+            return True
+        all_delivered = True
+        for number, place in enumerate(self._places):
+            if self._sent.get(number) == newest.note:
+                continue
+            try:
+                place.send(newest)
+                self._sent[number] = newest.note
+            except PublishError as failure:
+                log.error("a checkpoint was not published to %s: %s", place.name, failure)
+                all_delivered = False
+            except Exception:
+                log.exception("publishing a checkpoint failed unexpectedly; it is retried")
+                all_delivered = False
+        return all_delivered
+
+    def _run(self) -> None:
+        pause = PERIOD
+        while not self._stopped.wait(pause):
+            pause = PERIOD if self.publish() else RETRY
+        self.publish()

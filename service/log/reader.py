@@ -1,0 +1,207 @@
+"""Read the log: checkpoints, entries, and proofs built from the stored hashes.
+
+Nothing after the last checkpoint is shown: an entry that is not signed is not in the log
+yet. Every proof is verified before it is returned, so that a damaged table is reported here
+and does not confuse whoever verifies the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, Engine, bindparam, select
+
+from affidavit.certificate.log import (
+    Consistency,
+    Inclusion,
+    Place,
+    ProofError,
+    Range,
+    assemble,
+    consistency_path,
+    inclusion_path,
+    places,
+    verify_consistency,
+    verify_inclusion,
+)
+from affidavit.plan import canonical_json
+from affidavit.service.database import reader
+from affidavit.service.log.entries import entry_of
+from affidavit.service.log.stored_tree import (
+    LogDamaged,
+    StoredCheckpoint,
+    last_checkpoint,
+    read_hashes,
+)
+from affidavit.service.log.tables import log_entries, log_leaves
+
+
+class NotLogged(Exception):
+    """The log has no checkpoint yet, or not this leaf or size; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEntry:
+    """A leaf of the log with the bytes that were hashed."""
+
+    index: int
+    leaf_hash: bytes
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class InclusionProof:
+    """The proof that a leaf is at ``index`` in the tree of ``size`` leaves."""
+
+    index: int
+    size: int
+    leaf_hash: bytes
+    hashes: tuple[bytes, ...]
+
+
+class LogReader:
+    """The log behind one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._reader = reader(engine)
+
+    def latest(self) -> StoredCheckpoint:
+        """The newest checkpoint; raises ``NotLogged``."""
+        with self._reader.connect() as connection:
+            return _latest(connection)
+
+    def inclusion(self, index: int | None, leaf: bytes | None, size: int | None) -> InclusionProof:
+        """The proof for a leaf, by index or by hash, in the tree of ``size``, else the newest.
+
+        Raises ``NotLogged``.
+        """
+        with self._reader.connect() as connection:
+            newest = _latest(connection)
+            size = _size_or_newest(size, newest)
+            if index is None and leaf is not None:
+                index = _index_of(connection, leaf)
+            if index is None or index >= size:
+                raise NotLogged(f"no such leaf is among the first {size} of the log")
+            return _prove_inclusion(connection, index, size, newest)
+
+    def consistency(self, first: int, second: int | None) -> Consistency:
+        """The proof that the tree of ``second``, else the newest, extends that of ``first``.
+
+        Raises ``NotLogged``; ``first`` is at least 1.
+        """
+        with self._reader.connect() as connection:
+            second = _size_or_newest(second, _latest(connection))
+            if first > second:
+                raise NotLogged(f"a tree of {second} leaves does not extend one of {first}")
+            return _prove_consistency(connection, first, second)
+
+    def inclusion_of(self, bundle: bytes) -> Inclusion | None:
+        """The log part of a bundle; None while its certificate's entry is not sequenced."""
+        leaf = entry_of(bundle).leaf_hash
+        with self._reader.connect() as connection:
+            index = _index_of(connection, leaf)
+            newest = None if index is None else last_checkpoint(connection)
+            if index is None or newest is None or index >= newest.checkpoint.size:
+                return None
+            proof = _prove_inclusion(connection, index, newest.checkpoint.size, newest)
+        return Inclusion(
+            leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=newest.note
+        )
+
+    def entries(self, start: int, end: int) -> list[LoggedEntry]:
+        """The signed entries from ``start`` to ``end``, both included."""
+        with self._reader.connect() as connection:
+            newest = last_checkpoint(connection)
+            size = 0 if newest is None else newest.checkpoint.size
+            query = (
+                select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash, log_entries.c.content)
+                .join(log_entries)
+                .where(log_leaves.c.leaf_index.between(start, min(end, size - 1)))
+                .order_by(log_leaves.c.leaf_index)
+            )
+            return [
+                LoggedEntry(index, bytes(leaf), content)
+                for index, leaf, content in connection.execute(query)
+            ]
+
+
+def with_inclusion(log: LogReader, bundle: bytes) -> bytes:
+    """``bundle`` with its ``log`` part, which comes last in canonical JSON.
+
+    Without one while the certificate's entry is not sequenced, or if the log is damaged:
+    verifiers that require the log then reject the bundle, and ``/readyz`` says why.
+    """
+    try:
+        inclusion = log.inclusion_of(bundle)
+    except LogDamaged:
+        inclusion = None
+    if inclusion is None:
+        return bundle
+    return bundle[:-1] + b',"log":' + canonical_json(inclusion.as_document()) + b"}"
+
+
+def _latest(connection: Connection) -> StoredCheckpoint:
+    newest = last_checkpoint(connection)
+    if newest is None:
+        raise NotLogged("the log has no checkpoint yet")
+    return newest
+
+
+def _size_or_newest(size: int | None, newest: StoredCheckpoint) -> int:
+    available = newest.checkpoint.size
+    if size is not None and size > available:
+        raise NotLogged(f"the log has {available} leaves, not {size}")
+    return available if size is None else size
+
+
+_INDEX = (
+    select(log_leaves.c.leaf_index)
+    .where(log_leaves.c.leaf_hash == bindparam("leaf"))
+    .order_by(log_leaves.c.leaf_index)
+    .limit(1)
+)
+
+
+def _index_of(connection: Connection, leaf: bytes) -> int | None:
+    index = connection.execute(_INDEX, {"leaf": leaf}).scalar()
+    return None if index is None else int(index)
+
+
+def _prove_inclusion(
+    connection: Connection, index: int, size: int, newest: StoredCheckpoint
+) -> InclusionProof:
+    leaf = Place(0, index)
+    path = inclusion_path(index, size)
+    tree = Range(0, size)
+    hashes = read_hashes(connection, [leaf, *_places(path), *places(tree)])
+    proof = assemble(path, hashes)
+    root = newest.checkpoint.root_hash
+    if size != newest.checkpoint.size:
+        (root,) = assemble([tree], hashes)
+    try:
+        verify_inclusion(hashes[leaf], index=index, size=size, proof=proof, root=root)
+    except ProofError as error:
+        raise LogDamaged(
+            f"the stored hashes do not prove leaf {index} of {size}: {error}"
+        ) from None
+    return InclusionProof(index, size, hashes[leaf], tuple(proof))
+
+
+def _prove_consistency(connection: Connection, first: int, second: int) -> Consistency:
+    path = consistency_path(first, second)
+    trees = [Range(0, first), Range(0, second)]
+    hashes = read_hashes(connection, _places([*path, *trees]))
+    proof = assemble(path, hashes)
+    old, new = assemble(trees, hashes)
+    try:
+        verify_consistency(first=first, second=second, first_root=old, second_root=new, proof=proof)
+    except ProofError as error:
+        raise LogDamaged(
+            f"the stored hashes do not lead from {first} to {second}: {error}"
+        ) from None
+    return Consistency(first=first, second=second, hashes=tuple(proof))
+
+
+def _places(path: Sequence[Range]) -> list[Place]:
+    return [place for part in path for place in places(part)]
