@@ -27,7 +27,7 @@ from affidavit.service.app import create_app
 from affidavit.service.cursors import cursor_at
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.migrate import upgrade
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
@@ -155,7 +155,9 @@ def main() -> int:
 
 def report(engine: Engine, settings: Settings, certificates: int, entries: int) -> None:
     """Measure each page and print its line, and after them what is slow or reads too much."""
-    _, token = TokenStore(engine).new("bench", list(Scope), 1, by="bench", at=datetime.now(UTC))
+    _, token = TokenRepository(engine).new(
+        "bench", list(Scope), 1, by="bench", at=datetime.now(UTC)
+    )
     headers = {"authorization": f"Bearer {token.text}", "accept": "text/html"}
     large = large_tables(engine, SMALL)
     app = create_app(settings)

@@ -162,7 +162,7 @@ def seed_log(engine: Engine, services: Services, number: int) -> None:
     assert len(leaves) == number + first
     copy(engine, "log_leaves", ("leaf_index", "entry_id", "leaf_hash"), leaves)
     copy(engine, "log_nodes", ("level", "position", "hash"), nodes)
-    key = services.signers.current()
+    key = services.keyring.current()
     note = sign_checkpoint(
         key, origin="bench.invalid/log", size=tree.size, root_hash=tree.root(), at=now
     )

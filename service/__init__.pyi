@@ -1,1 +1,1 @@
-from .schema import metadata as metadata
+from .migrate import metadata as metadata

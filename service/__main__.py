@@ -17,8 +17,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate import KeyFailure
 from affidavit.service.identity import commands as tokens
-from affidavit.service.identity.anonymous import NobodyKnown
-from affidavit.service.identity.tokens_kept import TokenRefused
+from affidavit.service.identity.loopback_auth import NoIdentities
+from affidavit.service.identity.token_repository import TokenError
 from affidavit.service.log import audit_command
 from affidavit.service.log.audit_command import AuditCommandError
 from affidavit.service.log.checkpoint_publisher import PublishError
@@ -32,8 +32,8 @@ EXPECTED = (
     SettingsError,
     SchemaNotAtHead,
     KeyFailure,
-    NobodyKnown,
-    TokenRefused,
+    NoIdentities,
+    TokenError,
     AuditCommandError,
     PublishError,
     BackupFailed,

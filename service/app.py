@@ -21,8 +21,8 @@ from affidavit.service import openapi, problems
 from affidavit.service.bodies import BodyLimit
 from affidavit.service.identity import documented
 from affidavit.service.identity.guarded import require_guards
-from affidavit.service.operation import figures
-from affidavit.service.operation.observed import Observed
+from affidavit.service.operation import statistics
+from affidavit.service.operation.middleware import RequestMiddleware
 from affidavit.service.operation.tracing import Tracing
 from affidavit.service.pages import mistakes
 from affidavit.service.pages.headers import SecurityHeaders
@@ -51,11 +51,11 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    figures.watch(services.meters, services)
+    statistics.watch(services.metrics, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
     app.add_middleware(SecurityHeaders)
     # Added last, it stands around the others.
-    app.add_middleware(Observed, meters=services.meters, tracing=tracing)
+    app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)
     problems.install(app)
     mistakes.install(app)
     openapi.install(app)
@@ -80,8 +80,8 @@ def _routes(routers: tuple[APIRouter, ...]) -> list[BaseRoute]:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services: Services = app.state.services
     require_guards(app)
-    services.signers.announce()
-    await run_in_threadpool(services.identities.announce)
+    services.keyring.announce()
+    await run_in_threadpool(services.authenticator.announce)
     await run_in_threadpool(services.pool.warm_up)
     services.sequencer.start()
     services.publisher.start()

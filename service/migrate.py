@@ -17,6 +17,29 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
+from affidavit.service.identity import token_repository
+from affidavit.service.keysets import keyset_tables
+from affidavit.service.ledger import ledger_tables
+from affidavit.service.lifecycle import lifecycle_tables
+from affidavit.service.log import log_tables
+from affidavit.service.pages import session_tables
+from affidavit.service.policies import policy_tables
+from affidavit.service.runs import run_tables
+from affidavit.service.tables import metadata
+
+MODULES = (
+    token_repository,
+    ledger_tables,
+    keyset_tables,
+    log_tables,
+    lifecycle_tables,
+    session_tables,
+    policy_tables,
+    run_tables,
+)
+"""Every module with tables, so that ``metadata`` has all of them."""
+
+__all__ = ["metadata"]
 
 
 class SchemaNotAtHead(Exception):

@@ -28,7 +28,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
-from affidavit.service.batches import Batches
+from affidavit.service.batching import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
@@ -57,7 +57,7 @@ class AccountingPool:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
         self._pool = self._new()
-        self._quick: Batches[Plan, Assessment] = Batches(self._together, MOST_QUICK, lanes=workers)
+        self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
         self._aside = asyncio.Semaphore(max(1, workers - 1))
 
     async def assess(self, plan: Plan) -> Assessment:

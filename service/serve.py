@@ -24,13 +24,13 @@ import uvicorn
 
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
-from affidavit.service.identity.anonymous import NobodyKnown, is_loopback
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.loopback_auth import NoIdentities, is_loopback
+from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.keyring import Keyring
 from affidavit.service.migrate import require_head
 from affidavit.service.operation import logs
 from affidavit.service.operation.tracing import open_tracing
 from affidavit.service.settings import Settings
-from affidavit.service.signer import Signers
 
 GRACE_SECONDS = 20
 SWITCH_SECONDS = 0.0005
@@ -43,17 +43,17 @@ log = logging.getLogger("affidavit.service")
 def serve(host: str, port: int, settings: Settings) -> None:
     """Serve until told to stop.
 
-    Raises ``SchemaNotAtHead``, ``NobodyKnown``, ``KeyFailure`` when the signing key cannot be used,
-    SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
+    Raises ``SchemaNotAtHead``, ``NoIdentities``, ``KeyFailure`` when the signing key cannot be
+    used, SQLAlchemy's errors when the database does not answer, and ``OSError`` when the
     address cannot be listened on.
     """
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
-        known = settings.provider is not None or TokenStore(engine).exist()
+        known = settings.provider is not None or TokenRepository(engine).exist()
     finally:
         engine.dispose()
-    Signers(settings.key_directory, settings.halves).current()
+    Keyring(settings.key_directory, settings.halves).current()
     with listen(host, port) as listening:
         _require_somebody(listening.getsockname()[0], known=known)
         _run(listening, settings)
@@ -94,9 +94,9 @@ def prepare_process() -> None:
 
 
 def _require_somebody(address: str, *, known: bool) -> None:
-    """Raise ``NobodyKnown`` where strangers would reach a service that knows nobody."""
+    """Raise ``NoIdentities`` where strangers would reach a service that knows nobody."""
     if not known and not is_loopback(address):
-        raise NobodyKnown(
+        raise NoIdentities(
             f"the service would listen on {address} and there is nobody who may use it there; "
             "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
             "and what belongs to it, or leave --host out to serve this machine alone"

@@ -9,13 +9,14 @@ from fastapi import Depends, Request
 from sqlalchemy import Engine
 
 from affidavit.service.database import open_engine
-from affidavit.service.identity.authentication import Identities
+from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.code_flow import CodeFlow
-from affidavit.service.identity.limits import Limits
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_keys import ProviderKeys
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.rate_limit import RateLimiter
+from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.keyring import Keyring
 from affidavit.service.keysets.revoked import RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
 from affidavit.service.ledger.desk import Desk
@@ -34,7 +35,7 @@ from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.witness import Witness
 from affidavit.service.migrate import head
 from affidavit.service.operation.log_age import LogWatch
-from affidavit.service.operation.meters import Meters
+from affidavit.service.operation.metrics import Metrics
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
@@ -44,12 +45,11 @@ from affidavit.service.runs.runs import Runs
 from affidavit.service.runs.spent import Spending
 from affidavit.service.runs.watching import Watching
 from affidavit.service.settings import Settings
-from affidavit.service.signer import Signers
 from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
-from affidavit.service.use_cases.draft_plan import DraftPlan
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
 from affidavit.service.use_cases.draw_curve import DrawCurve
+from affidavit.service.use_cases.preview_plan import PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 
@@ -60,7 +60,7 @@ class Services:
     engine: Engine
     store: CertificateStore
     pool: AccountingPool
-    signers: Signers
+    keyring: Keyring
     keysets: KeysetStore
     policies: PolicyStore
     submit_plan: SubmitPlan
@@ -71,21 +71,21 @@ class Services:
     diagnose_claim: DiagnoseClaim
     draw_curve: DrawCurve
     draw_certificate: DrawCertificate
-    drafts: DraftPlan
+    preview_plan: PreviewPlan
     ledger: Ledger
     desk: Desk
     runs: Runs
     feed: Feed
-    tokens: TokenStore
-    identities: Identities
+    tokens: TokenRepository
+    authenticator: Authenticator
     sessions: Sessions
     code_flow: CodeFlow | None
-    limits: Limits
+    rate_limiter: RateLimiter
     log: LogReader
     sequencer: Sequencer
     publisher: CheckpointPublisher
     witness: Witness
-    meters: Meters
+    metrics: Metrics
     log_watch: LogWatch
     head: str
     public_url: str | None
@@ -95,40 +95,40 @@ class Services:
         """The services that ``settings`` describe; opens and starts nothing yet."""
         engine = open_engine(settings.database_url)
         store = CertificateStore(engine)
-        tokens = TokenStore(engine)
+        tokens = TokenRepository(engine)
         provided, code_flow = _provided(settings.provider)
         pool = AccountingPool(settings.workers, settings.time_limit)
         keysets = KeysetStore(engine)
         log = LogReader(engine)
         places = destinations(settings.checkpoint_export, log)
         ledger = Ledger(engine)
-        signers = Signers(settings.key_directory, settings.halves, RevokedKeys(keysets))
-        policies = PolicyStore(engine, signers.public_records)
+        keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(keysets))
+        policies = PolicyStore(engine, keyring.public_records)
         sequencer = Sequencer(
             engine,
-            signers.current,
+            keyring.current,
             origin=settings.log_origin,
             published=lambda: published_checkpoints(places),
         )
-        desk = Desk(ledger, store, pool, signers, loopback=settings.loopback)
+        desk = Desk(ledger, store, pool, keyring, loopback=settings.loopback)
         run_queue = RunQueue(engine)
-        submit_plan = SubmitPlan(store, pool, signers, policies, desk.position)
+        submit_plan = SubmitPlan(store, pool, keyring, policies, desk.position)
         return cls(
             engine=engine,
             store=store,
             pool=pool,
-            signers=signers,
+            keyring=keyring,
             keysets=keysets,
             policies=policies,
             submit_plan=submit_plan,
-            approve=Approve(engine, signers),
+            approve=Approve(engine, keyring),
             revoke=Revoke(engine),
             reissue=Reissue(store, policies, submit_plan),
-            status_lists=StatusLists(engine, signers, settings.log_origin),
+            status_lists=StatusLists(engine, keyring, settings.log_origin),
             diagnose_claim=DiagnoseClaim(pool),
             draw_curve=DrawCurve(pool),
             draw_certificate=DrawCertificate(pool),
-            drafts=DraftPlan(pool, policies, desk.position),
+            preview_plan=PreviewPlan(pool, policies, desk.position),
             ledger=ledger,
             desk=desk,
             runs=Runs(run_queue, ledger, desk, store, settings.worker_keys, pool),
@@ -138,17 +138,19 @@ class Services:
                 spending=Spending(desk, ledger),
             ),
             tokens=tokens,
-            identities=Identities(tokens, provided, loopback=settings.loopback),
+            authenticator=Authenticator(tokens, provided, loopback=settings.loopback),
             sessions=Sessions(engine, tokens),
             code_flow=code_flow,
-            limits=Limits(per_minute=settings.rate_limit, at_once=settings.concurrency_limit),
+            rate_limiter=RateLimiter(
+                per_minute=settings.rate_limit, at_once=settings.concurrency_limit
+            ),
             log=log,
             sequencer=sequencer,
             publisher=CheckpointPublisher(places, sequencer.newest),
             witness=Witness(
-                engine, signers.current, settings.witness_name, settings.witnessed_logs
+                engine, keyring.current, settings.witness_name, settings.witnessed_logs
             ),
-            meters=Meters(),
+            metrics=Metrics(),
             log_watch=LogWatch(),
             head=head(),
             public_url=settings.public_url,

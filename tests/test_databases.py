@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from tests.databases import TABLES, Migrated
 
 
@@ -24,7 +24,7 @@ def name(migrated_postgresql: Migrated) -> str:
 def engine(migrated_postgresql: Migrated, name: str) -> Iterator[Engine]:
     """Of a database that was written to."""
     found = open_engine(f"{migrated_postgresql.server}/{name}")
-    TokenStore(found).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
+    TokenRepository(found).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
     yield found
     found.dispose()
 
@@ -56,7 +56,7 @@ def test_what_guards_its_rows_guards_them_still(
 ) -> None:
     migrated_postgresql.take_back(name)
     assert migrated_postgresql.lend() == name
-    TokenStore(engine).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
+    TokenRepository(engine).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
     with pytest.raises(DBAPIError, match="append-only"), engine.begin() as connection:
         connection.execute(text("DELETE FROM log_entries"))
     migrated_postgresql.take_back(name)

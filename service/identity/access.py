@@ -22,12 +22,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.ending import at_the_end
+from affidavit.service.background import add_after_response
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.credentials import NotKnown, bearer
-from affidavit.service.identity.limits import TooManyAtOnce, counted, retry_after
+from affidavit.service.identity.credentials import AuthenticationError, bearer
 from affidavit.service.identity.provider_keys import ProviderUnavailable
+from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_after
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services
 
@@ -60,10 +60,10 @@ class Guard:
             raise missing_scope(caller.actor, *self.scopes)
         await self.admitted(request)
         try:
-            services.limits.begin(caller.counted_as)
+            services.rate_limiter.begin(caller.counted_as)
         except TooManyAtOnce:
-            raise _too_many_at_once(services.limits.at_once) from None
-        at_the_end(request, partial(_ended, services, caller))
+            raise _too_many_at_once(services.rate_limiter.at_once) from None
+        add_after_response(request, partial(_ended, services, caller))
         return caller.actor
 
     async def identify(self, services: Services, request: Request) -> Caller:
@@ -81,7 +81,7 @@ class Guard:
                 "nothing was done. Try again later.",
                 headers={"Retry-After": "5"},
             ) from None
-        except NotKnown as unknown:
+        except AuthenticationError as unknown:
             raise not_known(services, request, unknown) from None
 
     async def admitted(self, request: Request) -> None:
@@ -152,13 +152,13 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
 
 
 async def _ended(services: Services, caller: Caller) -> None:
-    services.limits.end(caller.counted_as)
-    if services.identities.use_is_due(caller):
-        await run_in_threadpool(services.identities.write_use, caller)
+    services.rate_limiter.end(caller.counted_as)
+    if services.authenticator.use_is_due(caller):
+        await run_in_threadpool(services.authenticator.write_use, caller)
 
 
 async def _caller(services: Services, request: Request) -> Caller:
-    identities = services.identities
+    identities = services.authenticator
     given = bearer(
         request.headers.getlist("authorization"),
         request.scope["query_string"].decode("latin-1"),
@@ -173,7 +173,7 @@ async def _caller(services: Services, request: Request) -> Caller:
     )
 
 
-def not_known(services: Services, request: Request, unknown: NotKnown) -> Problem:
+def not_known(services: Services, request: Request, unknown: AuthenticationError) -> Problem:
     """The problem of somebody who is not known, counted by their address."""
     _take(services, counted(address_of(request)))
     error = {"unauthenticated": "", "malformed_credentials": ', error="invalid_request"'}.get(
@@ -183,12 +183,12 @@ def not_known(services: Services, request: Request, unknown: NotKnown) -> Proble
 
 
 def _take(services: Services, caller: str) -> None:
-    seconds = services.limits.take(caller)
+    seconds = services.rate_limiter.take(caller)
     if seconds:
         raise Problem(
             429,
             "rate_limited",
-            f"more than {services.limits.per_minute} requests a minute; wait, or ask the "
+            f"more than {services.rate_limiter.per_minute} requests a minute; wait, or ask the "
             "operator to raise AFFIDAVIT_RATE_LIMIT.",
             headers={"Retry-After": retry_after(seconds)},
         )

@@ -14,14 +14,14 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
-from affidavit.service.batches import Batches, in_a_thread
+from affidavit.service.batching import Batcher, in_thread_pool
 from affidavit.service.identity.actor import Actor
-from affidavit.service.identity.anonymous import ANONYMOUS, came_directly
 from affidavit.service.identity.bearer_jwt import ProviderTokens
-from affidavit.service.identity.credentials import NotKnown
-from affidavit.service.identity.limits import counted
+from affidavit.service.identity.credentials import AuthenticationError
+from affidavit.service.identity.loopback_auth import ANONYMOUS, came_directly
+from affidavit.service.identity.rate_limit import counted
+from affidavit.service.identity.token_repository import Token, TokenRepository
 from affidavit.service.identity.tokens import PREFIX, TokenText, parse
-from affidavit.service.identity.tokens_kept import Token, TokenStore
 
 WITHOUT_TOKENS = Reason(
     code="anonymous_access",
@@ -43,19 +43,19 @@ class Caller:
     token_id: str | None = None
 
 
-class Identities:
+class Authenticator:
     """How callers become known; ``loopback`` says that the service listens there alone."""
 
     def __init__(
-        self, tokens: TokenStore, provided: ProviderTokens | None, *, loopback: bool
+        self, tokens: TokenRepository, provided: ProviderTokens | None, *, loopback: bool
     ) -> None:
         self._tokens = tokens
         self._provided = provided
         self._loopback = loopback
-        self._own: Batches[TokenText, Token | None] = Batches(in_a_thread(self._look_up))
+        self._own: Batcher[TokenText, Token | None] = Batcher(in_thread_pool(self._look_up))
 
     async def by_token(self, text: str) -> Caller:
-        """Who holds the bearer token ``text``; raises ``NotKnown`` or ``ProviderUnavailable``."""
+        """Its holder; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         if text.startswith(PREFIX):
             parsed = parse(text)
             return caller_of(None if parsed is None else await self._own(parsed))
@@ -71,10 +71,10 @@ class Identities:
     def without_token(
         self, address: str | None, headers: Mapping[str, str], http_version: str
     ) -> Caller:
-        """Who shows nothing; raises ``NotKnown`` unless it is the person at this machine."""
+        """The caller without credentials; raises ``AuthenticationError`` from another machine."""
         if self.open_to_this_machine() and came_directly(address, headers, http_version):
             return Caller(ANONYMOUS, counted(address))
-        raise NotKnown(
+        raise AuthenticationError(
             "unauthenticated",
             "this needs a token: send Authorization: Bearer TOKEN. affidavit tokens new makes one.",
         )
@@ -103,18 +103,20 @@ class Identities:
 
 
 def caller_of(token: Token | None) -> Caller:
-    """Who holds ``token``; raises ``NotKnown`` for one that does not count, or none."""
+    """Who holds ``token``; raises ``AuthenticationError`` for one that does not count, or none."""
     if token is None:
         raise _invalid()
     if token.revoked_at is not None:
-        raise NotKnown("revoked_token", f"the token {token.id} was revoked; use another.")
+        raise AuthenticationError(
+            "revoked_token", f"the token {token.id} was revoked; use another."
+        )
     if token.expires_at <= datetime.now(UTC):
-        raise NotKnown(
+        raise AuthenticationError(
             "expired_token",
             f"the token {token.id} expired on {token.expires_at:%Y-%m-%d}; ask for another.",
         )
     return Caller(token.actor, f"token:{token.id}", token.id)
 
 
-def _invalid() -> NotKnown:
-    return NotKnown("invalid_token", "the token is not one that this service knows.")
+def _invalid() -> AuthenticationError:
+    return AuthenticationError("invalid_token", "the token is not one that this service knows.")

@@ -19,7 +19,7 @@ from typing import Any
 import jwt
 
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_keys import ALGORITHMS, ProviderKeys, UnknownKey
 
@@ -37,15 +37,15 @@ class ProviderTokens:
         self._keys = keys
 
     def actor(self, token: str) -> Actor:
-        """Who holds ``token``; raises ``NotKnown`` or ``ProviderUnavailable``."""
+        """Who holds ``token``; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         return self.actor_of(self.claims(token))
 
     def actor_of(self, claims: Mapping[str, Any]) -> Actor:
-        """Whom checked claims are about; raises ``NotKnown``."""
+        """Whom checked claims are about; raises ``AuthenticationError``."""
         return Actor(_name(claims["sub"]), self._scopes(claims))
 
     def claims(self, token: str) -> Mapping[str, Any]:
-        """What ``token`` says, checked; raises ``NotKnown`` or ``ProviderUnavailable``."""
+        """Its verified claims; raises ``AuthenticationError`` or ``ProviderUnavailable``."""
         try:
             key = self._key(jwt.get_unverified_header(token))
             claims: Mapping[str, Any] = jwt.decode(
@@ -58,30 +58,40 @@ class ProviderTokens:
                 options={"require": list(REQUIRED), "enforce_minimum_key_length": True},
             )
         except jwt.ExpiredSignatureError:
-            raise NotKnown("expired_token", "the token has expired; sign in again.") from None
+            raise AuthenticationError(
+                "expired_token", "the token has expired; sign in again."
+            ) from None
         except (jwt.InvalidAudienceError, jwt.InvalidIssuerError):
-            raise NotKnown(
+            raise AuthenticationError(
                 "invalid_token", "the token was issued for another service or by another provider."
             ) from None
         except jwt.ImmatureSignatureError:
-            raise NotKnown(
+            raise AuthenticationError(
                 "invalid_token", "the token is not valid yet; compare the clocks."
             ) from None
         # A signed document can still hold numbers that no clock has.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise NotKnown("invalid_token", "the token is not one of the provider's.") from None
+            raise AuthenticationError(
+                "invalid_token", "the token is not one of the provider's."
+            ) from None
         return claims
 
     def _key(self, header: Mapping[str, Any]) -> jwt.PyJWK:
         if header.get("alg") not in ALGORITHMS:
-            raise NotKnown("invalid_token", f"a token is signed by one of {', '.join(ALGORITHMS)}.")
+            raise AuthenticationError(
+                "invalid_token", f"a token is signed by one of {', '.join(ALGORITHMS)}."
+            )
         kid = header.get("kid")
         if not isinstance(kid, str) or not 0 < len(kid) <= LONGEST_KID or "crit" in header:
-            raise NotKnown("invalid_token", "a token names its key by kid and has no crit.")
+            raise AuthenticationError(
+                "invalid_token", "a token names its key by kid and has no crit."
+            )
         try:
             return self._keys.key(kid)
         except UnknownKey:
-            raise NotKnown("invalid_token", "the provider has no key of the token's kid.") from None
+            raise AuthenticationError(
+                "invalid_token", "the provider has no key of the token's kid."
+            ) from None
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
         found: Any = claims
@@ -98,7 +108,7 @@ class ProviderTokens:
 def _name(subject: str) -> str:
     plain = subject.isascii() and subject.isprintable() and " " not in subject
     if not plain or not 0 < len(subject) <= LONGEST_SUBJECT:
-        raise NotKnown(
+        raise AuthenticationError(
             "invalid_token",
             f"the token's sub is not 1 to {LONGEST_SUBJECT} visible ASCII characters.",
         )

@@ -27,7 +27,7 @@ import httpx
 
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.bearer_jwt import ProviderTokens
-from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.provider import Provider, SignInClient
 from affidavit.service.identity.provider_keys import ProviderKeys, ProviderUnavailable
 
@@ -67,7 +67,10 @@ class Attempt:
 
 
 class CodeFlow:
-    """The flow of one client with one provider; raises ``NotKnown`` and ``ProviderUnavailable``."""
+    """The flow of one client with one provider.
+
+    Methods raise ``AuthenticationError`` and ``ProviderUnavailable``.
+    """
 
     def __init__(self, provider: Provider, client: SignInClient, keys: ProviderKeys) -> None:
         self._issuer = provider.issuer
@@ -93,25 +96,29 @@ class CodeFlow:
         return f"{url}{'&' if urlsplit(url).query else '?'}{query}"
 
     def arrive(self, attempt: Attempt | None, answered: Mapping[str, str], back: str) -> Actor:
-        """Who signed in, by what the browser came back with. Raises ``NotKnown``."""
+        """Who signed in, by what the browser came back with. Raises ``AuthenticationError``."""
         if attempt is None or not _same(attempt.state, answered.get("state", "")):
-            raise NotKnown(
+            raise AuthenticationError(
                 "sign_in_not_begun", "this sign-in was not begun in this browser; begin again."
             )
         if answered.get("iss", self._issuer) != self._issuer:
-            raise NotKnown("invalid_token", "another provider answered; begin again.")
+            raise AuthenticationError("invalid_token", "another provider answered; begin again.")
         code = answered.get("code", "")
         if not code:
-            raise NotKnown("sign_in_refused", "the provider did not let you in; begin again.")
+            raise AuthenticationError(
+                "sign_in_refused", "the provider did not let you in; begin again."
+            )
         token = self._exchange(code, attempt.verifier, back)
         claims = self._tokens.claims(token)
         if not _same(str(claims.get("nonce", "")), attempt.nonce):
-            raise NotKnown("invalid_token", "the token is for another sign-in; begin again.")
+            raise AuthenticationError(
+                "invalid_token", "the token is for another sign-in; begin again."
+            )
         if claims.get("azp", self._client.client_id) != self._client.client_id:
-            raise NotKnown("invalid_token", "the token was issued to another client.")
+            raise AuthenticationError("invalid_token", "the token was issued to another client.")
         actor = self._tokens.actor_of(claims)
         if not actor.scopes:
-            raise NotKnown(
+            raise AuthenticationError(
                 "no_scopes", "none of your groups may use this service; ask its administrator."
             )
         return actor
@@ -133,7 +140,9 @@ class CodeFlow:
             form["client_id"] = client.client_id
         status, content = _post(client.token_url, form, headers)
         if status in (400, 401):
-            raise NotKnown("sign_in_refused", "the provider does not know the code; begin again.")
+            raise AuthenticationError(
+                "sign_in_refused", "the provider does not know the code; begin again."
+            )
         try:
             answered: Any = json.loads(content) if status == httpx.codes.OK else None
         except (ValueError, RecursionError):

@@ -16,7 +16,12 @@ from typing import Any
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import LONGEST_DAYS, Token, TokenRefused, TokenStore
+from affidavit.service.identity.token_repository import (
+    LONGEST_DAYS,
+    Token,
+    TokenError,
+    TokenRepository,
+)
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
 
@@ -46,11 +51,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace, settings: Settings) -> None:
-    """Run one of them; raises ``TokenRefused``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
+    """Run one of them; raises ``TokenError``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
-        store = TokenStore(engine)
+        store = TokenRepository(engine)
         match given.verb:
             case "new":
                 _new(store, given)
@@ -71,7 +76,7 @@ def operator() -> str:
         return f"operator:uid-{os.getuid()}"
 
 
-def _new(store: TokenStore, given: argparse.Namespace) -> None:
+def _new(store: TokenRepository, given: argparse.Namespace) -> None:
     made, text = store.new(
         given.name,
         _scopes(given.scope),
@@ -95,13 +100,13 @@ def _new(store: TokenStore, given: argparse.Namespace) -> None:
 def _scopes(names: list[str]) -> list[Scope]:
     unknown = [name for name in names if name not in set(Scope)]
     if unknown:
-        raise TokenRefused(
+        raise TokenError(
             f"--scope {unknown[0][:80]!r} is not known; give one of {', '.join(Scope)}"
         )
     return [Scope(name) for name in names]
 
 
-def _list(store: TokenStore, *, as_json: bool) -> None:
+def _list(store: TokenRepository, *, as_json: bool) -> None:
     found = store.all()
     if as_json:
         _say(json.dumps({"tokens": [_record(token) for token in found]}))

@@ -24,7 +24,7 @@ IN_URLS = frozenset({"access_token", "api_key", "apikey", "authorization", "bear
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 
-class NotKnown(Exception):
+class AuthenticationError(Exception):
     """It is not known who asks; ``code`` is stable, the text is for the client."""
 
     def __init__(self, code: str, detail: str) -> None:
@@ -36,28 +36,28 @@ class NotKnown(Exception):
 def bearer(headers: Sequence[str], query: str) -> str | None:
     """The token in the ``Authorization`` headers, None where there is none.
 
-    Raises ``NotKnown`` when they hold anything else, or when the URL holds a token.
+    Raises ``AuthenticationError`` when they hold anything else, or when the URL holds a token.
     """
     if query:
         _refuse_in_url(query)
     if not headers:
         return None
     if len(headers) > 1:
-        raise NotKnown(
+        raise AuthenticationError(
             "malformed_credentials", "there are several Authorization headers; send one."
         )
     scheme, _, token = headers[0].strip().partition(" ")
     if scheme.lower() != "bearer":
-        raise NotKnown(
+        raise AuthenticationError(
             "unsupported_scheme", "Authorization takes Bearer TOKEN, and no other scheme."
         )
     token = token.strip(" ")
     if len(token) > LONGEST:
-        raise NotKnown(
+        raise AuthenticationError(
             "malformed_credentials", f"a token has at most {LONGEST} characters; this one has more."
         )
     if _TOKEN.fullmatch(token) is None:
-        raise NotKnown(
+        raise AuthenticationError(
             "malformed_credentials",
             "after Bearer there must be one token of the letters A to Z, digits and . _ ~ + / - =.",
         )
@@ -68,7 +68,7 @@ def _refuse_in_url(query: str) -> None:
     """URLs end in logs, histories and Referer headers, so that a token there is no secret."""
     given = parse_qsl(query, keep_blank_values=True)
     if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in given):
-        raise NotKnown(
+        raise AuthenticationError(
             "token_in_url",
             "the URL holds a token, which others can now read: revoke it, and send another "
             "as Authorization: Bearer TOKEN.",

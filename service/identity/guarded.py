@@ -15,7 +15,7 @@ from fastapi.routing import iter_route_contexts
 from affidavit.service.identity.access import Guard, Open
 
 
-class UnguardedRoute(Exception):
+class UndeclaredAccess(Exception):
     """A route that does not say who may use it; a fault of ours, met at start-up."""
 
 
@@ -30,11 +30,11 @@ def guard_of(route: Any) -> Guard | Open | None:
 
 
 def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
-    """Every path and method of ``app`` with its guard; raises ``UnguardedRoute``."""
+    """Every path and method of ``app`` with its guard; raises ``UndeclaredAccess``."""
     for route in iter_route_contexts(app.routes):
         guard = guard_of(route)
         if guard is None:
-            raise UnguardedRoute(
+            raise UndeclaredAccess(
                 f"{route.path} must say first, and once, who may use it, by needs(...) or "
                 f"open_to_all(): "
                 f"{route.original_route!r}"
@@ -44,6 +44,6 @@ def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
 
 
 def require_guards(app: FastAPI) -> None:
-    """Raise ``UnguardedRoute`` unless every route of ``app`` says who may use it."""
+    """Raise ``UndeclaredAccess`` unless every route of ``app`` says who may use it."""
     for _ in guarded_routes(app):
         pass

@@ -36,7 +36,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.anonymous import is_loopback
+from affidavit.service.identity.loopback_auth import is_loopback
 
 PREFIX = "AFFIDAVIT_OIDC_"
 NEEDED = ("ISSUER", "AUDIENCE", "SCOPES")

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import KeysetError, SignedKeyset, accept, read_keyset
 from affidavit.service.database import reader, writer
-from affidavit.service.keysets.tables import keysets, revoked_keys
+from affidavit.service.keysets.keyset_tables import keysets, revoked_keys
 from affidavit.service.log import entries
 
 

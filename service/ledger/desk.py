@@ -17,9 +17,10 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Assessment
 from affidavit.plan import Plan
-from affidavit.service.batches import Batches, in_a_thread
+from affidavit.service.batching import Batcher, in_thread_pool
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import AccountingUnavailable
+from affidavit.service.keyring import Keyring
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import (
     Costed,
@@ -31,7 +32,6 @@ from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.pool import AccountingPool
-from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import CertificateStore, StoredCertificate
 
@@ -51,7 +51,7 @@ class Desk:
         ledger: Ledger,
         store: CertificateStore,
         pool: AccountingPool,
-        signers: Signers,
+        signers: Keyring,
         *,
         loopback: bool,
     ) -> None:
@@ -61,7 +61,7 @@ class Desk:
         self._signers = signers
         self._loopback = loopback
         self._flights: SingleFlight[dict[str, Any]] = SingleFlight()
-        self._sought: Batches[Scope, KeptLedger | None] = Batches(in_a_thread(ledger.find_all))
+        self._sought: Batcher[Scope, KeptLedger | None] = Batcher(in_thread_pool(ledger.find_all))
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
 
     async def reserve(

@@ -22,10 +22,10 @@ from sqlalchemy import Connection, Engine, select
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
 from affidavit.certificate.log import Entry
 from affidavit.plan import event_from
+from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
 from affidavit.service.ledger.state import State
-from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 
 TOLERANCE = 1e-4
 """By how much a later release may bound the same events higher without accusing anybody."""

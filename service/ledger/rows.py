@@ -23,10 +23,10 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
 from affidavit.service.command import CommandContext
+from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.state import Rule, State
-from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.log.entries import EntryKind, append
-from affidavit.service.runs.tables import runs
+from affidavit.service.runs.run_tables import runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,9 @@ from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import refusals, rows
+from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.state import State
-from affidavit.service.ledger.tables import reservations
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.store import StoredCertificate, current
 

@@ -20,13 +20,13 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure, SigningPort
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor
+from affidavit.service.keyring import Keyring
 from affidavit.service.lifecycle.issuing import sign_approved
+from affidavit.service.lifecycle.lifecycle_tables import approvals
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.lifecycle.tables import approvals
 from affidavit.service.lifecycle.wanted import WantedDecision
 from affidavit.service.log.entries import append
-from affidavit.service.signer import Signers
 from affidavit.service.store import StoredCertificate, audited, current, has_asked, hold, keep
 from affidavit.service.tables import requests
 
@@ -42,7 +42,7 @@ class Decided:
 class Approve:
     """The use case, with what it works on."""
 
-    def __init__(self, engine: Engine, signers: Signers) -> None:
+    def __init__(self, engine: Engine, signers: Keyring) -> None:
         self._writer = writer(engine)
         self._signers = signers
 

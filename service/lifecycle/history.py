@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, select
 
+from affidavit.service.lifecycle.lifecycle_tables import approvals
 from affidavit.service.lifecycle.revoke import revocation_of
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.lifecycle.tables import approvals
 from affidavit.service.store import StoredCertificate, issues
 
 

@@ -19,9 +19,9 @@ from sqlalchemy import Connection, Engine, insert, select
 
 from affidavit.service.database import writer
 from affidavit.service.identity.actor import Actor
+from affidavit.service.lifecycle.lifecycle_tables import revocations
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.lifecycle.tables import revocations
 from affidavit.service.lifecycle.wanted import WantedRevocation
 from affidavit.service.log.entries import append
 from affidavit.service.store import StoredCertificate, audited, current, hold

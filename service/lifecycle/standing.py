@@ -25,8 +25,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
-from affidavit.service.keysets.tables import revoked_keys
-from affidavit.service.lifecycle.tables import approvals, revocations
+from affidavit.service.keysets.keyset_tables import revoked_keys
+from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.tables import certificates
 
 

@@ -26,10 +26,10 @@ from affidavit.certificate import (
 )
 from affidavit.plan import digest_of, load_json
 from affidavit.service.database import reader, writer
-from affidavit.service.keysets.tables import keysets
+from affidavit.service.keyring import Keyring
+from affidavit.service.keysets.keyset_tables import keysets
+from affidavit.service.lifecycle.lifecycle_tables import revocations, status_lists
 from affidavit.service.lifecycle.standing import REVOKED, SUPERSEDED
-from affidavit.service.lifecycle.tables import revocations, status_lists
-from affidavit.service.signer import Signers
 from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 
 GOOD_FOR = timedelta(hours=1)
@@ -41,7 +41,7 @@ KEPT = timedelta(days=1)
 class StatusLists:
     """The lists of one service, for several threads and processes."""
 
-    def __init__(self, engine: Engine, signers: Signers, issuer: str | None) -> None:
+    def __init__(self, engine: Engine, signers: Keyring, issuer: str | None) -> None:
         self._reader = reader(engine)
         self._writer = writer(engine)
         self._signers = signers

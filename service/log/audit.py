@@ -22,7 +22,7 @@ from affidavit.certificate.log import Checkpoint
 from affidavit.plan import MalformedPlan, digest_of
 from affidavit.service.ledger.replay import check_ledgers
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
-from affidavit.service.log.tables import log_entries, log_leaves, log_pending
+from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
 from affidavit.service.log.tree_audit import AuditFinding, audit_tree
 from affidavit.service.tables import certificates
 

@@ -21,13 +21,13 @@ from sqlalchemy import Connection, select
 from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.certificate.log import BadNote, Checkpoint, note_key, open_checkpoint
 from affidavit.service.database import open_engine
+from affidavit.service.keyring import Keyring
 from affidavit.service.log.checkpoint_publisher import FileDestination
 from affidavit.service.log.stored_tree import LogDamaged, last_checkpoint, require_superset
 from affidavit.service.log.timestamps import BadTimestamp, request_timestamp, verify_timestamp
 from affidavit.service.log.tree_audit import AuditFinding
 from affidavit.service.migrate import require_head
 from affidavit.service.settings import Settings
-from affidavit.service.signer import Signers
 from affidavit.service.tables import signing_keys
 
 T = TypeVar("T")
@@ -214,7 +214,7 @@ def _public_keys(connection: Connection, settings: Settings) -> Iterable[PublicK
     stored = connection.execute(select(signing_keys.c.record)).scalars()
     records = [json.loads(record) for record in stored]
     with suppress(KeyFailure):  # an auditor's machine has none
-        records += Signers(settings.key_directory, settings.halves).public_records()
+        records += Keyring(settings.key_directory, settings.halves).public_records()
     return [PublicKey.from_record(record) for record in records]
 
 

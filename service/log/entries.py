@@ -16,7 +16,7 @@ from sqlalchemy import Connection, insert
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import Entry, certificate_entry
 from affidavit.plan import load_json
-from affidavit.service.log.tables import log_entries, log_pending
+from affidavit.service.log.log_tables import log_entries, log_pending
 
 MAX_BUNDLE_BYTES = 64 * 1024 * 1024
 """The loader's limit; this service wrote what is read here."""

@@ -21,15 +21,15 @@ from sqlalchemy import Select, Table, select
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import Entry
 from affidavit.plan import canonical_json
-from affidavit.service.identity.tables import token_revocations, tokens
-from affidavit.service.keysets.tables import keysets
+from affidavit.service.identity.token_repository import token_revocations, tokens
+from affidavit.service.keysets.keyset_tables import keysets
+from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
 from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
-from affidavit.service.ledger.tables import ledger_events, ledgers
-from affidavit.service.lifecycle.tables import approvals, revocations
+from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.log.entries import entry_of
-from affidavit.service.policies.tables import policies, waiver_revocations, waivers
+from affidavit.service.policies.policy_tables import policies, waiver_revocations, waivers
 from affidavit.service.runs.rows import entry_body as run_entry_body
-from affidavit.service.runs.tables import run_events
+from affidavit.service.runs.run_tables import run_events
 from affidavit.service.tables import certificates
 
 Body = Mapping[str, Any]

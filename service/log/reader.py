@@ -28,13 +28,13 @@ from affidavit.certificate.log import (
 from affidavit.plan import canonical_json
 from affidavit.service.database import reader
 from affidavit.service.log.entries import entry_of
+from affidavit.service.log.log_tables import log_entries, log_leaves
 from affidavit.service.log.stored_tree import (
     LogDamaged,
     StoredCheckpoint,
     last_checkpoint,
     read_hashes,
 )
-from affidavit.service.log.tables import log_entries, log_leaves
 
 
 class NotLogged(Exception):

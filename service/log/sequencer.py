@@ -47,19 +47,19 @@ from affidavit.certificate.log import (
 )
 from affidavit.plan import Reason
 from affidavit.service.database import reader, writer
+from affidavit.service.log.log_tables import (
+    log_checkpoints,
+    log_entries,
+    log_leaves,
+    log_nodes,
+    log_pending,
+)
 from affidavit.service.log.stored_tree import (
     LogDamaged,
     StoredCheckpoint,
     last_checkpoint,
     read_frontier,
     require_superset,
-)
-from affidavit.service.log.tables import (
-    log_checkpoints,
-    log_entries,
-    log_leaves,
-    log_nodes,
-    log_pending,
 )
 from affidavit.service.tables import signing_keys
 

@@ -20,14 +20,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select
 
 from affidavit.certificate.log import Checkpoint, Frontier, Place, leaf_hash
-from affidavit.service.log.stored_tree import LogDamaged, open_stored
-from affidavit.service.log.tables import (
+from affidavit.service.log.log_tables import (
     log_checkpoints,
     log_entries,
     log_leaves,
     log_nodes,
     log_pending,
 )
+from affidavit.service.log.stored_tree import LogDamaged, open_stored
 from affidavit.service.tables import signing_keys
 
 CHUNK = 4096

@@ -29,7 +29,7 @@ from affidavit.certificate.log import (
     verify_consistency,
 )
 from affidavit.service.database import hold, writer
-from affidavit.service.log.tables import log_witnessed
+from affidavit.service.log.log_tables import log_witnessed
 
 log = logging.getLogger("affidavit.service.log")
 

@@ -12,7 +12,7 @@ from threading import Lock
 
 from sqlalchemy import Connection, func, select
 
-from affidavit.service.log.tables import log_pending
+from affidavit.service.log.log_tables import log_pending
 
 BEHIND_SECONDS = 30.0
 """Entries are taken up within a second; one that waits this long shows that nobody does."""

@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.service.identity.access import Guard, address_of, not_known
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.pages import cookies
 from affidavit.service.pages.csrf import require_own
 from affidavit.service.pages.forms import read_form
@@ -83,12 +83,12 @@ async def _at_this_machine(services: Services, request: Request) -> Caller:
     """Who needs no session; raises ``SignInFirst``, or the problem for a program."""
     try:
         return await run_in_threadpool(
-            services.identities.without_token,
+            services.authenticator.without_token,
             address_of(request),
             request.headers,
             request.scope["http_version"],
         )
-    except NotKnown as unknown:
+    except AuthenticationError as unknown:
         problem = not_known(services, request, unknown)
         if is_data(request) and not wants_html(request):
             raise problem from None

@@ -18,6 +18,7 @@ from affidavit.accountants import decimal_up
 from affidavit.plan import ABSENT, changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.lifecycle.issuing import statement_of
+from affidavit.service.lifecycle.lifecycle_tables import approvals
 from affidavit.service.lifecycle.standing import (
     REJECTED,
     REVOKED,
@@ -25,7 +26,6 @@ from affidavit.service.lifecycle.standing import (
     Status,
     key_revoked_at,
 )
-from affidavit.service.lifecycle.tables import approvals
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.tables import certificates, requests
 

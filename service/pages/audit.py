@@ -110,7 +110,7 @@ def _held(services: Services, kept: str) -> tuple[Held | None, str]:
     """The checkpoint that was given, held to the log; or why that cannot be done."""
     if not kept.strip():
         return None, ""
-    records = [*services.store.keys(), *services.signers.public_records()]
+    records = [*services.store.keys(), *services.keyring.public_records()]
     try:
         return hold(kept, services.log, map(PublicKey.from_record, records)), ""
     except NoCheckpoint as error:

@@ -17,9 +17,9 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Select, func, select
 
 from affidavit.service.log.entries import EntryKind
+from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
 from affidavit.service.log.reader import InclusionProof, LogReader, NotLogged
 from affidavit.service.log.stored_tree import RangeCheck, last_checkpoint
-from affidavit.service.log.tables import log_entries, log_leaves, log_pending
 from affidavit.service.pages.kept_checkpoint import Held
 from affidavit.service.pages.text import short
 

@@ -36,7 +36,8 @@ from sqlalchemy import (
 from affidavit.accountants import decimal_up
 from affidavit.plan import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.keysets.tables import revoked_keys
+from affidavit.service.keysets.keyset_tables import revoked_keys
+from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.lifecycle.standing import (
     REJECTED,
     REVOKED,
@@ -45,7 +46,6 @@ from affidavit.service.lifecycle.standing import (
     key_revoked_at,
     status_at,
 )
-from affidavit.service.lifecycle.tables import approvals, revocations
 from affidavit.service.pages.one_of import one_of
 from affidavit.service.pages.saved_views import SavedView
 from affidavit.service.tables import certificate_facets, certificates

@@ -146,7 +146,7 @@ async def _compared(
     request: Request, services: Services, blank: Comparison, first: Plan, second: Plan
 ) -> Response:
     try:
-        found = await services.drafts.compare(first, second)
+        found = await services.preview_plan.compare(first, second)
     except AccountingUnavailable as error:
         problem = unavailable(error)
         told = problem.detail.replace("nothing was stored. ", "")

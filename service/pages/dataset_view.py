@@ -20,10 +20,10 @@ from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
 from affidavit.certificate.policy import Policy
 from affidavit.service.ledger import document, rows
+from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
-from affidavit.service.ledger.tables import reservations
 from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.runs.tables import run_events, runs
+from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.tables import certificates
 
 LISTED = 50

@@ -62,12 +62,12 @@ class Keys:
 
 def keys_view(services: Services, now: datetime) -> Keys:
     """Every key that signs or signed here, newest window first."""
-    kept = [*services.store.keys(), *services.signers.public_records()]
+    kept = [*services.store.keys(), *services.keyring.public_records()]
     records = {record["key_id"]: record for record in kept}
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
     revoked = {} if signed is None else {item.key_id: item for item in signed.keyset.revoked}
-    signing = services.signers.current().key_id
+    signing = services.keyring.current().key_id
     keys = [
         _key(
             PublicKey.from_record(record),

@@ -26,8 +26,8 @@ from affidavit.service.pages.plan_view import Mode, NewPlan, answered, new_plan
 from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.problems import unavailable
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.draft_plan import Pictures
 from affidavit.service.use_cases.draw_curve import NoCurve, plan_of
+from affidavit.service.use_cases.preview_plan import Pictures
 
 router = APIRouter()
 
@@ -81,7 +81,7 @@ async def _checked(request: Request, actor: Actor, services: Services, view: New
         return _shown(request, view, fragment="answer", status=422)
     try:
         draft, drawn = await asyncio.gather(
-            services.drafts.assess(plan, actor.name), _drawn(services, plan)
+            services.preview_plan.assess(plan, actor.name), _drawn(services, plan)
         )
     except AccountingUnavailable as error:
         trouble = unavailable(error)
@@ -96,7 +96,7 @@ async def _checked(request: Request, actor: Actor, services: Services, view: New
 async def _drawn(services: Services, plan: Plan) -> Pictures | str:
     """The pictures, or why there are none; a curve that takes too long spoils no answer."""
     try:
-        return await services.drafts.draw(plan)
+        return await services.preview_plan.draw(plan)
     except NoCurve as error:
         return " ".join(reason.message for reason in error.reasons) or "there is no curve."
     except AccountingUnavailable as error:

@@ -27,7 +27,7 @@ def overview(
     ready = check_readiness(
         services.engine,
         services.head,
-        services.signers,
+        services.keyring,
         services.sequencer.problem,
         services.log_watch,
     )

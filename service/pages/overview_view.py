@@ -19,7 +19,7 @@ from affidavit.service.pages.approval_view import awaiting
 from affidavit.service.pages.audit_view import CheckpointShown, checkpoint_of
 from affidavit.service.pages.dataset_view import LedgerLine, datasets
 from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.runs.tables import run_events, runs
+from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.tables import certificates
 
 FEW = 6

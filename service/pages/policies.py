@@ -148,7 +148,7 @@ def _activated(request: Request, actor: Actor, services: Services, view: Simulat
         kept, _ = activate(
             services.policies,
             policy,
-            services.signers.current(),
+            services.keyring.current(),
             actor=actor.name,
             at=datetime.now(UTC),
         )

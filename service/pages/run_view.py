@@ -21,7 +21,7 @@ from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.runs import rows
 from affidavit.service.runs.rows import Run
-from affidavit.service.runs.tables import run_events
+from affidavit.service.runs.run_tables import run_events
 from affidavit.service.tables import certificates
 
 DIGITS = 6

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, delete, func, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.database import writer
-from affidavit.service.pages.tables import saved_views
+from affidavit.service.pages.session_tables import saved_views
 
 MOST = 50
 LONGEST = 64

@@ -23,9 +23,9 @@ from sqlalchemy import Engine, delete, insert, select, update
 from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
-from affidavit.service.identity.credentials import NotKnown
-from affidavit.service.identity.tokens_kept import TokenStore
-from affidavit.service.pages.tables import sessions
+from affidavit.service.identity.credentials import AuthenticationError
+from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.pages.session_tables import sessions
 
 LONGEST = timedelta(hours=12)
 IDLE = timedelta(hours=1)
@@ -44,7 +44,7 @@ class Begun:
 class Sessions:
     """Sessions behind one engine; safe to call from several threads and processes."""
 
-    def __init__(self, engine: Engine, tokens: TokenStore) -> None:
+    def __init__(self, engine: Engine, tokens: TokenRepository) -> None:
         self._reader = reader(engine)
         self._writer = writer(engine)
         self._tokens = tokens
@@ -90,7 +90,7 @@ class Sessions:
         if row["token_id"] is not None:
             try:
                 return caller_of(self._tokens.with_id(row["token_id"]))
-            except NotKnown:
+            except AuthenticationError:
                 return None
         known = {item.value for item in Scope}
         scopes = frozenset(Scope(entry) for entry in row["scopes"].split() if entry in known)

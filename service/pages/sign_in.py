@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.access import not_known, open_to_all
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import cookies
 from affidavit.service.pages.answer import answer, see_other
@@ -47,7 +47,7 @@ def sign_in(request: Request, services: TheServices) -> Response:
     view = SignIn(
         next=local(request.query_params.get("next", "")),
         ended="ended" in request.query_params,
-        open_here=services.identities.open_to_this_machine(),
+        open_here=services.authenticator.open_to_this_machine(),
         with_provider=services.code_flow is not None,
     )
     return answer(request, view, template="sign_in.html")
@@ -65,7 +65,7 @@ async def take_token(request: Request, services: TheServices, form: TheForm) -> 
     to = local(form.get("next"))
     try:
         caller = await _holder(services, form.get("token"))
-    except NotKnown as unknown:
+    except AuthenticationError as unknown:
         not_known(services, request, unknown)  # counted, as a bad bearer token is
         view = SignIn(next=to, wrong=unknown.detail, with_provider=services.code_flow is not None)
         return await run_in_threadpool(answer, request, view, template="sign_in.html", status=422)
@@ -120,7 +120,9 @@ def local(path: str) -> str:
 
 
 async def _holder(services: Services, text: str) -> Caller:
-    """Who holds the token ``text``; raises ``NotKnown``."""
+    """Who holds the token ``text``; raises ``AuthenticationError``."""
     if not text.startswith(PREFIX):
-        raise NotKnown("invalid_token", f"a token begins with {PREFIX}; this one does not.")
-    return await services.identities.by_token(text)
+        raise AuthenticationError(
+            "invalid_token", f"a token begins with {PREFIX}; this one does not."
+        )
+    return await services.authenticator.by_token(text)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from affidavit.service.identity.access import not_known, open_to_all
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.code_flow import Attempt, CodeFlow
-from affidavit.service.identity.credentials import NotKnown
+from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.provider_keys import ProviderUnavailable
 from affidavit.service.pages import cookies
 from affidavit.service.pages.answer import answer, see_other
@@ -56,7 +56,7 @@ def arrive(request: Request, services: TheServices) -> Response:
     to = "/" if attempt is None else local(attempt.next)
     try:
         actor = flow.arrive(attempt, dict(request.query_params), _back(services))
-    except NotKnown as unknown:
+    except AuthenticationError as unknown:
         not_known(services, request, unknown)  # counted, as a bad token is
         done = _again(request, to, unknown.detail, 422)
     except ProviderUnavailable:

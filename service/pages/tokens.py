@@ -14,7 +14,12 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.tokens_kept import LONGEST_DAYS, Token, TokenRefused, TokenStore
+from affidavit.service.identity.token_repository import (
+    LONGEST_DAYS,
+    Token,
+    TokenError,
+    TokenRepository,
+)
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other
 from affidavit.service.pages.forms import TheForm
@@ -74,7 +79,7 @@ class Tokens:
 
 
 def tokens_view(
-    store: TokenStore,
+    store: TokenRepository,
     now: datetime,
     *,
     draft: Draft | None = None,
@@ -121,7 +126,7 @@ def new(request: Request, actor: Admin, services: TheServices, form: TheForm) ->
             at=now,
             person=draft.person or None,
         )
-    except TokenRefused as refused:
+    except TokenError as refused:
         view = tokens_view(services.tokens, now, draft=draft, wrong=f"{refused}.")
         return _answered(request, view, status=422)
     view = tokens_view(services.tokens, now, made=text.text, made_for=made.name)
@@ -136,7 +141,7 @@ def revoke(
     now = datetime.now(UTC)
     try:
         services.tokens.revoke(token_id, form.get("reason"), by=actor.name, at=now)
-    except TokenRefused as refused:
+    except TokenError as refused:
         view = tokens_view(services.tokens, now, wrong=f"{refused}.")
         return _answered(request, view, status=422)
     return see_other("/tokens", done="revoked")
@@ -155,16 +160,16 @@ def _answered(request: Request, view: Tokens, status: int = 200) -> Response:
 def _scopes(draft: Draft) -> list[Scope]:
     known = {item.value for item in Scope}
     if not draft.scopes:
-        raise TokenRefused("a token needs at least one scope; tick what it may do")
+        raise TokenError("a token needs at least one scope; tick what it may do")
     if unknown := [entry for entry in draft.scopes if entry not in known]:
-        raise TokenRefused(f"{unknown[0][:80]!r} is no scope; tick one of {', '.join(Scope)}")
+        raise TokenError(f"{unknown[0][:80]!r} is no scope; tick one of {', '.join(Scope)}")
     return [Scope(scope) for scope in draft.scopes]
 
 
 def _days(draft: Draft) -> int:
     plain = draft.days.isascii() and draft.days.isdecimal() and len(draft.days) < 7
     if not plain:
-        raise TokenRefused(f"a token is valid for a whole number of 1 to {LONGEST_DAYS} days")
+        raise TokenError(f"a token is valid for a whole number of 1 to {LONGEST_DAYS} days")
     return int(draft.days)
 
 

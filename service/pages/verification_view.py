@@ -56,7 +56,7 @@ def trusted(services: Services) -> tuple[PublicKey, ...]:
     """This service's keys, those that the newest keyset revokes from then on."""
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
-    records = [*services.store.keys(), *services.signers.public_records()]
+    records = [*services.store.keys(), *services.keyring.public_records()]
     keys = (PublicKey.from_record(dict(record)) for record in records)
     return tuple(replace(key, revoked_from=since.get(key.key_id)) for key in keys)
 

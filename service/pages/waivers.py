@@ -78,7 +78,7 @@ def _granted(request: Request, actor: Actor, services: Services, sent: Form) -> 
     values = {name: sent.get(name) for name in FIELDS if sent.get(name)}
     try:
         wanted = read_waiver(json.dumps(_with_zone(values)).encode())
-        key = services.signers.current()
+        key = services.keyring.current()
         grant(services.policies, wanted, key, actor=actor.name, at=datetime.now(UTC))
     except MalformedWaiver as error:
         return _shown(request, services, values, error.reasons, 422)

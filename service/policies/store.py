@@ -31,13 +31,13 @@ from affidavit.certificate.policy import (
     sealed,
 )
 from affidavit.service.database import hold, reader, writer
-from affidavit.service.policies.rulebook import Head, Rulebook
-from affidavit.service.policies.tables import (
+from affidavit.service.policies.policy_tables import (
     policies,
     waiver_revocations,
     waiver_uses,
     waivers,
 )
+from affidavit.service.policies.rulebook import Head, Rulebook
 from affidavit.service.tables import signing_keys
 
 LOCK = "affidavit.policies"

@@ -19,6 +19,7 @@ from affidavit.service.lifecycle.revoke import withdraw
 from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.log.entries import append
 from affidavit.service.policies.activate import Unacceptable
+from affidavit.service.policies.policy_tables import waiver_revocations
 from affidavit.service.policies.store import (
     KeptWaiver,
     PolicyStore,
@@ -26,7 +27,6 @@ from affidavit.service.policies.store import (
     change,
     keep_waiver,
 )
-from affidavit.service.policies.tables import waiver_revocations
 from affidavit.service.policies.wanted import WantedWaiver
 from affidavit.service.store import current, has_asked, hold
 

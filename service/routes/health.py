@@ -64,7 +64,7 @@ def readyz(services: TheServices) -> Ready:
     readiness = check_readiness(
         services.engine,
         services.head,
-        services.signers,
+        services.keyring,
         services.sequencer.problem,
         services.log_watch,
     )
@@ -73,7 +73,7 @@ def readyz(services: TheServices) -> Ready:
     return Ready(
         revision=readiness.revision,
         signer=Signer.model_validate(readiness.key),
-        warnings=[ProblemReason.model_validate(each) for each in services.identities.warnings()],
+        warnings=[ProblemReason.model_validate(each) for each in services.authenticator.warnings()],
     )
 
 
@@ -92,4 +92,4 @@ def readyz(services: TheServices) -> Ready:
 )
 def metrics(services: TheServices) -> Response:
     """For a scraper with a token of scope audit."""
-    return Response(services.meters.exposition(), headers={"Content-Type": PROMETHEUS})
+    return Response(services.metrics.exposition(), headers={"Content-Type": PROMETHEUS})

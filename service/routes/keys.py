@@ -21,5 +21,5 @@ router = APIRouter()
 )
 def keys(services: TheServices) -> JSONResponse:
     """Where a key is both stored and in the directory, the directory's record counts."""
-    kept = [*services.store.keys(), *services.signers.public_records()]
+    kept = [*services.store.keys(), *services.keyring.public_records()]
     return JSONResponse({"keys": list({record["key_id"]: record for record in kept}.values())})

@@ -109,7 +109,7 @@ def _activated(actor: Actor, services: TheServices, content: bytes, syntax: Synt
         kept, new = activate(
             services.policies,
             wanted,
-            services.signers.current(),
+            services.keyring.current(),
             actor=actor.name,
             at=datetime.now(UTC),
         )

@@ -112,7 +112,7 @@ def _granted(actor: Actor, services: Services, content: bytes) -> JSONResponse:
     now = datetime.now(UTC)
     try:
         wanted = read_waiver(content)
-        key = services.signers.current()
+        key = services.keyring.current()
         kept = grant(services.policies, wanted, key, actor=actor.name, at=now)
     except MalformedWaiver as error:
         raise not_well_formed("malformed_waiver", error) from None

@@ -17,7 +17,7 @@ from affidavit.service.ledger import steps as ledger_steps
 from affidavit.service.runs import rows
 from affidavit.service.runs.refusals import ReservationNotUsable
 from affidavit.service.runs.rows import Run
-from affidavit.service.runs.tables import run_leases, runs
+from affidavit.service.runs.run_tables import run_leases, runs
 from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate

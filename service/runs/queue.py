@@ -29,7 +29,7 @@ from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
 from affidavit.service.runs.rows import Run
-from affidavit.service.runs.tables import run_leases
+from affidavit.service.runs.run_tables import run_leases
 from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current

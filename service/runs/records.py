@@ -10,7 +10,7 @@ import zlib
 from sqlalchemy import Connection, func, insert, select
 
 from affidavit.service.runs.refusals import RecordRefused
-from affidavit.service.runs.tables import run_records
+from affidavit.service.runs.run_tables import run_records
 
 LARGEST = 256 * 1024 * 1024
 """Bytes of a record that is held against its certificate here; some 10^5 steps have half of it."""

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, tuple_, update
 
-from affidavit.service.ledger.tables import reservations
+from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.log import entries
 from affidavit.service.runs.attempts import Attempt
 from affidavit.service.runs.refusals import UnknownRun
-from affidavit.service.runs.tables import run_events, run_leases, runs
+from affidavit.service.runs.run_tables import run_events, run_leases, runs
 
 Kind = Literal[
     "queued",

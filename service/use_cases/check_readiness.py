@@ -12,9 +12,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.plan import Reason
+from affidavit.service.keyring import Keyring
 from affidavit.service.migrate import revision_of
 from affidavit.service.operation.log_age import BEHIND_SECONDS, LogWatch
-from affidavit.service.signer import Signers
 
 _READ_ONLY = text("SELECT current_setting('transaction_read_only')::boolean")
 
@@ -31,7 +31,7 @@ class Readiness:
 def check_readiness(
     engine: Engine,
     head: str,
-    signers: Signers,
+    signers: Keyring,
     log_problem: Reason | None,
     log_watch: LogWatch,
 ) -> Readiness:

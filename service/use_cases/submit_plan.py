@@ -25,8 +25,9 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, SigningPort
 from affidavit.certificate.policy import Waiver, judge
 from affidavit.plan import Plan, Syntax
-from affidavit.service.batches import Batches, in_a_thread
+from affidavit.service.batching import Batcher, in_thread_pool
 from affidavit.service.errors import TooBusy
+from affidavit.service.keyring import Keyring
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.policies.judging import (
@@ -39,7 +40,6 @@ from affidavit.service.policies.judging import (
 )
 from affidavit.service.policies.store import PolicyStore, note_use
 from affidavit.service.pool import AccountingPool
-from affidavit.service.signer import Signers
 from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import (
     CertificateStore,
@@ -102,7 +102,7 @@ class SubmitPlan:
         self,
         store: CertificateStore,
         pool: AccountingPool,
-        signers: Signers,
+        signers: Keyring,
         policies: PolicyStore,
         position: Position,
     ) -> None:
@@ -113,8 +113,8 @@ class SubmitPlan:
         self._position = position
         self._read = ReadPlans()
         self._flights: SingleFlight[Answer] = SingleFlight()
-        self._recalled: Batches[Asked, Recalled] = Batches(in_a_thread(self._recall))
-        self._keeping: Batches[Found, Answer] = Batches(in_a_thread(self._keep_all))
+        self._recalled: Batcher[Asked, Recalled] = Batcher(in_thread_pool(self._recall))
+        self._keeping: Batcher[Found, Answer] = Batcher(in_thread_pool(self._keep_all))
 
     @property
     def waiting(self) -> int:

@@ -20,7 +20,7 @@ from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.settings import Settings
 
 
@@ -37,7 +37,7 @@ class Site:
         engine = open_engine(self.settings.database_url)
         try:
             wanted = [Scope(scope) for scope in scopes]
-            _, text = TokenStore(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
+            _, text = TokenRepository(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
             return text.text
         finally:
             engine.dispose()

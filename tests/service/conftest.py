@@ -29,7 +29,7 @@ from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.settings import Settings
 from tests.forked import Process, fork
 from tests.waiting import wait_until
@@ -79,7 +79,7 @@ def token_texts(
     engine: Engine, people: Mapping[str, Iterable[str]], person: str | None = None
 ) -> dict[str, str]:
     """For each name the text of a new token of its scopes; others are not let in after."""
-    store, now = TokenStore(engine), datetime.now(UTC)
+    store, now = TokenRepository(engine), datetime.now(UTC)
     return {
         name: store.new(name, map(Scope, scopes), 1, by="test", at=now, person=person)[1].text
         for name, scopes in people.items()

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from affidavit.service import app as application
 from affidavit.service import routes
 from affidavit.service.app import create_app
-from affidavit.service.identity.guarded import UnguardedRoute
+from affidavit.service.identity.guarded import UndeclaredAccess
 from affidavit.service.settings import Settings
 
 JSON = {"content-type": "application/json"}
@@ -116,7 +116,7 @@ def test_a_new_endpoint_must_declare_its_access(
     text = MODULE.replace("    _: Annotated[Actor, needs(Scope.SUBMIT)],\n", "")
     (tmp_path / "unguarded.py").write_text(text)
     monkeypatch.setattr(application, "ROUTERS", routes.routers("unguarded"))
-    with pytest.raises(UnguardedRoute, match="/v1/greetings"):
+    with pytest.raises(UndeclaredAccess, match="/v1/greetings"):
         create_app(settings)
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_read_before_authorization_and_a_request_counts_once(
     with client_of(settings) as client:
         assert greet(client, b"{").status_code == 401
         assert greet(client, b"{", **auditor).status_code == 403
-        limits = client.app.state.services.limits  # type: ignore[attr-defined]
+        limits = client.app.state.services.rate_limiter  # type: ignore[attr-defined]
         taken: list[str] = []
         take = limits.take
         monkeypatch.setattr(

@@ -25,9 +25,8 @@ from affidavit.certificate import SigningKey, seal
 from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, upgrade
+from affidavit.service.migrate import SchemaNotAtHead, current, downgrade, head, metadata, upgrade
 from affidavit.service.migrate import require_head as require
-from affidavit.service.schema import metadata
 from affidavit.service.store import CertificateStore, Filters, Place, Request, StoredCertificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 

@@ -14,7 +14,7 @@ import pytest
 from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.settings import Settings
 
 
@@ -51,7 +51,7 @@ def network(network_settings: Settings, client_of: Callable[..., Any]) -> Iterat
     """Tokens of every scope alone, and of none that counts."""
     settings = network_settings
     engine = open_engine(settings.database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
+    store, now = TokenRepository(engine), datetime.now(UTC)
     tokens = {}
     for scope in Scope:
         tokens[scope.value] = store.new(scope.value, [scope], 1, by="test", at=now)[1].text

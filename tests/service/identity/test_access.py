@@ -17,7 +17,7 @@ from affidavit.service.app import create_app
 from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.guarded import UnguardedRoute, guarded_routes
+from affidavit.service.identity.guarded import UndeclaredAccess, guarded_routes
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
 
@@ -114,7 +114,7 @@ def test_an_application_with_a_route_that_says_nothing_is_not_made(
     router = APIRouter()
     add(router)
     monkeypatch.setattr(application, "ROUTERS", (*ROUTERS, router))
-    with pytest.raises(UnguardedRoute, match=r"needs\(\.\.\.\) or open_to_all"):
+    with pytest.raises(UndeclaredAccess, match=r"needs\(\.\.\.\) or open_to_all"):
         create_app(settings)
 
 
@@ -123,7 +123,7 @@ def test_a_route_that_was_added_later_keeps_the_application_from_starting(
 ) -> None:
     client = client_of(settings)
     client.app.add_api_route("/v1/new", _plain)
-    with pytest.raises(UnguardedRoute, match="/v1/new"), client:
+    with pytest.raises(UndeclaredAccess, match="/v1/new"), client:
         pass
     client.app.state.services.close()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.service.identity.credentials import LONGEST, NotKnown, bearer
+from affidavit.service.identity.credentials import LONGEST, AuthenticationError, bearer
 from affidavit.service.identity.tokens import mint
 
 LIST = "/v1/certificates"
@@ -39,14 +39,14 @@ REFUSED = {
     ids=[f"{code}-{index}" for code, many in REFUSED.items() for index in range(len(many))],
 )
 def test_anything_else_is_refused_by_a_stable_code(code: str, header: str) -> None:
-    with pytest.raises(NotKnown) as caught:
+    with pytest.raises(AuthenticationError) as caught:
         bearer([header], "")
     assert caught.value.code == code
     assert SECRET not in caught.value.detail
 
 
 def test_several_headers_are_refused_even_if_they_say_the_same() -> None:
-    with pytest.raises(NotKnown) as caught:
+    with pytest.raises(AuthenticationError) as caught:
         bearer(["Bearer a", "Bearer a"], "")
     assert caught.value.code == "malformed_credentials"
 
@@ -61,7 +61,7 @@ def test_several_headers_are_refused_even_if_they_say_the_same() -> None:
 )  # fmt: skip
 def test_a_token_in_the_url_is_refused_beside_a_good_one_too(query: str) -> None:
     for headers in ([], ["Bearer good"]):
-        with pytest.raises(NotKnown) as caught:
+        with pytest.raises(AuthenticationError) as caught:
             bearer(headers, query)
         assert caught.value.code == "token_in_url"
         assert "revoke" in caught.value.detail

@@ -28,10 +28,10 @@ from affidavit.certificate import (
 from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keysets.revoked import FRESH_SECONDS, RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.settings import Settings
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -152,7 +152,7 @@ def test_the_database_itself_leaves_no_gap(store: KeysetStore, engine: Engine, r
 def admin(settings: Settings) -> dict[str, str]:
     """The headers of somebody who may publish."""
     engine = open_engine(settings.database_url)
-    _, token = TokenStore(engine).new(
+    _, token = TokenRepository(engine).new(
         "root-holder", [Scope.ADMIN], 1, by="test", at=datetime.now(UTC)
     )
     engine.dispose()
@@ -199,7 +199,7 @@ def test_a_revoked_key_signs_no_more(
     lost = [Revocation(key_id=old.key_id, since=NOW.strftime("%Y-%m-%dT%H:%M:%SZ"))]
     made = version(revoked=lost, signer=signer).as_bytes()
     assert client.post("/v1/keysets", content=made, headers=admin).status_code == 201
-    client.app.state.services.signers._revoked._asked = None  # a second later
+    client.app.state.services.keyring._revoked._asked = None  # a second later
     assert client.get("/readyz").json()["reasons"][0]["code"] == "signer_unavailable"
     new = store.new("new")
     assert client.get("/readyz").json()["signer"]["key_id"] == new.key_id

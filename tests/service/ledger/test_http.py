@@ -16,7 +16,7 @@ from jsonschema import Draft202012Validator
 from affidavit.certificate import KeyStore, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.ledger.replay import replay
 from affidavit.service.settings import Settings
 from tests.service.conftest import EACH_SCOPE, token_texts
@@ -307,7 +307,7 @@ def test_the_embedded_service_reserves_for_its_development_key(
         database_url=sqlite_url, key_directory=tmp_path / "nokeys", workers=1, loopback=True
     )
     engine = open_engine(sqlite_url)
-    token = TokenStore(engine).new(
+    token = TokenRepository(engine).new(
         "all", [Scope.ADMIN, Scope.SUBMIT, Scope.AUDIT], 1, by="test", at=datetime.now(UTC)
     )[1]
     engine.dispose()

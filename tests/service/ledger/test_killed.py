@@ -14,9 +14,9 @@ from sqlalchemy import event, func, select
 
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.ledger_tables import ledger_events, reservations
 from affidavit.service.ledger.replay import replay
-from affidavit.service.ledger.tables import ledger_events, reservations
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 RECORD = "sha256:" + "0" * 64

@@ -20,12 +20,12 @@ from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import document, refusals
 from affidavit.service.ledger.costing import composition, cost_of_bundle
 from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.steps import Claim, require_usable
-from affidavit.service.ledger.tables import ledger_events, ledgers, reservations
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pages import dataset_view
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 

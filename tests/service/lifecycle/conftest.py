@@ -83,7 +83,7 @@ class Company:
         """Revoke the key that signs and make another; the id of the one that was revoked."""
         (bad,) = [key.key_id for key in self.trusted]
         self.keys.new("next")
-        self.client.app.state.services.signers._revoked = lambda: {bad}
+        self.client.app.state.services.keyring._revoked = lambda: {bad}
         return bad
 
     def publish_revocation(self, since: datetime) -> None:

@@ -18,7 +18,7 @@ from affidavit.service import store as storing
 from affidavit.service.database import open_engine
 from affidavit.service.lifecycle import issuing
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.store import CertificateStore, Filters
 from affidavit.service.tables import certificates, requests
 from tests.service.lifecycle.conftest import Company

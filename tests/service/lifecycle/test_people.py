@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
-from affidavit.service.identity.tokens_kept import TokenRefused
+from affidavit.service.identity.token_repository import TokenError
 from tests.service.conftest import token_for, tokens_for
 from tests.service.lifecycle.conftest import Company
 from tests.service.lifecycle.test_approvals import insert_approval, predicate
@@ -58,5 +58,5 @@ def test_two_tokens_of_one_person_are_one_approval(people: Company, plan: Plan) 
 
 @pytest.mark.parametrize("person", ["", "token:ci", "person:ana", "anonymous@loopback:x", "a b"])
 def test_a_name_that_is_no_person_is_refused(people: Company, person: str) -> None:
-    with pytest.raises(TokenRefused, match="person"):
+    with pytest.raises(TokenError, match="person"):
         token_for(people.settings, "submit", name="x", person=person)

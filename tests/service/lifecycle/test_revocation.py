@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import Demands, VerificationError, current_status, read_envelope, verify
 from affidavit.service.lifecycle import status_lists as lists
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from tests.service.lifecycle.conftest import Company
 
 

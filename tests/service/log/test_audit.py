@@ -14,7 +14,7 @@ from affidavit.certificate import KeyStore, certify
 from affidavit.plan import plan_from
 from affidavit.service.__main__ import main
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.store import CertificateStore, Request
 from tests.service.log.conftest import KEY, NOON, Log
@@ -38,7 +38,7 @@ def issued(log: Log, document: Any) -> list[str]:
         )
         store.add(made, KEY.public.as_record(), request)
         ids.append(made.id)
-    TokenStore(log.engine).new("ci", [Scope.SUBMIT], 90, by="root", at=datetime.now(UTC))
+    TokenRepository(log.engine).new("ci", [Scope.SUBMIT], 90, by="root", at=datetime.now(UTC))
     log.sequence()
     return ids[:3]
 

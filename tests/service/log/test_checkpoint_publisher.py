@@ -183,7 +183,7 @@ def log(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Log]:
 
 def test_a_log_that_grows_is_cosigned(log: Log, witness: Any) -> None:
     first, second = log.grow(3), log.grow(5)
-    key = KeyStore(witness.app.state.services.signers._directory).public_keys()[0]
+    key = KeyStore(witness.app.state.services.keyring._directory).public_keys()[0]
     answer = ask(witness, addition(first.note))
     assert (answer.status_code, answer.headers["content-type"]) == (
         200,
@@ -206,7 +206,7 @@ def test_a_log_that_grows_is_cosigned(log: Log, witness: Any) -> None:
 def test_a_cosignature_is_of_one_note_one_name_and_one_key(log: Log, witness: Any) -> None:
     note = log.grow(3).note
     line = ask(witness, addition(note)).text
-    key = KeyStore(witness.app.state.services.signers._directory).public_keys()[0]
+    key = KeyStore(witness.app.state.services.keyring._directory).public_keys()[0]
     assert cosigned(note + line, NAME, key) is not None
     assert cosigned(note + line, "another.example.com", key) is None
     assert cosigned(note + line, NAME, KEY.public) is None

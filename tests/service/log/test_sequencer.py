@@ -20,12 +20,12 @@ from affidavit.certificate import KeyFailure, PublicKey, SigningKey
 from affidavit.certificate.log import Frontier, leaf_hash, read_checkpoint
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.entries import append
-from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
-from affidavit.service.log.tables import (
+from affidavit.service.log.log_tables import (
     log_checkpoints,
     log_entries,
     log_leaves,
 )
+from affidavit.service.log.sequencer import SEQUENCER_LOCK, Sequencer, sequence
 from tests.service.log.conftest import KEY, NOON, ORIGIN, Log
 from tests.waiting import wait_until
 

@@ -16,8 +16,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import PublicKey, verify
 from affidavit.service.database import open_engine
-from affidavit.service.migrate import current, downgrade, head, upgrade
-from affidavit.service.schema import metadata
+from affidavit.service.migrate import current, downgrade, head, metadata, upgrade
 from affidavit.service.settings import Settings
 from tests.service.operation.databases import restore_dump, statements
 

@@ -20,7 +20,7 @@ from affidavit.certificate.signers import VARIABLE
 from affidavit.certificate.signers.environment import EnvironmentHalf
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.settings import Settings
 
 KEY = SigningKey.generate("secret")
@@ -31,7 +31,7 @@ Plan = Callable[..., dict[str, Any]]
 
 def token_of(url: str) -> str:
     engine = open_engine(url)
-    _, token = TokenStore(engine).new(
+    _, token = TokenRepository(engine).new(
         "secret", [Scope.SUBMIT, Scope.AUDIT], 1, by="test", at=datetime.now(UTC)
     )
     engine.dispose()

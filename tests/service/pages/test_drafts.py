@@ -12,7 +12,7 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.errors import AccountingTimeout, TooBusy
 from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.use_cases.draft_plan import MOST_WAITING, DraftPlan
+from affidavit.service.use_cases.preview_plan import MOST_WAITING, PreviewPlan
 
 PlanOf = Callable[..., Plan]
 
@@ -43,8 +43,8 @@ class Policies:
 async def _nowhere(plan: Plan, assessment: Assessment) -> None: ...
 
 
-def _drafts(pool: Pool) -> DraftPlan:
-    return DraftPlan(pool, Policies(), _nowhere)  # type: ignore[arg-type]
+def _drafts(pool: Pool) -> PreviewPlan:
+    return PreviewPlan(pool, Policies(), _nowhere)  # type: ignore[arg-type]
 
 
 def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:

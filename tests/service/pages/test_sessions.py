@@ -13,9 +13,9 @@ from sqlalchemy import select, update
 
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
+from affidavit.service.pages.session_tables import sessions
 from affidavit.service.pages.sessions import IDLE, LONGEST
-from affidavit.service.pages.tables import sessions
 from affidavit.service.settings import Settings
 
 HTML = {"accept": "text/html"}
@@ -30,7 +30,7 @@ class Door:
     def __init__(self, client: Client, settings: Settings) -> None:
         self.client, self.settings = client, settings
         self.engine = open_engine(settings.database_url)
-        self.tokens = TokenStore(self.engine)
+        self.tokens = TokenRepository(self.engine)
 
     def token(self, *scopes: str, days: int = 30) -> tuple[str, str]:
         wanted = [Scope(item) for item in scopes or ("audit",)]

@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import KeyStore
 from affidavit.certificate.policy import written
 from affidavit.service.database import open_engine, writer
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, select
 from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.tables import run_events
+from affidavit.service.runs.run_tables import run_events
 from affidavit.service.settings import Settings
 from affidavit.worker.provenance import provenance
 from affidavit.worker.queue import Job

@@ -16,7 +16,7 @@ import pytest
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.runs import feed, watching
 from tests.service.conftest import Server
 from tests.service.runs.conftest import Yard
@@ -155,7 +155,7 @@ def serving(server: Server, document: Any, **environment: str) -> Iterator[tuple
     """A served run that waits, and how to ask."""
     engine = open_engine(f"sqlite:///{server.home / 'affidavit.db'}")
     kinds = (Scope.SUBMIT, Scope.ADMIN, Scope.WORK)
-    _, token = TokenStore(engine).new("t", kinds, 1, by="test", at=datetime.now(UTC))
+    _, token = TokenRepository(engine).new("t", kinds, 1, by="test", at=datetime.now(UTC))
     engine.dispose()
     plain = server._environment
     server._environment = lambda: {**plain(), **environment}  # type: ignore[method-assign]

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import KeyStore
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.pool import AccountingPool
 from affidavit.service.settings import Settings
 
@@ -77,7 +77,7 @@ def asked(
         rate_limit=1_000_000,
     )
     engine = open_engine(settings.database_url)
-    store, now = TokenStore(engine), datetime.now(UTC)
+    store, now = TokenRepository(engine), datetime.now(UTC)
     headers: dict[str, dict[str, str]] = {"nobody": {}}
     for role in ROLES[1:]:
         scopes = list(Scope) if role == "expired" else [Scope(role)]

@@ -1,11 +1,11 @@
-"""Batches: everybody gets the answer to their own question, and nobody another's failure."""
+"""Batcher: everybody gets the answer to their own question, and nobody another's failure."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
-from affidavit.service.batches import MOST, Batches, in_a_thread
+from affidavit.service.batching import MOST, Batcher, in_thread_pool
 
 
 class Halving:
@@ -23,7 +23,7 @@ class Halving:
 
 def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
     async def run() -> list[int | BaseException]:
-        batches = Batches(in_a_thread(work))
+        batches = Batcher(in_thread_pool(work))
         return await asyncio.gather(
             *(batches(number) for number in numbers), return_exceptions=True
         )
@@ -58,7 +58,7 @@ def test_lanes_share_what_waits_and_are_free_again_when_it_is_done() -> None:
         return list(asked)
 
     async def run() -> None:
-        batches = Batches(work, lanes=3)
+        batches = Batcher(work, lanes=3)
         for _ in range(2):
             assert await asyncio.gather(*(batches(item) for item in range(10))) == list(range(10))
 
@@ -68,7 +68,7 @@ def test_lanes_share_what_waits_and_are_free_again_when_it_is_done() -> None:
 
 def test_a_caller_that_went_away_keeps_nobody_waiting() -> None:
     async def run() -> int:
-        batches = Batches(in_a_thread(Halving()))
+        batches = Batcher(in_thread_pool(Halving()))
         gone = asyncio.create_task(batches(2))
         stays = asyncio.create_task(batches(4))
         await asyncio.sleep(0)

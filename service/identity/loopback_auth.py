@@ -36,7 +36,7 @@ from urllib.parse import urlsplit
 from affidavit.service.identity.actor import Actor, Scope
 
 
-class NobodyKnown(Exception):
+class NoIdentities(Exception):
     """A service for a network, and no token or provider by which to know anybody."""
 
 

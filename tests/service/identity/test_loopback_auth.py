@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from affidavit.service.identity.anonymous import ANONYMOUS, FORWARDED, came_directly, is_loopback
+from affidavit.service.identity.loopback_auth import (
+    ANONYMOUS,
+    FORWARDED,
+    came_directly,
+    is_loopback,
+)
 from affidavit.service.identity.provider import Provider
 from affidavit.service.settings import Settings
 

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from sqlalchemy import QueuePool, func, select
 
 from affidavit.certificate import KeyFailure, read_instant, read_keyset
-from affidavit.service.log.tables import log_checkpoints, log_pending
-from affidavit.service.operation.meters import Meters
+from affidavit.service.log.log_tables import log_checkpoints, log_pending
+from affidavit.service.operation.metrics import Metrics
 from affidavit.service.services import Services
 
 MEANINGS = {
@@ -22,7 +22,7 @@ MEANINGS = {
 }
 
 
-def watch(meters: Meters, services: Services) -> None:
+def watch(meters: Metrics, services: Services) -> None:
     """Have ``meters`` show how the parts of ``services`` are doing."""
     meters.watch(
         "affidavit_accounting_waiting",
@@ -91,7 +91,7 @@ def _keyset(services: Services, now: datetime) -> dict[str, float]:
 def _expiry(services: Services) -> Callable[[], float]:
     def seconds() -> float:
         try:
-            ends = services.signers.current().public.not_after
+            ends = services.keyring.current().public.not_after
         except KeyFailure:
             return -1.0
         return (ends - datetime.now(UTC)).total_seconds()

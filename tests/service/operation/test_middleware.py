@@ -17,7 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.operation.logs import JsonLines
-from affidavit.service.operation.observed import PROBES
+from affidavit.service.operation.middleware import PROBES
 from affidavit.service.operation.tracing import Tracing, TracingUnavailable, open_tracing
 from affidavit.service.settings import Settings
 from affidavit.service.use_cases import check_readiness
@@ -222,7 +222,8 @@ def test_metrics_need_a_token_where_others_can_reach_them(
 
 def test_applications_count_for_themselves(settings: Settings, client_of: Any) -> None:
     assert (
-        create_app(settings).state.services.meters is not create_app(settings).state.services.meters
+        create_app(settings).state.services.metrics
+        is not create_app(settings).state.services.metrics
     )
     with client_of(settings) as one:
         one.get("/v1/keys")

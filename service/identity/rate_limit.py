@@ -8,7 +8,7 @@ up what belongs to a token's holder.
 
 The buckets are those of one process: two processes together let through twice as much.
 
->>> limits = Limits(per_minute=2, at_once=1)
+>>> limits = RateLimiter(per_minute=2, at_once=1)
 >>> [limits.take("token:a", now=0.0) for _ in range(3)]
 [0.0, 0.0, 30.0]
 >>> limits.take("token:b", now=0.0)
@@ -30,7 +30,7 @@ class TooManyAtOnce(Exception):
     """As many requests of this caller are in progress as may be."""
 
 
-class Limits:
+class RateLimiter:
     """The buckets of one process; belongs to one event loop."""
 
     def __init__(self, *, per_minute: int, at_once: int) -> None:

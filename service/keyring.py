@@ -37,7 +37,7 @@ log = logging.getLogger("affidavit.service")
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
-class Signers:
+class Keyring:
     """The keys of one service process.
 
     Every method raises ``KeyFailure`` when the directory holds a key that cannot be used,

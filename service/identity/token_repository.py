@@ -8,6 +8,16 @@ Rules it keeps:
   in every process.
 - Rows are found by the public id; the hash is compared in constant time afterwards.
 - A use is written at most once a minute, and after the answer.
+
+Its tables:
+
+``tokens``
+    One row per token, written once: its id, who it speaks for, what it allows, until
+    when, whose it is where that was said, and the SHA-256 of it. The token itself is nowhere.
+``token_revocations``
+    A token that is revoked gets a row here; no row ever leaves.
+``token_uses``
+    When a token was last used, to the minute. The only one of the three that changes.
 """
 
 from __future__ import annotations
@@ -22,14 +32,26 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Connection, Engine, bindparam, insert, select, update
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    String,
+    Table,
+    bindparam,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.tables import token_revocations, token_uses, tokens
 from affidavit.service.identity.tokens import TokenText, mint
 from affidavit.service.log.entries import append
+from affidavit.service.tables import UtcDateTime, metadata
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}")
 PERSON = re.compile(r"(?:oidc:[!-~]{1,200}|[A-Za-z0-9][A-Za-z0-9._@+-]{0,63})")
@@ -40,7 +62,38 @@ USE_SECONDS = 60.0
 log = logging.getLogger("affidavit.service")
 
 
-class TokenRefused(ValueError):
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("id", String(12), primary_key=True),
+    Column("name", String(64), nullable=False),
+    Column("scopes", String(255), nullable=False),
+    Column("digest", String(64), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("created_by", String(255), nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("person", String(255)),
+    CheckConstraint("expires_at > created_at", name="tokens_expire_later"),
+)
+
+token_revocations = Table(
+    "token_revocations",
+    metadata,
+    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
+    Column("revoked_at", UtcDateTime, nullable=False),
+    Column("revoked_by", String(255), nullable=False),
+    Column("reason", String(255), nullable=False),
+)
+
+token_uses = Table(
+    "token_uses",
+    metadata,
+    Column("token_id", String(12), ForeignKey("tokens.id"), primary_key=True),
+    Column("last_used_at", UtcDateTime),
+)
+
+
+class TokenError(ValueError):
     """A token that cannot be made or revoked as asked; the text says why and what to do."""
 
 
@@ -64,7 +117,7 @@ class Token:
         return Actor(self.person or f"token:{self.name}", frozenset(self.scopes))
 
 
-class TokenStore:
+class TokenRepository:
     """Tokens behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
@@ -84,21 +137,21 @@ class TokenStore:
         at: datetime,
         person: str | None = None,
     ) -> tuple[Token, TokenText]:
-        """Make a token for ``days`` days, and return it once; raises ``TokenRefused``.
+        """Make a token for ``days`` days, and return it once; raises ``TokenError``.
 
         ``person`` is whose it is: what they ask and decide counts as theirs with every token
         of theirs, and with the OpenID provider's where it is ``oidc:`` and their subject.
         """
         allowed = tuple(sorted(set(scopes)))
         if NAME.fullmatch(name) is None:
-            raise TokenRefused(
+            raise TokenError(
                 f"the name {name[:80]!r} cannot be used; give 1 to 64 of the letters A to Z, "
                 "digits and . _ @ + -, the first a letter or digit"
             )
         if not allowed:
-            raise TokenRefused("a token needs a scope; give --scope, one of " + ", ".join(Scope))
+            raise TokenError("a token needs a scope; give --scope, one of " + ", ".join(Scope))
         if not 1 <= days <= LONGEST_DAYS:
-            raise TokenRefused(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
+            raise TokenError(f"a token is valid for 1 to {LONGEST_DAYS} days, not {days}")
         held_by = None if person is None else _person(person)
         text = mint()
         expires_at = at + timedelta(days=days)
@@ -129,9 +182,9 @@ class TokenStore:
         return kept[0], text
 
     def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
-        """Revoke a token from now on; a second time changes nothing. Raises ``TokenRefused``."""
+        """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
         if len(reason) > 255 or not reason.isprintable():
-            raise TokenRefused("the reason is a line of at most 255 characters")
+            raise TokenError("the reason is a line of at most 255 characters")
         try:
             return self._revoke(token_id, reason, by=by, at=at)
         except IntegrityError:  # another process was quicker
@@ -141,7 +194,7 @@ class TokenStore:
         with self._writer.begin() as connection:
             kept = _find(connection, token_id)
             if kept is None:
-                raise TokenRefused(
+                raise TokenError(
                     f"there is no token {token_id[:80]!r}; affidavit tokens list shows them"
                 )
             if kept[0].revoked_at is not None:
@@ -219,7 +272,7 @@ _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 def _person(given: str) -> str:
     """The name under which everything that a person does is recorded."""
     if PERSON.fullmatch(given) is None:
-        raise TokenRefused(
+        raise TokenError(
             f"the person {given[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
             "digits and . _ @ + -, or oidc: and the subject that the OpenID provider calls them"
         )

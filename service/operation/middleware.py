@@ -17,8 +17,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from affidavit.service.ending import end
-from affidavit.service.operation.meters import METHODS, Meters
+from affidavit.service.background import end
+from affidavit.service.operation.metrics import METHODS, Metrics
 from affidavit.service.operation.tracing import Tracing
 
 HEADER = b"x-request-id"
@@ -31,10 +31,10 @@ NOTED = ("actor", "code", "verdict")
 log = logging.getLogger("affidavit.request")
 
 
-class Observed:
+class RequestMiddleware:
     """ASGI middleware around everything else."""
 
-    def __init__(self, app: ASGIApp, meters: Meters, tracing: Tracing | None = None) -> None:
+    def __init__(self, app: ASGIApp, meters: Metrics, tracing: Tracing | None = None) -> None:
         self._app = app
         self._meters = meters
         self._tracing = tracing

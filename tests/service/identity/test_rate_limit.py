@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.service import app as application
-from affidavit.service.identity import limits as limits_module
+from affidavit.service.identity import rate_limit
 from affidavit.service.identity.access import Reader
-from affidavit.service.identity.limits import Limits, TooManyAtOnce, counted, retry_after
+from affidavit.service.identity.rate_limit import RateLimiter, TooManyAtOnce, counted, retry_after
 from affidavit.service.routes import ROUTERS
 from affidavit.service.settings import Settings
 
@@ -32,7 +32,10 @@ LIST = "/v1/certificates"
 def test_in_no_time_more_than_a_full_bucket_and_the_rate_get_through(
     per_minute: int, gaps: list[float]
 ) -> None:
-    limits, moments = Limits(per_minute=per_minute, at_once=1), list(itertools.accumulate(gaps))
+    limits, moments = (
+        RateLimiter(per_minute=per_minute, at_once=1),
+        list(itertools.accumulate(gaps)),
+    )
     allowed = [moment for moment in moments if limits.take("a", moment) == 0]
     for first, begin in enumerate(allowed):
         for last, end in enumerate(allowed[first:], first):
@@ -42,7 +45,7 @@ def test_in_no_time_more_than_a_full_bucket_and_the_rate_get_through(
 
 @given(per_minute=st.integers(1, 600), burst=st.integers(0, 700))
 def test_who_waits_as_long_as_told_is_let_in(per_minute: int, burst: int) -> None:
-    limits, now = Limits(per_minute=per_minute, at_once=1), 0.0
+    limits, now = RateLimiter(per_minute=per_minute, at_once=1), 0.0
     for _ in range(burst):
         now += limits.take("a", now) and 0.001
     wait = limits.take("a", now)
@@ -53,8 +56,8 @@ def test_who_waits_as_long_as_told_is_let_in(per_minute: int, burst: int) -> Non
 
 
 def test_buckets_are_apart_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits_module, "MOST_KEPT", 10)
-    limits = Limits(per_minute=1, at_once=1)
+    monkeypatch.setattr(rate_limit, "MOST_KEPT", 10)
+    limits = RateLimiter(per_minute=1, at_once=1)
     for number in range(1000):
         assert limits.take(f"address:{number}", 0.0) == 0
     assert len(limits._buckets) == 10
@@ -62,7 +65,7 @@ def test_buckets_are_apart_and_their_number_is_bounded(monkeypatch: pytest.Monke
 
 
 def test_at_once_is_counted_down_as_requests_end() -> None:
-    limits = Limits(per_minute=1, at_once=2)
+    limits = RateLimiter(per_minute=1, at_once=2)
     for caller in ("a", "a", "b"):
         limits.begin(caller)
     with pytest.raises(TooManyAtOnce):
@@ -183,7 +186,7 @@ def test_so_many_at_once_and_no_more_and_room_again_afterwards(
                 await asyncio.gather(*first, third)
             begun.clear()
             assert (await client.get("/v1/slow", headers=one)).status_code == 200
-            assert app.state.services.limits._running == {}
+            assert app.state.services.rate_limiter._running == {}
 
     try:
         asyncio.run(asyncio.wait_for(work(), 60))

@@ -24,7 +24,7 @@ Read = Callable[[], float]
 ReadMany = Callable[[], Mapping[str, float]]
 
 
-class Meters:
+class Metrics:
     """The counts of one application."""
 
     def __init__(self) -> None:

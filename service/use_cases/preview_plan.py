@@ -63,7 +63,7 @@ class Draft:
     ledger: Mapping[str, Any] | None
 
 
-class DraftPlan:
+class PreviewPlan:
     """The use case, with what it works on; it belongs to one event loop."""
 
     def __init__(self, pool: AccountingPool, policies: PolicyStore, position: Position) -> None:

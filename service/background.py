@@ -17,7 +17,7 @@ Ending = Callable[[], Awaitable[None]]
 _NAME = "endings"
 
 
-def at_the_end(request: Request, work: Ending) -> None:
+def add_after_response(request: Request, work: Ending) -> None:
     """Have ``work`` called after the answer, whatever becomes of it; the last one first."""
     request.scope["state"].setdefault(_NAME, []).append(work)
 

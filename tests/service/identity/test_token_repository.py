@@ -13,12 +13,17 @@ from sqlalchemy import Engine, delete, func, insert, inspect, select, text, upda
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.service.database import open_engine, writer
-from affidavit.service.identity import tokens_kept
+from affidavit.service.identity import token_repository
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.tables import token_revocations, token_uses, tokens
+from affidavit.service.identity.token_repository import (
+    TokenError,
+    TokenRepository,
+    token_revocations,
+    token_uses,
+    tokens,
+)
 from affidavit.service.identity.tokens import mint
-from affidavit.service.identity.tokens_kept import TokenRefused, TokenStore
-from affidavit.service.log.tables import log_entries
+from affidavit.service.log.log_tables import log_entries
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
@@ -31,11 +36,11 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def store(engine: Engine) -> TokenStore:
-    return TokenStore(engine)
+def store(engine: Engine) -> TokenRepository:
+    return TokenRepository(engine)
 
 
-def new(store: TokenStore, name: str = "ci", days: int = 90, *scopes: Scope) -> Any:
+def new(store: TokenRepository, name: str = "ci", days: int = 90, *scopes: Scope) -> Any:
     return store.new(name, scopes or (Scope.SUBMIT,), days, by="operator:me", at=NOW)
 
 
@@ -45,7 +50,7 @@ def entries(engine: Engine) -> list[dict[str, Any]]:
         return [json.loads(content) for content in connection.execute(query).scalars()]
 
 
-def test_a_token_is_found_again_by_its_text_alone(store: TokenStore) -> None:
+def test_a_token_is_found_again_by_its_text_alone(store: TokenRepository) -> None:
     made, shown = new(store, "alice@example.org", 30, Scope.SUBMIT, Scope.AUDIT)
     found = store.find(shown)
     assert found == made
@@ -57,7 +62,7 @@ def test_a_token_is_found_again_by_its_text_alone(store: TokenStore) -> None:
     assert store.find(type(shown)(shown.id, other.text)) is None  # right id, wrong secret
 
 
-def test_the_secret_is_in_no_row_of_any_table(store: TokenStore, engine: Engine) -> None:
+def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: Engine) -> None:
     made, shown = new(store)
     store.revoke(made.id, "done", by="operator:me", at=NOW)
     store.write_use(made.id, NOW)
@@ -76,7 +81,7 @@ def test_the_secret_is_in_no_row_of_any_table(store: TokenStore, engine: Engine)
 
 
 def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
-    store: TokenStore, engine: Engine
+    store: TokenRepository, engine: Engine
 ) -> None:
     made, shown = new(store, "ci", 90, Scope.SUBMIT)
     store.revoke(made.id, "left the team", by="operator:you", at=NOW + timedelta(days=1))
@@ -96,14 +101,14 @@ def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
 
 
 def test_without_its_log_entry_no_token_is_made_or_revoked(
-    store: TokenStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    store: TokenRepository, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = new(store)
 
     def fail(*_given: Any, **_named: Any) -> int:
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr(tokens_kept, "append", fail)
+    monkeypatch.setattr(token_repository, "append", fail)
     with pytest.raises(RuntimeError):
         new(store, "other")
     with pytest.raises(RuntimeError):
@@ -113,10 +118,10 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
 
 
 def test_a_revocation_counts_in_every_process_at_once_and_happens_once(
-    store: TokenStore, engine: Engine
+    store: TokenRepository, engine: Engine
 ) -> None:
     made, shown = new(store)
-    elsewhere = TokenStore(engine)
+    elsewhere = TokenRepository(engine)
     assert elsewhere.find(shown) == made
     first = store.revoke(made.id, "lost", by="me", at=NOW)
     assert elsewhere.find(shown) == first
@@ -126,7 +131,7 @@ def test_a_revocation_counts_in_every_process_at_once_and_happens_once(
 
 
 def test_eight_threads_that_revoke_together_write_one_revocation(
-    store: TokenStore, engine: Engine
+    store: TokenRepository, engine: Engine
 ) -> None:
     made, _ = new(store)
     ready = threading.Barrier(8)
@@ -146,7 +151,7 @@ def test_eight_threads_that_revoke_together_write_one_revocation(
     assert len(entries(engine)) == 2
 
 
-def test_what_was_said_of_a_token_cannot_be_changed(store: TokenStore, engine: Engine) -> None:
+def test_what_was_said_of_a_token_cannot_be_changed(store: TokenRepository, engine: Engine) -> None:
     """Its scopes not widened, its life not lengthened, its revocation not taken back."""
     made, _ = new(store)
     store.revoke(made.id, "", by="me", at=NOW)
@@ -197,28 +202,28 @@ IMPOSSIBLE: list[tuple[str, int, list[Scope], str]] = [
 ]
 
 
-def test_a_token_that_cannot_be_as_asked_is_refused(store: TokenStore) -> None:
+def test_a_token_that_cannot_be_as_asked_is_refused(store: TokenRepository) -> None:
     for name, days, scopes, said in IMPOSSIBLE:
-        with pytest.raises(TokenRefused, match=said):
+        with pytest.raises(TokenError, match=said):
             store.new(name, scopes, days, by="me", at=NOW)
     assert store.all() == []
 
 
-def test_a_reason_is_one_short_line(store: TokenStore) -> None:
+def test_a_reason_is_one_short_line(store: TokenRepository) -> None:
     made, _ = new(store)
     for reason in ("a\nb", "a" * 256, "\x1b[31m"):
-        with pytest.raises(TokenRefused, match="line"):
+        with pytest.raises(TokenError, match="line"):
             store.revoke(made.id, reason, by="me", at=NOW)
-    with pytest.raises(TokenRefused, match="no token"):
+    with pytest.raises(TokenError, match="no token"):
         store.revoke("000000000000", "", by="me", at=NOW)
 
 
 def test_uses_are_written_once_a_minute_and_not_once_a_request(
-    store: TokenStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    store: TokenRepository, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, _ = new(store)
     moment = [0.0]
-    monkeypatch.setattr(tokens_kept.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr(token_repository.time, "monotonic", lambda: moment[0])
     due = []
     for second in range(180):
         moment[0] = float(second)
@@ -232,7 +237,7 @@ def test_uses_are_written_once_a_minute_and_not_once_a_request(
 
 
 def test_a_use_that_cannot_be_written_down_stops_nobody(
-    store: TokenStore, engine: Engine, caplog: pytest.LogCaptureFixture
+    store: TokenRepository, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, shown = new(store)
     with writer(engine).begin() as connection:
@@ -242,10 +247,12 @@ def test_a_use_that_cannot_be_written_down_stops_nobody(
     assert shown.text not in caplog.text
 
 
-def test_whether_a_token_exists_is_asked_until_one_does(store: TokenStore, engine: Engine) -> None:
-    elsewhere = TokenStore(engine)
+def test_whether_a_token_exists_is_asked_until_one_does(
+    store: TokenRepository, engine: Engine
+) -> None:
+    elsewhere = TokenRepository(engine)
     assert not elsewhere.exist()
     made, _ = new(store)
     assert elsewhere.exist()
     store.revoke(made.id, "", by="me", at=NOW)
-    assert TokenStore(engine).exist()  # a revoked one ends the time without tokens too
+    assert TokenRepository(engine).exist()  # a revoked one ends the time without tokens too

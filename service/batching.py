@@ -21,7 +21,7 @@ MOST = 64
 Work = Callable[[Sequence[A]], Awaitable[Sequence[B]]]
 
 
-def in_a_thread(work: Callable[[Sequence[A]], Sequence[B]]) -> Work[A, B]:
+def in_thread_pool(work: Callable[[Sequence[A]], Sequence[B]]) -> Work[A, B]:
     """``work``, which waits for the database, as the event loop can wait for it."""
 
     async def run(asked: Sequence[A]) -> Sequence[B]:
@@ -30,7 +30,7 @@ def in_a_thread(work: Callable[[Sequence[A]], Sequence[B]]) -> Work[A, B]:
     return run
 
 
-class Batches(Generic[A, B]):
+class Batcher(Generic[A, B]):
     """``work`` gives an answer for each of its questions, or fails and has done nothing.
 
     A batch that fails is done again one question at a time, so that nobody fails for
