@@ -1,4 +1,4 @@
-"""Reasons: why a plan was not certified, in words that a person can act on.
+"""Diagnostics: why a plan was refused, in words that a person can act on.
 
 Three kinds of refusal are told apart, because their remedies differ:
 
@@ -9,17 +9,25 @@ Three kinds of refusal are told apart, because their remedies differ:
     └── RefusedPlan      a plan, but no theorem or no accountant covers it, or it is
                          known to be unsound (a signed refusal, exit code 1)
 
-A ``code`` never changes its meaning once published.
+A ``code`` never changes its meaning once published. ``Kind`` turns pydantic's errors about a
+document into reasons: the field, what is wrong and how to correct it.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """One finding: a stable code, where, what is wrong, and how to mend it.
+    """One diagnostic: a stable code, where, what is wrong, and how to correct it.
 
     ``pointer`` is an RFC 6901 JSON pointer into the plan; ``line`` and ``column`` count
     from 1 and are given when the plan was read from text that has positions.
@@ -34,15 +42,15 @@ class Reason:
 
     def as_dict(self) -> dict[str, str | int]:
         """The reason as it stands in a result document."""
-        found: dict[str, str | int] = {
+        document: dict[str, str | int] = {
             "code": self.code,
             "pointer": self.pointer,
             "message": self.message,
             "remedy": self.remedy,
         }
         if self.line is not None and self.column is not None:
-            found |= {"line": self.line, "column": self.column}
-        return found
+            document |= {"line": self.line, "column": self.column}
+        return document
 
     def __str__(self) -> str:
         where = f" at {self.pointer}" if self.pointer else ""
@@ -74,3 +82,86 @@ def pointer_to(*tokens: str | int) -> str:
     '/releases/0/a~1b'
     """
     return "".join("/" + str(token).replace("~", "~0").replace("/", "~1") for token in tokens)
+
+
+MAX_REASONS = 20
+SHOWN = 80
+"""Characters of a name or a value that are repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of document: how it is called, its field names, and the page that lists them."""
+
+    what: str
+    names: Callable[[], Sequence[str]]
+    page: str
+
+    def reasons(self, error: ValidationError, data: Any) -> tuple[Reason, ...]:
+        """The first of pydantic's errors about ``data``, each once."""
+        found = error.errors(include_url=False)
+        own = (details for details in found if not _echoes(details, found))
+        return tuple(self._reason(item, data) for item in islice(own, MAX_REASONS))
+
+    def _reason(self, details: ErrorDetails, data: Any) -> Reason:
+        path = _path_in(data, details["loc"])
+        field = str(path[-1])[:SHOWN] if path else self.what.replace("a ", "the ", 1)
+        kind = details["type"]
+        if kind == "extra_forbidden":
+            return Reason(
+                code="unknown_field",
+                pointer=pointer_to(*path),
+                message=f"{field} is not a field of {self.what}.",
+                remedy=self._did_you_mean(field),
+            )
+        if kind == "missing":
+            return Reason(
+                code="missing_field",
+                pointer=pointer_to(*path),
+                message=f"{field} is not given.",
+                remedy=f"Give {field}.",
+            )
+        wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
+        message = details["msg"][0].lower() + details["msg"][1:]
+        shown = "" if isinstance(details["input"], dict | list) else f", not {details['input']!r}"
+        return Reason(
+            code="wrong_type" if wrong_type else "invalid_value",
+            pointer=pointer_to(*path),
+            message=f"{field}: {message}{shown[:SHOWN]}.",
+            remedy=f"Correct the value; {self.page} lists what each field takes.",
+        )
+
+    def _did_you_mean(self, field: str) -> str:
+        near = difflib.get_close_matches(field, self.names(), n=1)
+        return f"Did you mean {near[0]}?" if near else f"Remove it; {self.page} lists the fields."
+
+
+def _echoes(details: ErrorDetails, found: list[ErrorDetails]) -> bool:
+    """Whether a list is called too short only because an item of it was already refused."""
+    loc = details["loc"]
+    return details["type"] == "too_short" and any(
+        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in found
+    )
+
+
+def _path_in(data: Any, loc: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """pydantic's location as a path in the document.
+
+    The location also names the variant of a union, and the phase that a plan of one phase
+    leaves out; neither is in the document, so a token that leads nowhere is dropped, unless
+    it is the last one (a field that is missing).
+    """
+    if loc[:2] == ("phases", 0) and isinstance(data, dict) and "phases" not in data:
+        loc = loc[2:]
+    path: list[str | int] = []
+    node = data
+    for place, token in enumerate(loc):
+        inside = (isinstance(node, dict) and token in node) or (
+            isinstance(node, list) and isinstance(token, int) and token < len(node)
+        )
+        if inside:
+            node = node[token]
+            path.append(token)
+        elif place == len(loc) - 1 and isinstance(node, dict) and token != "[key]":
+            path.append(token)
+    return tuple(path)

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from affidavit.plan.canonical import as_document
 from affidavit.plan.diagnostics import pointer_to
 from affidavit.plan.document import Plan, with_phases
 from affidavit.plan.parse import plan_from
+from affidavit.plan.serialization import as_document
 
 Path = tuple[str | int, ...]
 

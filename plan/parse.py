@@ -20,11 +20,9 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
+from affidavit.plan.diagnostics import Kind, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, Plan
-from affidavit.plan.loading import load_json, load_yaml, locate_in_json
-from affidavit.plan.strictness import Document, Path
-from affidavit.plan.validation import Kind
+from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml, locate_in_json
 
 Syntax = Literal["json", "yaml"]
 

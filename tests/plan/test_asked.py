@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan.canonical import as_document, digest
 from affidavit.plan.diagnostics import MalformedPlan
 from affidavit.plan.document import Plan
+from affidavit.plan.serialization import as_document, digest
 
 PlanOf = Callable[..., Plan]
 

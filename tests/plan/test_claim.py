@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan.canonical import digest
 from affidavit.plan.diagnostics import MalformedPlan
 from affidavit.plan.document import Plan
+from affidavit.plan.serialization import digest
 
 
 @pytest.mark.parametrize("claim", [7.98, "7.9800", {"epsilon": 8}, {"noise_multiplier": "1.10"}])

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from affidavit.plan.canonical import as_document, digest
 from affidavit.plan.parse import parse_plan, plan_from
+from affidavit.plan.serialization import as_document, digest
 
 Make = Callable[..., dict[str, Any]]
 

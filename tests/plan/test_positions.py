@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
-from affidavit.plan.loading import load_yaml, locate_in_json
 from affidavit.plan.parse import Syntax, locate, parse_plan
+from affidavit.plan.strict_parsing import load_yaml, locate_in_json
 
 KEYS = st.text(st.sampled_from('abz09/~"\\ é😀:,{[#-'), min_size=1, max_size=6)
 TREES = st.recursive(

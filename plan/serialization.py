@@ -1,4 +1,4 @@
-"""Canonical bytes and the digest: one plan, one name for ever.
+"""A plan as data: its canonical bytes, its digest and its JSON Schemas.
 
 The digest is sha256 over RFC 8785 canonical JSON of the plan after its defaults are
 filled in. A default of None is left out, so that a field added in a later release does
@@ -11,6 +11,11 @@ with the phase's fields at the top, whichever way it was given.
 ...        "target": {"delta": 1e-5}}
 >>> digest(plan_from(one)) == digest(plan_from({**one, "steps": 1e1, "extra": []}))
 True
+
+``plan_schemas`` describes both forms: with phases, and with one phase's fields at the top.
+
+>>> sorted(set(plan_schemas("#/$defs/{model}")) & {"PlanOfOnePhase", "PlanOfPhases"})
+['PlanOfOnePhase', 'PlanOfPhases']
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Any
 import rfc8785
 
 from affidavit.plan.asked import asks_for_lot_size, asks_for_probability
-from affidavit.plan.document import Plan
+from affidavit.plan.document import PHASE_FIELDS, Plan
 
 
 def as_document(plan: Plan) -> dict[str, Any]:
@@ -53,3 +58,26 @@ def digest_of(value: Any) -> str:
 def digest(plan: Plan) -> str:
     """The plan's digest."""
     return digest_of(as_document(plan))
+
+
+Schema = dict[str, Any]
+
+
+def plan_schemas(ref_template: str) -> dict[str, Schema]:
+    """``PlanOfOnePhase``, ``PlanOfPhases`` and their parts by name.
+
+    They name one another by ``ref_template``, in which ``{model}`` stands for the name.
+    """
+    phased = Plan.model_json_schema(ref_template=ref_template)
+    parts: dict[str, Schema] = phased.pop("$defs")
+    phase = parts["Phase"]
+    single = {
+        **phased,
+        "title": "PlanOfOnePhase",
+        "properties": {
+            **{name: part for name, part in phased["properties"].items() if name != "phases"},
+            **{name: phase["properties"][name] for name in sorted(PHASE_FIELDS)},
+        },
+        "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
+    }
+    return {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts}

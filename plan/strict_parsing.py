@@ -1,0 +1,383 @@
+"""Strict reading of JSON and YAML: the text says one thing, or it is refused.
+
+Stock parsers accept NaN, duplicate keys, numbers that overflow to infinity or vanish to
+zero, lone surrogates, and (in YAML) aliases that expand without bound. Any of these can
+make two readers see two plans, so all of them are refused here, each naming the field
+and, where there is text to point at, its line and column.
+
+JSON is RFC 8259. YAML is the 1.2 core schema without what YAML adds: no anchors, aliases,
+tags, directives or second documents; ``yes`` is a string and ``1e-5`` a number. Its tree is
+built from the parser's events, so that nothing is expanded before it is known to be allowed,
+and each field's line and column are kept beside it. Numbers are read as IEEE doubles;
+integers must be exact in one (at most 2^53 - 1).
+
+Both readers build a tree of ``Pairs``, lists, texts and numbers, with a ``BadNumber`` where a
+literal has no value that every reader agrees on; ``checked`` turns it into plain data, or
+raises ``Refused`` with the place of the first thing that is not allowed.
+
+>>> load_yaml(b"target: {delta: 1e-5}").data
+{'target': {'delta': 1e-05}}
+>>> load_json(b'{"steps": 1, "steps": 2}')
+Traceback (most recent call last):
+affidavit.plan.diagnostics.MalformedPlan: duplicate_key at /steps: ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    Event,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+    StreamEndEvent,
+)
+
+from affidavit.plan.diagnostics import MalformedPlan, Reason, pointer_to
+from affidavit.plan.types import LARGEST_INTEGER
+
+MAX_JSON_BYTES = 1024 * 1024
+MAX_YAML_BYTES = 64 * 1024
+"""YAML is parsed in Python, at about 100 kB a second; a larger plan belongs in JSON."""
+MAX_DEPTH = 32
+"""Levels of nesting; a plan needs seven."""
+
+Path = tuple[str, ...]
+"""Where a field stands: keys and indices, both as text, because a key may be digits too."""
+Position = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The tree that a text stands for, and where each of its fields stands in the text."""
+
+    data: Any
+    positions: Mapping[Path, Position] = field(default_factory=dict)
+
+    def locate(self, reason: Reason, path: Path) -> Reason:
+        """``reason`` with the line and column of ``path``, or of its nearest parent."""
+        for length in range(len(path), -1, -1):
+            if (position := self.positions.get(path[:length])) is not None:
+                return replace(reason, line=position[0], column=position[1])
+        return reason
+
+
+class Refused(Exception):
+    """A reason with the path at which it was found; never leaves this module."""
+
+    def __init__(
+        self, path: Path, code: str, message: str, remedy: str, pointer: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.path = path
+        at = pointer_to(*path) if pointer is None else pointer
+        self.reason = Reason(code=code, pointer=at, message=message, remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class BadNumber:
+    """A numeric literal that has no value, and why."""
+
+    code: str
+    message: str
+
+
+class Pairs(list[tuple[str, Any]]):
+    """An object's members in order, before duplicates are looked for."""
+
+
+def load_json(raw: bytes, limit: int = MAX_JSON_BYTES) -> Document:
+    """Read one JSON document of at most ``limit`` bytes strictly; raises ``MalformedPlan``."""
+    text = _decoded(raw, limit, "JSON")
+    try:
+        parsed = json.loads(
+            text,
+            object_pairs_hook=Pairs,
+            parse_int=lambda literal: number(literal, integral=True),
+            parse_float=lambda literal: number(literal, integral=False),
+            parse_constant=lambda name: BadNumber("not_finite", f"{name} is not a finite number"),
+        )
+    except json.JSONDecodeError as error:
+        raise _malformed(
+            "syntax",
+            f"this is not JSON: {error.msg}.",
+            "Correct the text at this position.",
+            line=error.lineno,
+            column=error.colno,
+        ) from None
+    except RecursionError:
+        raise MalformedPlan(replace(_too_deep(()).reason, line=1, column=1)) from None
+    try:
+        return Document(checked(parsed, ()))
+    except Refused as refusal:
+        # JSON is (but for details that no plan uses) YAML, whose parser knows positions.
+        raise MalformedPlan(_positions_in_json(text).locate(refusal.reason, refusal.path)) from None
+
+
+def load_yaml(raw: bytes) -> Document:
+    """Read one YAML 1.2 document strictly; raises ``MalformedPlan``."""
+    reader = YamlReader(_decoded(raw, MAX_YAML_BYTES, "YAML"))
+    try:
+        return Document(checked(reader.read(), ()), reader.positions)
+    except Refused as refusal:
+        positions = Document(None, reader.positions)
+        raise MalformedPlan(positions.locate(refusal.reason, refusal.path)) from None
+
+
+def locate_in_json(raw: bytes) -> Document:
+    """Positions of the fields of a JSON text that ``load_json`` accepted."""
+    return _positions_in_json(raw.decode("utf-8"))
+
+
+def _positions_in_json(text: str) -> Document:
+    if len(text) > MAX_YAML_BYTES:
+        return Document(None)
+    reader = YamlReader(text)
+    with contextlib.suppress(MalformedPlan, Refused):  # what was read so far has its positions
+        reader.read()
+    return Document(None, reader.positions)
+
+
+def _decoded(raw: bytes, limit: int, kind: str) -> str:
+    """The text of ``raw``; raises ``MalformedPlan`` if it is too long, empty or not UTF-8."""
+    if len(raw) > limit:
+        raise _malformed(
+            "too_large",
+            f"the {kind} text has {len(raw)} bytes; the limit is {limit}.",
+            "Give large matrices by file and sha256, or use JSON for a long plan.",
+        )
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _malformed(
+            "bad_text", f"the text is not UTF-8 at byte {error.start}.", "Save it as UTF-8."
+        ) from None
+    if not text.strip():
+        raise _empty()
+    return text
+
+
+def _too_deep(path: Path) -> Refused:
+    return Refused(
+        path,
+        "too_deep",
+        f"the document is nested deeper than {MAX_DEPTH} levels.",
+        "A plan needs no more than seven.",
+        pointer=pointer_to(*path[:4]),
+    )
+
+
+def _malformed(
+    code: str, message: str, remedy: str, line: int | None = None, column: int | None = None
+) -> MalformedPlan:
+    return MalformedPlan(
+        Reason(code=code, pointer="", message=message, remedy=remedy, line=line, column=column)
+    )
+
+
+def _empty() -> MalformedPlan:
+    return _malformed("empty", "the document is empty.", "Give a plan, such as one of examples/.")
+
+
+def number(literal: str, *, integral: bool) -> int | float | BadNumber:
+    """The value of a decimal literal, or why it has none that two readers agree on."""
+    if integral and len(literal) < 16 and (small := int(literal)):
+        return small  # nearly all of them; a hostile text has a hundred thousand
+    short = literal if len(literal) <= 40 else literal[:37] + "..."
+    if integral:
+        digits = literal.lstrip("+-").lstrip("0")
+        if len(digits) > 16 or int(digits or "0") > LARGEST_INTEGER:
+            return BadNumber("number_out_of_range", f"{short} is beyond 2^53 - 1")
+        if literal.startswith("-") and not digits:
+            return BadNumber("negative_zero", f"{short} is a negative zero")
+        return -int(digits) if literal.startswith("-") else int(digits or "0")
+    value = float(literal)
+    if math.isinf(value):
+        return BadNumber("number_out_of_range", f"{short} is beyond the range of a double")
+    if value == 0 and literal.startswith("-"):
+        return BadNumber("negative_zero", f"{short} is a negative zero")
+    mantissa = re.split("[eE]", literal)[0]
+    if abs(value) < sys.float_info.min and mantissa.strip("+-0."):
+        return BadNumber("number_out_of_range", f"{short} is below the smallest normal double")
+    return value
+
+
+def checked(node: Any, path: Path) -> Any:
+    """``node`` as plain dicts and lists; raises ``Refused`` for what may not be in them."""
+    if len(path) > MAX_DEPTH:
+        raise _too_deep(path)
+    match node:
+        case Pairs():
+            return _checked_object(node, path)
+        case list():
+            return [checked(item, (*path, str(index))) for index, item in enumerate(node)]
+        case str():
+            return _checked_characters(node, path)
+        case BadNumber(code=code, message=message):
+            raise Refused(path, code, message + ".", "Give a plain decimal number in range.")
+        case _:
+            return node
+
+
+def _checked_object(pairs: Pairs, path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        _checked_characters(key, path)
+        if key in found:
+            raise Refused(
+                (*path, key),
+                "duplicate_key",
+                f"the key {key!r} is given twice.",
+                "Keep one of the two.",
+            )
+        found[key] = checked(value, (*path, key))
+    return found
+
+
+def _checked_characters(text: str, path: Path) -> str:
+    if _SURROGATE.search(text):
+        raise Refused(path, "bad_text", "the text has a lone surrogate.", "Use valid Unicode.")
+    return text
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_NULL = re.compile(r"|~|null|Null|NULL")
+_BOOLEAN = re.compile(r"true|True|TRUE|false|False|FALSE")
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+
+
+def _plain_scalar(text: str) -> Any:
+    """Resolve an unquoted scalar by the core schema (YAML 1.2.2, section 10.3.2)."""
+    if _NULL.fullmatch(text):
+        return None
+    if _BOOLEAN.fullmatch(text):
+        return text.lower() == "true"
+    if _INTEGER.fullmatch(text):
+        return number(text, integral=True)
+    if _FLOAT.fullmatch(text):
+        return number(text, integral=False)
+    if _NOT_FINITE.fullmatch(text):
+        return BadNumber("not_finite", f"{text} is not a finite number")
+    return text
+
+
+class YamlReader:
+    """Reads one document; ``positions`` grows with what has been read, also when it fails."""
+
+    def __init__(self, text: str) -> None:
+        self.positions: dict[Path, Position] = {}
+        self._events: Iterator[Event] = YAML(typ="safe", pure=True).parse(text)
+
+    def read(self) -> Any:
+        """The tree; raises ``Refused`` or ``MalformedPlan``."""
+        try:
+            next(self._events)  # the stream begins
+            start = next(self._events)
+            if isinstance(start, StreamEndEvent):  # comments alone
+                raise _empty()
+            assert isinstance(start, DocumentStartEvent)
+            if start.version not in (None, (1, 2)) or start.tags:
+                self.positions[()] = _mark(start)
+                raise Refused(
+                    (),
+                    "yaml_directive",
+                    "the document has a YAML directive.",
+                    "Remove the %YAML or %TAG line; plans are YAML 1.2.",
+                )
+            tree = self._node(next(self._events), ())
+            next(self._events)  # the document ends
+            if not isinstance(next(self._events), StreamEndEvent):
+                raise Refused(
+                    (), "syntax", "the text holds more than one document.", "Keep one plan a file."
+                )
+            return tree
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            raise _malformed(
+                "syntax",
+                f"this is not YAML: {error.problem or error.context}.",
+                "Correct the text at this position.",
+                line=mark.line + 1 if mark else None,
+                column=mark.column + 1 if mark else None,
+            ) from None
+        except (YAMLError, StopIteration) as error:
+            raise self._not_yaml(str(error).partition("\n")[0] or "it ends too early") from None
+        except (ValueError, OverflowError):
+            raise self._not_yaml("an escape stands for no character") from None
+
+    def _not_yaml(self, message: str) -> MalformedPlan:
+        line, column = max(self.positions.values(), default=(1, 1))
+        return _malformed(
+            "syntax",
+            f"this is not YAML: {message}.",
+            "Correct the text after this position.",
+            line=line,
+            column=column,
+        )
+
+    def _node(self, event: Event, path: Path) -> Any:
+        self.positions.setdefault(path, _mark(event))
+        if len(path) > MAX_DEPTH:
+            raise _too_deep(path)
+        if isinstance(event, AliasEvent) or getattr(event, "anchor", None):
+            raise Refused(
+                path,
+                "yaml_alias",
+                "the document uses an anchor or an alias.",
+                "Write the value out where it is used.",
+            )
+        if getattr(event, "ctag", None) is not None or getattr(event, "tag", None) is not None:
+            raise Refused(path, "yaml_tag", "the document uses a YAML tag.", "Remove the tag.")
+        match event:
+            case ScalarEvent():
+                quoted = event.style in ("'", '"', "|", ">")
+                return event.value if quoted else _plain_scalar(event.value)
+            case SequenceStartEvent():
+                items = iter(self._until(SequenceEndEvent))
+                return [self._node(item, (*path, str(index))) for index, item in enumerate(items)]
+            case MappingStartEvent():
+                return self._mapping(path)
+            case _:
+                raise Refused(path, "syntax", "this is not a plan.", "Give a mapping of fields.")
+
+    def _mapping(self, path: Path) -> Pairs:
+        pairs = Pairs()
+        for key in self._until(MappingEndEvent):
+            if not isinstance(key, ScalarEvent) or key.anchor or key.tag is not None:
+                raise Refused(
+                    path,
+                    "syntax",
+                    "a key of a mapping is not a plain word.",
+                    "Use field names as keys.",
+                )
+            here = (*path, key.value)
+            self.positions[here] = _mark(key)
+            pairs.append((key.value, self._node(next(self._events), here)))
+        return pairs
+
+    def _until(self, end: type[Event]) -> Iterator[Event]:
+        for event in self._events:
+            if isinstance(event, end):
+                return
+            yield event
+
+
+def _mark(event: Event) -> Position:
+    mark = event.start_mark
+    return (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
