@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from affidavit.plan import MalformedPlan, Plan, Reason
+from affidavit.plan import MalformedPlan, Matrix, Plan, Reason
 
 
 def attach(plan: Plan, directory: Path) -> None:
     """Read the files that ``plan`` names below ``directory``; raises ``MalformedPlan``."""
     for index, phase in enumerate(plan.phases):
-        if phase.noise.kind == "matrix" and phase.noise.file is not None:
+        if isinstance(phase.noise, Matrix) and phase.noise.file is not None:
             _attach(plan, index, phase.noise.file, phase.noise.sha256, directory)
 
 

@@ -39,7 +39,7 @@ from typing import Any
 
 from affidavit.mechanisms import denoise, dp_dice, dp_disk
 from affidavit.mechanisms.protocol import CORRELATED, JOINT, JOINT_PROOF, Mechanism, Obligation
-from affidavit.plan import OptimizerName, Plan, Reason
+from affidavit.plan import Dense, OptimizerName, Plan, Reason
 
 CLIPPED_SUM = partial(
     Mechanism,
@@ -139,7 +139,7 @@ def _check_objective(plan: Plan, *, convergence_aware: bool) -> list[Reason]:
             else f"Remove convergence_aware, or name {plan.optimizer.name}_lambda.",
         )
         for index, phase in enumerate(plan.phases)
-        if phase.noise.kind == "dense"
+        if isinstance(phase.noise, Dense)
         and (phase.noise.convergence_aware is not None) != convergence_aware
     ]
 

@@ -30,7 +30,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal, assert_never
+from typing import Literal
 
 from affidavit.mechanisms.participation import AMPLIFIED, lots_in_turn, participation
 from affidavit.mechanisms.samplers import Sampled, removal_moves_records
@@ -180,8 +180,7 @@ class Correlation:
 
     def _strategy(self, steps: int, turns: Participation) -> Strategy:
         phase = self._phase
-        endless = phase.sampling.scheme == "full_batch" and phase.noise.kind == "tree"
-        period = None if endless else self._turn
+        period = None if phase.sampling.scheme == "full_batch" else self._turn
         return _built(phase.noise, steps, turns, self.workload, period, phase.clip_schedule)
 
     def _route(self, strategy: Strategy) -> Route:
@@ -235,7 +234,7 @@ class Correlation:
             field, what = "clip_schedule", "each has a clip norm of its own"
         elif phase.participation is not None and phase.participation.participations is not None:
             field, what = "participation", "the participations are given"
-        elif _is_made_for_its_steps(phase.noise):
+        elif phase.noise.depends_on_steps:
             field, what = "noise", f"a strategy of kind {phase.noise.kind} is made for its steps"
         else:
             return
@@ -297,20 +296,6 @@ class Correlation:
 
 def _adapts_its_clip_norm(plan: Plan) -> bool:
     return any(extra.kind == "adaptive_clipping_quantile" for extra in plan.extra)
-
-
-def _is_made_for_its_steps(noise: Noise) -> bool:
-    match noise.kind:
-        case "dense" | "banded" | "banded_inverse" | "matrix":
-            return True
-        case "bidiagonal":
-            return noise.normalized or noise.lambda_ is None
-        case "blt":
-            return noise.buffers is not None
-        case "independent" | "toeplitz" | "toeplitz_inverse" | "sqrt" | "bsr" | "bisr" | "tree":
-            return False
-        case unknown:
-            assert_never(unknown)
 
 
 _ONE_ORDER = (

@@ -8,7 +8,6 @@ from .claim import LARGEST as LARGEST
 from .claim import SMALLEST as SMALLEST
 from .claim import Claim as Claim
 from .claim import significant as significant
-from .claim import unanswerable as unanswerable
 from .diagnostics import Kind as Kind
 from .diagnostics import MalformedPlan as MalformedPlan
 from .diagnostics import PlanError as PlanError
@@ -24,7 +23,7 @@ from .document import Adjacency as Adjacency
 from .document import Allocation as Allocation
 from .document import LargeDelta as LargeDelta
 from .document import Phase as Phase
-from .document import Plan as Plan
+from .document import PlanDocument as PlanDocument
 from .document import PrivacyUnit as PrivacyUnit
 from .document import Release as Release
 from .document import Scheme as Scheme
@@ -45,11 +44,16 @@ from .events import RepeatAndSelect as RepeatAndSelect
 from .events import Repeated as Repeated
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
+from .extensions import Noise as Noise
+from .extensions import extension as extension
+from .extensions import installed as installed
+from .extensions import noise_forms as noise_forms
 from .optimizer import CHANGE_THE_GUARANTEE as CHANGE_THE_GUARANTEE
 from .optimizer import TAKES as TAKES
 from .optimizer import Denoise as Denoise
 from .optimizer import Optimizer as Optimizer
 from .optimizer import OptimizerName as OptimizerName
+from .parse import Plan as Plan
 from .parse import Syntax as Syntax
 from .parse import locate as locate
 from .parse import located as located
@@ -71,7 +75,7 @@ from .strategies import BufferedLinearToeplitz as BufferedLinearToeplitz
 from .strategies import Dense as Dense
 from .strategies import Independent as Independent
 from .strategies import Matrix as Matrix
-from .strategies import Noise as Noise
+from .strategies import NoiseForm as NoiseForm
 from .strategies import SquareRoot as SquareRoot
 from .strategies import ToeplitzInverse as ToeplitzInverse
 from .strict_parsing import MAX_JSON_BYTES as MAX_JSON_BYTES
@@ -91,3 +95,4 @@ from .types import Real as Real
 from .types import StrictModel as StrictModel
 from .types import Text as Text
 from .types import at_most as at_most
+from .validators import unanswerable as unanswerable

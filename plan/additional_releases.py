@@ -14,17 +14,11 @@ Papernot and Steinke, arXiv:2110.03620 (repeat and select).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from affidavit.plan.diagnostics import Reason
 from affidavit.plan.types import Integer, Name, Positive, Real, StrictModel
-
-if TYPE_CHECKING:
-    from affidavit.plan.document import Plan
 
 Distribution = Literal["poisson", "geometric", "logarithmic", "truncated_negative_binomial"]
 
@@ -92,70 +86,3 @@ class Selection(StrictModel):
 ExtraEvent = Annotated[
     Metric | LaplaceMetric | ClippingQuantile | Selection, Field(discriminator="kind")
 ]
-
-
-def contradictions(plan: Plan) -> Iterator[Reason]:
-    """Extra events that cannot all be meant."""
-    kinds: Counter[str] = Counter(event.kind for event in plan.extra)
-    seen: set[str] = set()
-    for index, event in enumerate(plan.extra):
-        at = f"/extra/{index}"
-        if event.name in seen:
-            yield _conflict(
-                f"{at}/name", f"the name {event.name} is used twice.", "Give each its own."
-            )
-        seen.add(event.name)
-        if event.kind == "repeat_and_select":
-            yield from _shape(event, f"{at}/shape")
-            if kinds[event.kind] > 1:
-                yield _conflict(
-                    f"{at}/kind", "the run is repeated and selected from once.", "Keep one of them."
-                )
-        if isinstance(event, Metric | LaplaceMetric) and event.each_repetition is not None:
-            yield from _repetition(kinds, f"{at}/each_repetition")
-    if kinds["adaptive_clipping_quantile"]:
-        yield from _fixed_noise(plan)
-
-
-def _shape(event: Selection, pointer: str) -> Iterator[Reason]:
-    wanted = event.distribution == "truncated_negative_binomial"
-    if wanted and event.shape is None:
-        yield Reason(
-            code="missing_field",
-            pointer=pointer,
-            message="a truncated negative binomial has a shape.",
-            remedy="Give shape, or distribution: geometric (shape 1) or logarithmic (shape 0).",
-        )
-    if not wanted and event.shape is not None:
-        yield _conflict(
-            pointer,
-            f"{event.distribution} has no shape.",
-            "Remove shape, or write distribution: truncated_negative_binomial.",
-        )
-
-
-def _repetition(kinds: Counter[str], pointer: str) -> Iterator[Reason]:
-    if not kinds["repeat_and_select"]:
-        yield _conflict(
-            pointer,
-            "each_repetition says that the metric is part of every repetition, and nothing "
-            "is repeated.",
-            "Remove it, or add the repeat_and_select event.",
-        )
-
-
-def _fixed_noise(plan: Plan) -> Iterator[Reason]:
-    for index, phase in enumerate(plan.phases):
-        for place, release in enumerate(phase.releases):
-            if release.noise_std is not None:
-                yield _conflict(
-                    plan.pointer(index, "releases", place, "noise_std"),
-                    "the clip norm is adapted during training, so that noise of a fixed "
-                    "standard deviation has no fixed noise multiplier.",
-                    "Give noise_multiplier; the noise then follows the clip norm.",
-                )
-                return
-
-
-def _conflict(pointer: str, message: str, remedy: str) -> Reason:
-    return Reason(code="conflict", pointer=pointer, message=message, remedy=remedy)

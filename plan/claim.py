@@ -8,18 +8,13 @@ beside it is the plan, and a claim below that is named and explained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, StringConstraints
 from pydantic_core import PydanticCustomError
 
-from affidavit.plan.diagnostics import Reason
 from affidavit.plan.types import StrictModel
-
-if TYPE_CHECKING:
-    from affidavit.plan.document import Plan
 
 SMALLEST, LARGEST = 1e-9, 1e9
 """Bounds of a claimed ε, in nats, and of a claimed noise multiplier."""
@@ -89,38 +84,3 @@ def significant(text: str) -> Decimal:
         number = number.normalize()
     missing = 2 - len(number.as_tuple().digits)
     return number.quantize(number.scaleb(-missing)) if missing > 0 else number
-
-
-def unanswerable(claim: Claim, plan: Plan) -> Iterator[Reason]:
-    """Why ``claim`` cannot be held against ``plan``: what either of them leaves open."""
-    if (claim.epsilon is None) == (claim.noise_multiplier is None):
-        yield _open(
-            "/claim", "a claim is one number.", "Give claim.epsilon or claim.noise_multiplier."
-        )
-        return
-    if plan.is_open and not plan.asks_for_noise:
-        yield _open(
-            "/target",
-            "a claim is about a run that is given, and this plan asks for a part of it.",
-            "Give its steps and sampling.",
-        )
-    if plan.target.delta is None:
-        yield _open(
-            "/target/delta", "a claimed ε says nothing without its δ.", "Give target.delta."
-        )
-    if claim.noise_multiplier is not None and plan.target.epsilon is None:
-        yield _open(
-            "/target/epsilon",
-            "a claimed noise multiplier needs the ε that it is said to reach.",
-            "Give target.epsilon.",
-        )
-    if claim.epsilon is not None and plan.asks_for_noise:
-        yield _open(
-            plan.pointer(0, "releases", 0, "noise_multiplier"),
-            "a claimed ε is that of noise, which is left open.",
-            "Give the noise, or claim a noise_multiplier.",
-        )
-
-
-def _open(pointer: str, message: str, remedy: str) -> Reason:
-    return Reason(code="claim_unanswerable", pointer=pointer, message=message, remedy=remedy)

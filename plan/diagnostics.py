@@ -84,6 +84,21 @@ def pointer_to(*tokens: str | int) -> str:
     return "".join("/" + str(token).replace("~", "~0").replace("/", "~1") for token in tokens)
 
 
+def conflict(pointer: str, message: str, remedy: str) -> Reason:
+    """Two fields that cannot both be meant."""
+    return Reason(code="conflict", pointer=pointer, message=message, remedy=remedy)
+
+
+def missing_field(pointer: str, message: str, remedy: str) -> Reason:
+    """A field that the others need."""
+    return Reason(code="missing_field", pointer=pointer, message=message, remedy=remedy)
+
+
+def invalid_value(pointer: str, message: str, remedy: str) -> Reason:
+    """A value that is never valid here."""
+    return Reason(code="invalid_value", pointer=pointer, message=message, remedy=remedy)
+
+
 MAX_REASONS = 20
 SHOWN = 80
 """Characters of a name or a value that are repeated."""

@@ -29,8 +29,8 @@ from enum import Enum
 from typing import Any, Final
 
 from affidavit.plan.diagnostics import pointer_to
-from affidavit.plan.document import Plan, with_phases
-from affidavit.plan.parse import plan_from
+from affidavit.plan.document import with_phases
+from affidavit.plan.parse import Plan, plan_from
 from affidavit.plan.serialization import as_document
 
 Path = tuple[str | int, ...]

@@ -2,9 +2,10 @@
 
 A plan says everything that can change the privacy guarantee of a training run. Its
 classes are frozen and valid at construction: structure and ranges are checked field by
-field, contradictions between fields by ``affidavit.plan.contradictions``. Unknown
-fields are refused, booleans are not numbers, and strings are not numbers; an integer may
-be written ``1``, ``1.0`` or ``1e0``, because these are one number.
+field here; ``Plan`` (``affidavit.plan.parse``) is a ``PlanDocument`` whose fields agree, as
+``affidavit.plan.validators`` checks. Unknown fields are refused, booleans are not numbers, and
+strings are not numbers; an integer may be written ``1``, ``1.0`` or ``1e0``, because these are
+one number.
 
 Units: ε in nats, δ a probability, clip norms in l2, ``noise_std`` absolute and on the sum.
 """
@@ -15,13 +16,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from affidavit.plan import asked
 from affidavit.plan.additional_releases import ExtraEvent
 from affidavit.plan.claim import GivenClaim
-from affidavit.plan.contradictions import contradictions
-from affidavit.plan.diagnostics import MalformedPlan, pointer_to
+from affidavit.plan.diagnostics import pointer_to
+from affidavit.plan.extensions import Noise
 from affidavit.plan.optimizer import Optimizer
-from affidavit.plan.strategies import Independent, Noise, Participation, Workload
+from affidavit.plan.strategies import Independent, Participation, Workload
 from affidavit.plan.types import (
     Integer,
     Name,
@@ -46,6 +46,10 @@ Scheme = Literal[
     "cyclic_poisson",
     "full_batch",
 ]
+
+
+FRESH_LOTS = frozenset({"poisson", "fixed_size"})
+"""Schemes of which the largest lot size that fits can be asked: fresh lots, drawn alike."""
 
 
 class Dataset(StrictModel):
@@ -73,6 +77,11 @@ class Sampling(StrictModel):
     max_lot_size: Annotated[Integer, Field(ge=1)] | None = None
     groups: Annotated[Integer, Field(ge=1)] | None = None
     bins_drawn: Literal["once", "each_epoch"] | None = None
+
+    def is_null(self, field: Literal["lot_size", "probability"]) -> bool:
+        """Whether ``field`` is written as null, which asks for it, and the other is not given."""
+        given = self.lot_size is not None or self.probability is not None
+        return not given and field in self.model_fields_set
 
 
 class Release(StrictModel):
@@ -137,6 +146,26 @@ class Phase(StrictModel):
     participation: Participation | None = None
     clip_schedule: ClipSchedule | None = None
 
+    @property
+    def asks_for_noise(self) -> bool:
+        """Whether a release leaves its noise to be solved for."""
+        return any(not release.has_noise for release in self.releases)
+
+    @property
+    def asks_for_steps(self) -> bool:
+        """Whether the length is left to be solved for."""
+        return self.steps is None and self.epochs is None
+
+    @property
+    def asks_for_lot_size(self) -> bool:
+        """Whether the phase says ``lot_size: null`` and no probability."""
+        return self.sampling.scheme in FRESH_LOTS and self.sampling.is_null("lot_size")
+
+    @property
+    def asks_for_probability(self) -> bool:
+        """Whether the phase says ``probability: null`` and no lot size."""
+        return self.sampling.scheme == "poisson" and self.sampling.is_null("probability")
+
 
 PHASE_FIELDS = frozenset(Phase.model_fields)
 
@@ -150,8 +179,12 @@ def with_phases(document: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "phases": [phase]}
 
 
-class Plan(StrictModel):
-    """A training plan; a document with its phase's fields at the top has one phase."""
+class PlanDocument(StrictModel):
+    """The fields of a plan, each valid by itself.
+
+    A quantity that is left out is a mistake; one that is written as null is a question, the
+    most of it that fits the target. Noise is asked for by leaving it out.
+    """
 
     version: Integer
     name: Name | None = None
@@ -175,12 +208,6 @@ class Plan(StrictModel):
     def _one_phase_at_the_top(cls, document: Any) -> Any:
         return with_phases(document) if isinstance(document, dict) else document
 
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> Plan:
-        if found := contradictions(self):
-            raise MalformedPlan(*found)
-        return self
-
     def pointer(self, phase: int, *tokens: str | int) -> str:
         """JSON pointer to a field of a phase, which stands at the top when it is alone."""
         prefix = ("phases", phase) if len(self.phases) > 1 else ()
@@ -189,22 +216,22 @@ class Plan(StrictModel):
     @property
     def asks_for_noise(self) -> bool:
         """Whether any release leaves its noise to be solved for."""
-        return any(not release.has_noise for phase in self.phases for release in phase.releases)
+        return any(phase.asks_for_noise for phase in self.phases)
 
     @property
     def asks_for_steps(self) -> bool:
         """Whether the plan says ``steps: null``: the most steps that fit the target."""
-        return any(phase.steps is None and phase.epochs is None for phase in self.phases)
+        return any(phase.asks_for_steps for phase in self.phases)
 
     @property
     def asks_for_lot_size(self) -> bool:
         """Whether the plan says ``lot_size: null``: the largest lot that fits the target."""
-        return any(asked.asks_for_lot_size(phase) for phase in self.phases)
+        return any(phase.asks_for_lot_size for phase in self.phases)
 
     @property
     def asks_for_probability(self) -> bool:
         """Whether the plan says ``probability: null``: the largest q that fits the target."""
-        return any(asked.asks_for_probability(phase) for phase in self.phases)
+        return any(phase.asks_for_probability for phase in self.phases)
 
     @property
     def is_open(self) -> bool:

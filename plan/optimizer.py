@@ -12,16 +12,20 @@ would be taken for one that something does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import (
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
-from affidavit.plan.diagnostics import Reason, pointer_to
+from affidavit.plan.extensions import extension, installed
 from affidavit.plan.types import Integer, Positive, Real, StrictModel
-
-if TYPE_CHECKING:
-    from affidavit.plan.document import Plan
 
 OptimizerName = Literal[
     "dp_sgd",
@@ -58,6 +62,30 @@ class Denoise(StrictModel):
     ] = 1.02
 
 
+class _InstalledNames:
+    """Accepts the optimisers of installed packages beside those of this one."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            self._validate, handler(source), serialization=core_schema.simple_ser_schema("str")
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        names = handler(schema)
+        names["enum"] += sorted(installed("affidavit.mechanisms").keys() - set(names["enum"]))
+        return names
+
+    @staticmethod
+    def _validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, str) and value not in TAKES:
+            return value if value in installed("affidavit.mechanisms") else handler(value)
+        return handler(value)
+
+
 def _switch(value: Any) -> Any:
     """``true`` is the published threshold and ``false`` is no denoising."""
     if isinstance(value, bool):
@@ -72,7 +100,7 @@ class Optimizer(StrictModel):
     ``pre_clip_norm`` (G, l2) change what is certified; the others are post-processing.
     """
 
-    name: OptimizerName = "dp_sgd"
+    name: Annotated[OptimizerName, _InstalledNames()] = "dp_sgd"
     momentum: Annotated[
         Annotated[Real, Field(ge=0, lt=1)] | None,
         Field(description="heavy-ball momentum β of the noisy means"),
@@ -182,31 +210,9 @@ TAKES: dict[str, frozenset[str]] = {
 assert TAKES.keys() == set(get_args(OptimizerName))
 
 
-def misplaced(plan: Plan) -> Iterator[Reason]:
-    """Fields that the optimiser does not have, and a pre-clip below the clip norm."""
-    optimizer = plan.optimizer
-    takes = TAKES[optimizer.name]
-    for field in type(optimizer).model_fields:
-        if field not in takes and getattr(optimizer, field) is not None:
-            owners = [name for name, fields in TAKES.items() if field in fields]
-            yield _conflict(
-                field,
-                f"{optimizer.name} has no {field}.",
-                f"Remove it; it belongs to {', '.join(owners)}.",
-            )
-    least = optimizer.pre_clip_norm
-    for phase in plan.phases:
-        if least is not None and any(least < release.clip_norm for release in phase.releases):
-            yield _conflict(
-                "pre_clip_norm",
-                "a record is clipped to pre_clip_norm before it is clipped to clip_norm, so "
-                "that a smaller pre_clip_norm would be the clip norm.",
-                "Give a pre_clip_norm of at least clip_norm.",
-            )
-            return
-
-
-def _conflict(field: str, message: str, remedy: str) -> Reason:
-    return Reason(
-        code="conflict", pointer=pointer_to("optimizer", field), message=message, remedy=remedy
-    )
+def takes(name: str) -> frozenset[str]:
+    """The fields that the optimiser ``name`` takes; an installed package says so itself."""
+    if name in TAKES:
+        return TAKES[name]
+    fields: frozenset[str] = extension("affidavit.mechanisms", name).takes
+    return fields

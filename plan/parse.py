@@ -18,13 +18,24 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import Kind, MalformedPlan, Reason, pointer_to
-from affidavit.plan.document import PHASE_FIELDS, Plan
+from affidavit.plan.document import PHASE_FIELDS, PlanDocument
 from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml, locate_in_json
+from affidavit.plan.validators import contradictions
 
 Syntax = Literal["json", "yaml"]
+
+
+class Plan(PlanDocument):
+    """A training plan; a document with its phase's fields at the top has one phase."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Plan:
+        if reasons := contradictions(self):
+            raise MalformedPlan(*reasons)
+        return self
 
 
 def syntax_of(name: str, raw: bytes) -> Syntax:

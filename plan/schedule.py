@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from affidavit.plan.document import Phase, Plan
+from affidavit.plan.document import Phase, PlanDocument
 
 FIXED_ORDER = frozenset({"shuffled", "cyclic"})
 """Schemes in which every record takes part once an epoch, at its place in the order."""
@@ -40,7 +38,7 @@ def lots_per_epoch(dataset_size: int, lot_size: int) -> int:
     return dataset_size // lot_size
 
 
-def sampling_probability(plan: Plan, phase: Phase) -> Fraction:
+def sampling_probability(plan: PlanDocument, phase: Phase) -> Fraction:
     """q: the given probability, or lot size over data set size; 1 for full_batch."""
     if phase.sampling.probability is not None:
         return exactly(phase.sampling.probability)
@@ -49,7 +47,7 @@ def sampling_probability(plan: Plan, phase: Phase) -> Fraction:
     return Fraction(phase.sampling.lot_size, plan.dataset.size)
 
 
-def divisor(plan: Plan, phase: Phase) -> Fraction | None:
+def divisor(plan: PlanDocument, phase: Phase) -> Fraction | None:
     """B, what a step's sum is divided by: the lot size, expected or fixed; None if unknown."""
     if phase.sampling.lot_size is not None:
         return Fraction(phase.sampling.lot_size)
@@ -58,7 +56,7 @@ def divisor(plan: Plan, phase: Phase) -> Fraction | None:
     return sampling_probability(plan, phase) * plan.dataset.size
 
 
-def steps(plan: Plan, phase: Phase) -> int | None:
+def steps(plan: PlanDocument, phase: Phase) -> int | None:
     """Optimiser steps of the phase; None when the plan asks for them.
 
     One lot an epoch: the full lots of an epoch, times the epochs. Otherwise epochs / q. Both
@@ -74,7 +72,7 @@ def steps(plan: Plan, phase: Phase) -> int | None:
     return math.ceil(epochs / sampling_probability(plan, phase))
 
 
-def participations(plan: Plan, phase: Phase, steps: int) -> int:
+def participations(plan: PlanDocument, phase: Phase, steps: int) -> int:
     """k: the most steps in which one record takes part, with one lot an epoch."""
     assert plan.dataset.size is not None
     assert phase.sampling.lot_size is not None

@@ -25,19 +25,19 @@ from typing import Any
 
 import rfc8785
 
-from affidavit.plan.asked import asks_for_lot_size, asks_for_probability
-from affidavit.plan.document import PHASE_FIELDS, Plan
+from affidavit.plan.document import PHASE_FIELDS, PlanDocument
+from affidavit.plan.parse import Plan
 
 
-def as_document(plan: Plan) -> dict[str, Any]:
+def as_document(plan: PlanDocument) -> dict[str, Any]:
     """The plan as plain data, defaults filled in, in its canonical shape."""
     document: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_none=True)
     for phase, written in zip(plan.phases, document["phases"], strict=True):
-        if phase.steps is None and phase.epochs is None:
+        if phase.asks_for_steps:
             written["steps"] = None
-        if asks_for_lot_size(phase):
+        if phase.asks_for_lot_size:
             written["sampling"]["lot_size"] = None
-        if asks_for_probability(phase):
+        if phase.asks_for_probability:
             written["sampling"]["probability"] = None
     if len(plan.phases) == 1:
         (only,) = document.pop("phases")
@@ -55,7 +55,7 @@ def digest_of(value: Any) -> str:
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def digest(plan: Plan) -> str:
+def digest(plan: PlanDocument) -> str:
     """The plan's digest."""
     return digest_of(as_document(plan))
 

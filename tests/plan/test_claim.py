@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from affidavit.plan import Plan
 from affidavit.plan.diagnostics import MalformedPlan
-from affidavit.plan.document import Plan
 from affidavit.plan.serialization import digest
 
 

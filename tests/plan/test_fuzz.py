@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from affidavit.mechanisms import lower, obligations_of
+from affidavit.plan import Plan
 from affidavit.plan.diagnostics import MalformedPlan, PlanError, RefusedPlan
-from affidavit.plan.document import Plan
 from affidavit.plan.parse import Syntax, parse_plan, plan_from
 from affidavit.plan.serialization import as_document, digest
 

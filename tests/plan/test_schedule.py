@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.plan import schedule
-from affidavit.plan.document import Plan
+from affidavit.plan import Plan, schedule
 
 Make = Callable[..., Plan]
 SIZES = st.integers(1, 10**7)

@@ -1,4 +1,4 @@
-"""Every rule of ``plan.contradictions`` has a plan that only it rejects, and says where."""
+"""Every rule of the validators and of the noise has a plan that only it rejects, and says where."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.plan import contradictions
+from affidavit.plan import strategies, validators
 from affidavit.plan.diagnostics import MalformedPlan, Reason
 from affidavit.plan.parse import plan_from
 
@@ -27,6 +27,72 @@ def phases(*parts: dict[str, Any]) -> dict[str, Any]:
     """Changes that make the plan one of several phases."""
     return {"sampling": ..., "steps": ..., "releases": ..., "phases": list(parts)}
 
+
+FORMS: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"noise": {"kind": "bsr"}}, "missing_field", "/noise/bands"),
+    ({"noise": {"kind": "bisr"}}, "missing_field", "/noise/bands"),
+    ({"noise": {"kind": "banded"}}, "missing_field", "/noise/bands"),
+    ({"noise": {"kind": "banded_inverse"}}, "missing_field", "/noise/bands"),
+    ({"noise": {"kind": "sqrt", "bands": 3}}, "conflict", "/noise/bands"),
+    (
+        {"noise": {"kind": "toeplitz", "coefficients": [0, 1]}},
+        "invalid_value",
+        "/noise/coefficients/0",
+    ),
+    (
+        {"noise": {"kind": "toeplitz_inverse", "coefficients": [1e-200]}},
+        "invalid_value",
+        "/noise/coefficients/0",
+    ),
+    (
+        {"noise": {"kind": "toeplitz", "coefficients": [1, 1e200]}},
+        "invalid_value",
+        "/noise/coefficients/1",
+    ),
+    (
+        {"noise": {"kind": "matrix", "rows": [[1, 0], [1]]}},
+        "invalid_value",
+        "/noise/rows/1",
+    ),
+    (
+        {"noise": {"kind": "matrix", "rows": [[1, 0.5], [0, 1]]}},
+        "invalid_value",
+        "/noise/rows/0/1",
+    ),
+    (
+        {"noise": {"kind": "matrix", "rows": [[1, 0], [1, 0]]}},
+        "invalid_value",
+        "/noise/rows/1/1",
+    ),
+    (
+        {"noise": {"kind": "matrix", "rows": [[1, 0], [1e101, 1]]}},
+        "invalid_value",
+        "/noise/rows/1",
+    ),
+    (
+        {"participation": {"schema": "single", "participations": 2}},
+        "conflict",
+        "/participation/participations",
+    ),
+    (
+        {"participation": {"schema": "single", "separation": 2}},
+        "conflict",
+        "/participation/separation",
+    ),
+    (
+        {"participation": {"schema": "min_separation", "participations": 2}},
+        "missing_field",
+        "/participation/separation",
+    ),
+    (
+        {"participation": {"schema": "fixed_epoch"}},
+        "missing_field",
+        "/participation/separation",
+    ),
+    ({"workload": {"kind": "momentum"}}, "missing_field", "/workload/momentum"),
+    ({"workload": {"momentum": 0.5}}, "conflict", "/workload/momentum"),
+    ({"workload": {"learning_rates": [1]}}, "conflict", "/workload/learning_rates"),
+)
 
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "version": ({"version": 2}, "invalid_value", "/version"),
@@ -201,38 +267,151 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 
+LOT = {"scheme": "poisson", "lot_size": None}
+PROBABILITY = {"scheme": "poisson", "probability": None}
+METRIC = {"kind": "gaussian", "name": "accuracy", "noise_multiplier": 5}
+SELECTION = {
+    "kind": "repeat_and_select",
+    "name": "best",
+    "distribution": "geometric",
+    "mean": 3,
+}
+SIZED = {"dataset": {"size": 100}}
+CASES |= {
+    "both the lot size and the probability are asked for": (
+        {"sampling": {**LOT, **PROBABILITY}, **SIZED},
+        "conflict",
+        "/sampling/probability",
+    ),
+    "the lot size of one phase among several is asked for": (
+        {**phases(PHASE, {**PHASE, "sampling": LOT}), **SIZED},
+        "conflict",
+        "/phases/1/sampling/lot_size",
+    ),
+    "the lot size and the steps are asked for": (
+        {"sampling": LOT, "steps": None, **SIZED},
+        "conflict",
+        "/sampling/lot_size",
+    ),
+    "epochs by a probability that is asked for": (
+        {"sampling": PROBABILITY, "steps": ..., "epochs": 3},
+        "conflict",
+        "/epochs",
+    ),
+    "the lot size of a data set without a size": (
+        {"sampling": LOT, "dataset": {}},
+        "missing_field",
+        "/dataset/size",
+    ),
+    "no number is claimed": ({"claim": {}}, "claim_unanswerable", "/claim"),
+    "a claim about a run that is not given": (
+        {"claim": 8, "steps": None},
+        "claim_unanswerable",
+        "/target",
+    ),
+    "a claimed epsilon without delta": (
+        {"claim": 8, "target": {"epsilon": 8}},
+        "claim_unanswerable",
+        "/target/delta",
+    ),
+    "a claimed epsilon of noise that is left open": (
+        {"claim": 8, "releases": [OPEN]},
+        "claim_unanswerable",
+        "/releases/0/noise_multiplier",
+    ),
+    "a claimed noise multiplier without its epsilon": (
+        {"claim": {"noise_multiplier": 1}, "target": {"delta": 1e-5}},
+        "claim_unanswerable",
+        "/target/epsilon",
+    ),
+    "a best lambda with normalized columns": (
+        {"noise": {"kind": "bidiagonal", "normalized": True}},
+        "missing_field",
+        "/noise/lambda",
+    ),
+    "two metrics of one name": ({"extra": [METRIC, METRIC]}, "conflict", "/extra/1/name"),
+    "a noise that does not follow an adapted clip norm": (
+        {
+            "extra": [{"kind": "adaptive_clipping_quantile", "name": "norm", "noise_std": 5}],
+            "releases": [{**OPEN, "noise_std": 5}],
+        },
+        "conflict",
+        "/releases/0/noise_std",
+    ),
+    "two selections": (
+        {"extra": [SELECTION, {**SELECTION, "name": "other"}]},
+        "conflict",
+        "/extra/0/kind",
+    ),
+    "a part of repetitions that are none": (
+        {"extra": [{**METRIC, "each_repetition": True}]},
+        "conflict",
+        "/extra/0/each_repetition",
+    ),
+    "a truncated negative binomial without a shape": (
+        {"extra": [{**SELECTION, "distribution": "truncated_negative_binomial"}]},
+        "missing_field",
+        "/extra/0/shape",
+    ),
+    "a geometric distribution with a shape": (
+        {"extra": [{**SELECTION, "shape": 1}]},
+        "conflict",
+        "/extra/0/shape",
+    ),
+    "a field of another optimiser": (
+        {"optimizer": {"name": "dp_sgd", "probes": 3}},
+        "conflict",
+        "/optimizer/probes",
+    ),
+    "a pre-clip below the clip norm": (
+        {"optimizer": {"name": "dp_dice", "pre_clip_norm": 0.5}},
+        "conflict",
+        "/optimizer/pre_clip_norm",
+    ),
+}
+CASES |= {
+    f"{next(iter(changes))} at {pointer}, {next(iter(changes.values()))}": (changes, code, pointer)
+    for changes, code, pointer in FORMS
+}
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_contradiction_is_rejected_by_its_own_rule_alone(document: Make, name: str) -> None:
     changes, code, pointer = CASES[name]
     with pytest.raises(MalformedPlan) as caught:
         plan_from(document(**changes))
-    (reason,) = caught.value.reasons
+    reason, *others = caught.value.reasons
     assert (reason.code, reason.pointer) == (code, pointer)
+    assert {other.message for other in others} <= {reason.message}
     assert reason.remedy.endswith(".")
 
 
 def test_every_rule_has_a_plan_that_it_rejects(
     document: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fired: set[int] = set()
+    fired: set[tuple[str, int]] = set()
 
-    def watch(code: str) -> Callable[[str, str, str], Reason]:
-        def rule(pointer: str, message: str, remedy: str) -> Reason:
-            fired.add(sys._getframe(1).f_lineno)
-            return Reason(code=code, pointer=pointer, message=message, remedy=remedy)
+    def watch(rule: Callable[[str, str, str], Reason]) -> Callable[[str, str, str], Reason]:
+        def watched(pointer: str, message: str, remedy: str) -> Reason:
+            caller = sys._getframe(1)
+            fired.add((caller.f_globals["__name__"], caller.f_lineno))
+            return rule(pointer, message, remedy)
 
-        return rule
+        return watched
 
-    for name in ("_conflict", "_missing", "_wrong"):
-        monkeypatch.setattr(contradictions, name, watch(name))
+    rules: set[tuple[str, int]] = set()
+    for module in (validators, strategies):
+        for name in ("conflict", "missing_field", "invalid_value", "_unanswerable"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, watch(getattr(module, name)))
+        rules |= {
+            (module.__name__, node.value.lineno)
+            for node in ast.walk(ast.parse(inspect.getsource(module)))
+            if isinstance(node, ast.Yield) and node.value
+        }
     for changes, _, _ in CASES.values():
         with pytest.raises(MalformedPlan):
             plan_from(document(**changes))
-    tree = ast.parse(inspect.getsource(contradictions))
-    rules = {
-        node.value.lineno for node in ast.walk(tree) if isinstance(node, ast.Yield) and node.value
-    }
     assert rules == fired
 
 
@@ -255,6 +434,16 @@ def test_contradictions_of_several_fields_come_together_in_their_order(document:
         {"noise": {"kind": "blt", "buffers": 3}},
         {"noise": {"kind": "blt", "decays": [0.5], "scales": [0.5]}},
         {"dataset": {"unit": "user", "contributions_per_user": 2}},
+        {"noise": {"kind": "sqrt"}},
+        {"noise": {"kind": "bsr", "bands": 3}},
+        {"noise": {"kind": "toeplitz", "coefficients": [1, 0, -1]}},
+        {"noise": {"kind": "matrix", "rows": [[1, 0], [-3, 2]]}},
+        {"noise": {"kind": "matrix", "file": "n.npy", "sha256": SHA}},
+        {"participation": {"schema": "single"}},
+        {"participation": {"schema": "single", "participations": 1}},
+        {"participation": {"schema": "min_separation", "separation": 3}},
+        {"workload": {"kind": "prefix_sum"}},
+        {"workload": {"kind": "momentum", "momentum": 0.5, "learning_rates": [1]}},
         phases(PHASE, {**PHASE, "releases": [OPEN]}),
     ],
 )

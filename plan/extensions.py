@@ -1,0 +1,98 @@
+"""What installed packages add to the words of a plan, found by their entry points.
+
+==========================  ==========================  ====================================
+group                       name of the entry point     object
+==========================  ==========================  ====================================
+``affidavit.strategies``    a ``kind`` of ``noise``     ``mechanisms.strategies.StrategyForm``
+``affidavit.mechanisms``    an ``optimizer.name``       ``mechanisms.Mechanism``
+==========================  ==========================  ====================================
+
+A package is loaded when a plan first names what it adds, not before. Names that this package
+defines cannot be taken.
+
+References: https://packaging.python.org/en/latest/specifications/entry-points/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+from affidavit.plan.strategies import FORMS, NOISE_KINDS, NoiseForm
+
+Group = Literal["affidavit.strategies", "affidavit.mechanisms"]
+
+
+@cache
+def installed(group: Group) -> Mapping[str, EntryPoint]:
+    """The entry points of ``group`` by name."""
+    return {entry_point.name: entry_point for entry_point in entry_points(group=group)}
+
+
+@cache
+def extension(group: Group, name: str) -> Any:
+    """What an installed package adds to ``group`` as ``name``.
+
+    Raises ``KeyError`` for a name that is not installed, and what loading the package raises.
+    """
+    return installed(group)[name].load()
+
+
+def noise_forms() -> tuple[type[NoiseForm], ...]:
+    """``FORMS`` and the forms of installed packages, which are loaded."""
+    extensions = (extension("affidavit.strategies", name) for name in _installed_kinds())
+    return (*FORMS, *dict.fromkeys(extensions))
+
+
+def _installed_kinds() -> list[str]:
+    return sorted(installed("affidavit.strategies").keys() - NOISE_KINDS)
+
+
+class _InstalledForms:
+    """Validates a kind of an installed package by that package's form."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_wrap_validator_function(
+            self._validate, handler(source), serialization=core_schema.simple_ser_schema("any")
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        if _installed_kinds():
+            schema = TypeAdapter(_union(noise_forms())).core_schema
+        return handler(schema)
+
+    @staticmethod
+    def _validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        if isinstance(value, NoiseForm):
+            return value
+        kind = value.get("kind") if isinstance(value, dict) else None
+        own = not isinstance(kind, str) or kind in NOISE_KINDS
+        if not own and kind in installed("affidavit.strategies"):
+            return extension("affidavit.strategies", kind).model_validate(value)
+        return handler(value)
+
+
+def _union(forms: tuple[type[NoiseForm], ...]) -> Any:
+    return Annotated[Union[forms], Field(discriminator="kind")]  # noqa: UP007
+
+
+if TYPE_CHECKING:
+    Noise = NoiseForm
+else:
+    Noise = Annotated[_union(FORMS), _InstalledForms()]

@@ -1,0 +1,423 @@
+"""Validators: fields that are each valid and cannot all be meant.
+
+A plan that says one thing twice, or half of a thing, has no meaning that an accountant
+may choose. Each check here names the field to change and what to write instead; the forms of
+noise, a participation and a workload check their own fields (``affidavit.plan.strategies``).
+Whether a well-formed plan can be *certified* is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+from affidavit.plan.additional_releases import ClippingQuantile, LaplaceMetric, Metric, Selection
+from affidavit.plan.claim import Claim
+from affidavit.plan.diagnostics import Reason, conflict, invalid_value, missing_field, pointer_to
+from affidavit.plan.document import Phase, PlanDocument
+from affidavit.plan.optimizer import TAKES, takes
+from affidavit.plan.schedule import steps
+from affidavit.plan.types import LARGEST_INTEGER
+
+BY_PROBABILITY = frozenset({"poisson", "truncated_poisson"})
+"""Schemes that a sampling probability describes fully."""
+
+
+def contradictions(plan: PlanDocument) -> tuple[Reason, ...]:
+    """Every contradiction in ``plan``, in the order of its fields."""
+    reasons = [*_version(plan), *_privacy_unit(plan)]
+    for index, phase in enumerate(plan.phases):
+        reasons += [*_length(plan, index, phase), *_lot(plan, index, phase)]
+        reasons += [*_scheme(plan, index, phase), *_release_noise(plan, index, phase)]
+        reasons += _blocks(plan, index, phase)
+    reasons += [*_unknowns(plan), *_additional_releases(plan)]
+    for index, phase in enumerate(plan.phases):
+        reasons += phase.noise.check(partial(plan.pointer, index, "noise"))
+        if phase.participation is not None:
+            reasons += phase.participation.check(partial(plan.pointer, index, "participation"))
+    if plan.workload is not None:
+        reasons += plan.workload.check(partial(pointer_to, "workload"))
+    reasons += [*_optimizer(plan), *_target(plan), *_allocation(plan)]
+    if plan.claim is not None:
+        reasons += unanswerable(plan.claim, plan)
+    return tuple(reasons) or tuple(_horizon(plan))
+
+
+def _version(plan: PlanDocument) -> Iterator[Reason]:
+    if plan.version != 1:
+        yield invalid_value("/version", f"schema version {plan.version} is not known.", "Write 1.")
+
+
+def _privacy_unit(plan: PlanDocument) -> Iterator[Reason]:
+    pointer = "/dataset/contributions_per_user"
+    given = plan.dataset.contributions_per_user is not None
+    if plan.dataset.unit == "user" and not given:
+        yield missing_field(
+            pointer,
+            "user-level privacy needs the most records of one user.",
+            "Give contributions_per_user.",
+        )
+    if plan.dataset.unit == "example" and given:
+        yield conflict(
+            pointer,
+            "contributions_per_user is given for example-level privacy.",
+            "Remove it, or write unit: user.",
+        )
+
+
+def _length(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
+    pointer = plan.pointer(index, "steps")
+    if phase.steps is not None and phase.epochs is not None:
+        yield conflict(pointer, "both steps and epochs are given.", "Keep one of the two.")
+    if not phase.asks_for_steps:
+        return
+    if "steps" not in phase.model_fields_set:
+        yield missing_field(
+            pointer,
+            "the length of training is not given.",
+            "Give steps or epochs, or steps: null to ask for the most that fit.",
+        )
+    elif len(plan.phases) > 1:
+        yield conflict(
+            pointer,
+            "steps: null is asked of one phase among several.",
+            "Give the steps of every phase.",
+        )
+    elif plan.asks_for_noise:
+        yield conflict(
+            pointer, "both the steps and the noise are left open.", "Give one of the two."
+        )
+
+
+def _horizon(plan: PlanDocument) -> Iterator[Reason]:
+    """Steps that are counted exactly; checked last, because it reads the other fields."""
+    for index, phase in enumerate(plan.phases):
+        if phase.epochs is not None and (steps(plan, phase) or 0) > LARGEST_INTEGER:
+            yield invalid_value(
+                plan.pointer(index, "epochs"),
+                "these epochs come to more than 2^53 - 1 steps.",
+                "Give fewer epochs.",
+            )
+
+
+def _lot(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
+    """The lot size or the sampling probability, and the size of the data set for either."""
+    sampling, size = phase.sampling, plan.dataset.size
+    at_lot, at_probability = (
+        plan.pointer(index, "sampling", name) for name in ("lot_size", "probability")
+    )
+    if sampling.scheme == "full_batch":
+        if sampling.lot_size is not None or sampling.probability is not None:
+            yield conflict(
+                plan.pointer(index, "sampling"),
+                "full_batch uses every record; a lot size says otherwise.",
+                "Remove lot_size and probability.",
+            )
+    elif sampling.lot_size is not None and sampling.probability is not None:
+        yield conflict(
+            at_probability, "both lot_size and probability are given.", "Keep one of the two."
+        )
+    elif sampling.probability is not None and sampling.scheme not in BY_PROBABILITY:
+        yield conflict(
+            at_probability,
+            f"{sampling.scheme} has a lot size, not a probability.",
+            "Give lot_size.",
+        )
+    elif (
+        sampling.lot_size is None
+        and sampling.probability is None
+        and not (phase.asks_for_lot_size or phase.asks_for_probability)
+    ):
+        yield missing_field(
+            at_lot,
+            "the size of a lot is not given.",
+            "Give lot_size, or for Poisson sampling probability.",
+        )
+    if sampling.lot_size is not None and size is None:
+        yield missing_field(
+            "/dataset/size",
+            "lot_size needs the size of the data set.",
+            "Give dataset.size, or for Poisson sampling probability.",
+        )
+    elif sampling.lot_size is not None and size is not None and sampling.lot_size > size:
+        yield conflict(
+            at_lot,
+            f"a lot of {sampling.lot_size} is larger than the data set of {size}.",
+            "Correct one of the two.",
+        )
+    if sampling.scheme == "truncated_poisson" and sampling.lot_size is None and size is None:
+        yield missing_field(
+            "/dataset/size",
+            "how often a lot is cut depends on the size of the data set.",
+            "Give dataset.size.",
+        )
+
+
+def _scheme(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
+    """Fields that belong to one sampling scheme."""
+    sampling = phase.sampling
+    if sampling.bins_drawn is not None:
+        pointer = plan.pointer(index, "sampling", "bins_drawn")
+        if sampling.scheme != "balls_in_bins":
+            yield conflict(
+                pointer,
+                f"bins_drawn belongs to balls_in_bins, not {sampling.scheme}.",
+                "Remove it or change the scheme.",
+            )
+        elif sampling.bins_drawn == "each_epoch" and phase.noise.kind != "independent":
+            yield conflict(
+                pointer,
+                "noise that is correlated across epochs is accounted for bins that are kept.",
+                "Write bins_drawn: once, or use independent noise.",
+            )
+    for name, scheme, value in (
+        ("max_lot_size", "truncated_poisson", sampling.max_lot_size),
+        ("groups", "cyclic_poisson", sampling.groups),
+    ):
+        pointer = plan.pointer(index, "sampling", name)
+        if sampling.scheme == scheme and value is None:
+            yield missing_field(pointer, f"{scheme} needs {name}.", f"Give {name}.")
+        if sampling.scheme != scheme and value is not None:
+            yield conflict(
+                pointer,
+                f"{name} belongs to {scheme}, not {sampling.scheme}.",
+                "Remove it or change the scheme.",
+            )
+
+
+def _release_noise(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
+    for place, release in enumerate(phase.releases):
+        if release.noise_multiplier is not None and release.noise_std is not None:
+            yield conflict(
+                plan.pointer(index, "releases", place, "noise_std"),
+                "both noise_multiplier and noise_std are given.",
+                "Keep one of the two.",
+            )
+    without = [place for place, release in enumerate(phase.releases) if not release.has_noise]
+    if 0 < len(without) < len(phase.releases):
+        yield missing_field(
+            plan.pointer(index, "releases", without[0], "noise_multiplier"),
+            "some releases of a step have noise and this one has none.",
+            "Give the noise of every release, or of none to have it solved for.",
+        )
+
+
+def _blocks(plan: PlanDocument, index: int, phase: Phase) -> Iterator[Reason]:
+    counts = Counter(release.name for release in phase.releases)
+    for place, release in enumerate(phase.releases):
+        if counts[release.name] > 1:
+            yield conflict(
+                plan.pointer(index, "releases", place, "name"),
+                f"the name {release.name} is used twice.",
+                "Give each its own.",
+            )
+            return
+    norms = {release.clip_norm for release in phase.releases}
+    if phase.clipping == "flat" and len(norms) > 1:
+        yield conflict(
+            plan.pointer(index, "clipping"),
+            "flat clipping has one clip norm over all blocks, and several are given.",
+            "Give every release the same clip_norm.",
+        )
+
+
+def _unknowns(plan: PlanDocument) -> Iterator[Reason]:
+    """One question is asked at a time, of a plan with one phase and a full target."""
+    for index, phase in enumerate(plan.phases):
+        if phase.asks_for_lot_size:
+            yield from _unknown(plan, index, "lot_size", "lot size")
+        if phase.asks_for_probability:
+            yield from _unknown(plan, index, "probability", "sampling probability")
+
+
+def _unknown(plan: PlanDocument, index: int, name: str, words: str) -> Iterator[Reason]:
+    phase, pointer = plan.phases[index], plan.pointer(index, "sampling", name)
+    if len(plan.phases) > 1:
+        yield conflict(
+            pointer,
+            f"{name}: null is asked of one phase among several.",
+            f"Give the {words} of every phase.",
+        )
+    elif phase.asks_for_lot_size and phase.asks_for_probability:
+        if name == "probability":
+            yield conflict(
+                pointer,
+                "both the lot size and the probability are asked for.",
+                "Remove one of the two.",
+            )
+    elif plan.asks_for_noise or plan.asks_for_steps:
+        other = "noise" if plan.asks_for_noise else "steps"
+        yield conflict(
+            pointer, f"both the {words} and the {other} are left open.", "Give one of the two."
+        )
+    if phase.epochs is not None and name == "probability":
+        yield conflict(
+            plan.pointer(index, "epochs"),
+            "epochs become steps by the probability, which is asked for.",
+            "Give steps instead.",
+        )
+    if name == "lot_size" and plan.dataset.size is None:
+        yield missing_field(
+            "/dataset/size",
+            "the largest lot size needs the size of the data set.",
+            "Give dataset.size, or ask for probability: null.",
+        )
+    if plan.target.epsilon is not None or plan.target.delta is not None:
+        yield from _full_target(plan, words)
+
+
+def _full_target(plan: PlanDocument, words: str) -> Iterator[Reason]:
+    for field in ("epsilon", "delta"):
+        if getattr(plan.target, field) is None:
+            yield missing_field(
+                f"/target/{field}",
+                f"solving for the {words} needs both epsilon and delta.",
+                f"Give target.{field}, or the {words}.",
+            )
+
+
+def _additional_releases(plan: PlanDocument) -> Iterator[Reason]:
+    kinds: Counter[str] = Counter(release.kind for release in plan.extra)
+    names: set[str] = set()
+    for index, release in enumerate(plan.extra):
+        at = f"/extra/{index}"
+        if release.name in names:
+            yield conflict(
+                f"{at}/name", f"the name {release.name} is used twice.", "Give each its own."
+            )
+        names.add(release.name)
+        if isinstance(release, Selection):
+            yield from _selection_shape(release, f"{at}/shape")
+            if kinds[release.kind] > 1:
+                yield conflict(
+                    f"{at}/kind", "the run is repeated and selected from once.", "Keep one of them."
+                )
+        if (
+            isinstance(release, Metric | LaplaceMetric)
+            and release.each_repetition is not None
+            and not kinds["repeat_and_select"]
+        ):
+            yield conflict(
+                f"{at}/each_repetition",
+                "each_repetition says that the metric is part of every repetition, and nothing "
+                "is repeated.",
+                "Remove it, or add the repeat_and_select event.",
+            )
+    if any(isinstance(release, ClippingQuantile) for release in plan.extra):
+        yield from _adapted_clip_norm(plan)
+
+
+def _selection_shape(selection: Selection, pointer: str) -> Iterator[Reason]:
+    has_shape = selection.distribution == "truncated_negative_binomial"
+    if has_shape and selection.shape is None:
+        yield missing_field(
+            pointer,
+            "a truncated negative binomial has a shape.",
+            "Give shape, or distribution: geometric (shape 1) or logarithmic (shape 0).",
+        )
+    if not has_shape and selection.shape is not None:
+        yield conflict(
+            pointer,
+            f"{selection.distribution} has no shape.",
+            "Remove shape, or write distribution: truncated_negative_binomial.",
+        )
+
+
+def _adapted_clip_norm(plan: PlanDocument) -> Iterator[Reason]:
+    for index, phase in enumerate(plan.phases):
+        for place, release in enumerate(phase.releases):
+            if release.noise_std is not None:
+                yield conflict(
+                    plan.pointer(index, "releases", place, "noise_std"),
+                    "the clip norm is adapted during training, so that noise of a fixed "
+                    "standard deviation has no fixed noise multiplier.",
+                    "Give noise_multiplier; the noise then follows the clip norm.",
+                )
+                return
+
+
+def _optimizer(plan: PlanDocument) -> Iterator[Reason]:
+    """Fields that the optimiser does not have, and a pre-clip below the clip norm."""
+    optimizer = plan.optimizer
+    fields = takes(optimizer.name)
+    for field in type(optimizer).model_fields:
+        if field not in fields and getattr(optimizer, field) is not None:
+            owners = [name for name, taken in TAKES.items() if field in taken]
+            yield conflict(
+                pointer_to("optimizer", field),
+                f"{optimizer.name} has no {field}.",
+                f"Remove it; it belongs to {', '.join(owners)}.",
+            )
+    least = optimizer.pre_clip_norm
+    norms = [release.clip_norm for phase in plan.phases for release in phase.releases]
+    if least is not None and any(least < norm for norm in norms):
+        yield conflict(
+            "/optimizer/pre_clip_norm",
+            "a record is clipped to pre_clip_norm before it is clipped to clip_norm, so "
+            "that a smaller pre_clip_norm would be the clip norm.",
+            "Give a pre_clip_norm of at least clip_norm.",
+        )
+
+
+def _target(plan: PlanDocument) -> Iterator[Reason]:
+    epsilon, delta = plan.target.epsilon, plan.target.delta
+    if epsilon is None and delta is None:
+        yield missing_field(
+            "/target",
+            "neither epsilon nor delta is given.",
+            "Give delta to be told epsilon, or both to have them checked.",
+        )
+    elif plan.asks_for_noise:
+        yield from _full_target(plan, "noise")
+    elif plan.asks_for_steps:
+        yield from _full_target(plan, "steps")
+
+
+def _allocation(plan: PlanDocument) -> Iterator[Reason]:
+    field = {"proportional": "weight", "optimal": "dimension"}.get(plan.allocation)
+    if field is None or not plan.asks_for_noise:
+        return
+    for index, phase in enumerate(plan.phases):
+        for place, release in enumerate(phase.releases):
+            if getattr(release, field) is None:
+                yield missing_field(
+                    plan.pointer(index, "releases", place, field),
+                    f"the {plan.allocation} allocation needs the {field} of every release.",
+                    f"Give {field}, or use allocation: uniform.",
+                )
+
+
+def unanswerable(claim: Claim, plan: PlanDocument) -> Iterator[Reason]:
+    """Why ``claim`` cannot be held against ``plan``: what either of them leaves open."""
+    if (claim.epsilon is None) == (claim.noise_multiplier is None):
+        yield _unanswerable(
+            "/claim", "a claim is one number.", "Give claim.epsilon or claim.noise_multiplier."
+        )
+        return
+    if plan.is_open and not plan.asks_for_noise:
+        yield _unanswerable(
+            "/target",
+            "a claim is about a run that is given, and this plan asks for a part of it.",
+            "Give its steps and sampling.",
+        )
+    if plan.target.delta is None:
+        yield _unanswerable(
+            "/target/delta", "a claimed ε says nothing without its δ.", "Give target.delta."
+        )
+    if claim.noise_multiplier is not None and plan.target.epsilon is None:
+        yield _unanswerable(
+            "/target/epsilon",
+            "a claimed noise multiplier needs the ε that it is said to reach.",
+            "Give target.epsilon.",
+        )
+    if claim.epsilon is not None and plan.asks_for_noise:
+        yield _unanswerable(
+            plan.pointer(0, "releases", 0, "noise_multiplier"),
+            "a claimed ε is that of noise, which is left open.",
+            "Give the noise, or claim a noise_multiplier.",
+        )
+
+
+def _unanswerable(pointer: str, message: str, remedy: str) -> Reason:
+    return Reason(code="claim_unanswerable", pointer=pointer, message=message, remedy=remedy)
