@@ -18,8 +18,3 @@ depends_on = ${repr(depends_on)}
 def upgrade() -> None:
     """Bring the schema to ${up_revision}."""
     ${upgrades if upgrades else "pass"}
-
-
-def downgrade() -> None:
-    """Take it back to ${down_revision | comma,n}."""
-    ${downgrades if downgrades else "pass"}

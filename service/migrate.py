@@ -1,13 +1,12 @@
-"""The schema: where it is, where it should be, and bringing it there.
+"""Schema revisions: which one a database has, which one this release needs, and upgrading.
 
-The service never makes a table. ``affidavit migrate`` does, once, before the service is
-started; ``require_head`` is what start-up and ``/readyz`` ask. The scripts are found
-inside the installed package, so a wheel migrates as a checkout does.
+The service never creates a table. ``affidavit migrate`` does, once, before the service is
+started; start-up and ``/readyz`` call ``require_head``. The scripts are found inside the
+installed package, so a wheel migrates as a checkout does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 from alembic import command
@@ -51,7 +50,21 @@ class SchemaNotAtHead(Exception):
         where = f"at revision {found}" if found else "empty"
         super().__init__(
             f"the database's schema is {where}, and this release needs revision {wanted}; "
-            "run: affidavit migrate"
+            f"{self._remedy(wanted)}"
+        )
+
+    def _remedy(self, wanted: str) -> str:  # noqa: ARG002
+        return "run: affidavit migrate"
+
+
+class UnknownSchema(SchemaNotAtHead):
+    """The database's schema has a revision that this release cannot upgrade."""
+
+    def _remedy(self, wanted: str) -> str:
+        return (
+            "it cannot be upgraded from there. If a newer release made it, use that release. "
+            f"If it was made before the first release (a revision below {wanted}), keep a copy, "
+            "set DATABASE_URL to an empty database, and run: affidavit migrate"
         )
 
 
@@ -61,10 +74,10 @@ def head() -> str:
 
     Raises ``RuntimeError`` where an installation has no revision.
     """
-    found = ScriptDirectory.from_config(_config()).get_current_head()
-    if found is None:
+    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    if revision is None:
         raise RuntimeError("affidavit.migrations has no revision; the installation is incomplete")
-    return found
+    return revision
 
 
 def current(url: str) -> str | None:
@@ -85,33 +98,41 @@ def revision_of(engine: Engine) -> str | None:
 
 
 def require_head(engine: Engine) -> str:
-    """The revision, which is the head's; raises ``SchemaNotAtHead`` when it is not."""
-    found, wanted = revision_of(engine), head()
-    if found != wanted:
-        raise SchemaNotAtHead(found, wanted)
+    """The head's revision; raises ``SchemaNotAtHead`` when the database has another one."""
+    revision, wanted = revision_of(engine), head()
+    if revision != wanted:
+        raise _not_at_head(revision)
     return wanted
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Bring the database at ``url`` to ``revision``, in one transaction."""
+def upgrade(url: str) -> None:
+    """Bring the database at ``url`` to the head, in one transaction.
+
+    Raises ``UnknownSchema`` when no revision of this release leads there from its own.
+    """
     make_room(url)
-    _run(url, lambda config: command.upgrade(config, revision))
-
-
-def downgrade(url: str, revision: str) -> None:
-    """Take the database at ``url`` back to ``revision``; drops what came after it."""
-    _run(url, lambda config: command.downgrade(config, revision))
-
-
-def _run(url: str, work: Callable[[Config], None]) -> None:
     engine = open_engine(url)
     try:
+        revision = revision_of(engine)
+        if revision is not None and revision not in _revisions():
+            raise _not_at_head(revision)
         with writer(engine).connect() as connection:
             config = _config()
             config.attributes["connection"] = connection
-            work(config)
+            command.upgrade(config, "head")
     finally:
         engine.dispose()
+
+
+def _not_at_head(revision: str | None) -> SchemaNotAtHead:
+    known = revision is None or revision in _revisions()
+    return (SchemaNotAtHead if known else UnknownSchema)(revision, head())
+
+
+@cache
+def _revisions() -> frozenset[str]:
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    return frozenset(script.revision for script in scripts)
 
 
 def _config() -> Config:

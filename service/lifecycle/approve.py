@@ -2,7 +2,7 @@
 
 An approver names the digest of the envelope that they saw, so that nothing can be slipped
 in between. Nobody decides about what they asked for, now or at any time before, nor twice;
-the database refuses that by itself too, for whoever can write to it (revision 0005). Who asked
+the database refuses that by itself too, for whoever can write to it (revision 0017). Who asked
 for the same plan before, under other rules or waivers, asked for it too. With
 the last approval that is needed, the statement is signed anew with all of them in it, in
 the same transaction: there is no moment at which a certificate is approved and not issued.

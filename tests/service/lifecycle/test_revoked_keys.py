@@ -7,10 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from affidavit.service.keysets import revoked
-from affidavit.service.migrate import downgrade, upgrade
 from tests.service.lifecycle.conftest import Company
 
 Plan = Callable[..., dict[str, Any]]
@@ -52,17 +50,3 @@ def test_a_revocation_in_the_future_is_not_one_yet(company: Company, plan: Plan)
     company.publish_revocation(datetime.now(UTC) + timedelta(days=1))
     assert company.current(first)["certificate"]["status"] == "active"
     assert company.submit(plan()).status_code == 200
-
-
-def test_keysets_published_before_the_migration_count_after_it(
-    company: Company, plan: Plan, database_url: str
-) -> None:
-    first = company.submit(plan()).json()
-    company.publish_revocation(datetime.now(UTC) - timedelta(days=1))
-    company.engine.dispose()
-    downgrade(database_url, "0012")
-    upgrade(database_url)
-    assert company.current(first)["certificate"]["status"] == "key_revoked"
-    with company.engine.connect() as connection:
-        since = connection.execute(text("SELECT count(*) FROM revoked_keys")).scalar_one()
-    assert since == 1

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.exc import DatabaseError, ProgrammingError
 
-from affidavit.service.migrate import downgrade, upgrade
+from affidavit.service.migrate import upgrade
 from affidavit.service.operation.roles import grant_application
 from affidavit.service.settings import Settings, SettingsError
 from tests.service.operation.databases import statements, with_user
@@ -159,7 +159,6 @@ def test_the_role_is_given_no_more_than_before_by_another_migration(
     assert _grants(owner_url, role) != before
     grant_application(owner_url, role)
     assert _grants(owner_url, role) == before
-    downgrade(owner_url, "0001")
     upgrade(owner_url)
     grant_application(owner_url, role)
     assert _grants(owner_url, role) == before
