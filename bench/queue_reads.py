@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from affidavit.certificate import KeyStore, SigningKey
 from affidavit.service.runs.rows import Filters
 from affidavit.service.services import Services
-from affidavit.worker import Wanting
+from affidavit.worker import ClaimRequest
 from bench.explained import Reading, Statement, explain, noted
 from bench.simulated_workers import LEASE, Clock, Share, services_of, take_one
 
@@ -61,7 +61,7 @@ async def _ask(services: Services, clock: Noting, share: Share, key: SigningKey)
         ("claim, nothing waits", "nothing", 0),
         (NOTHING_FITS, share.queue, -1),  # no run needs as little
     ):
-        wanting = Wanting(queue=queue, worker="w", seconds=LEASE, gpu=False, memory_mib=memory)
+        wanting = ClaimRequest(queue=queue, worker="w", seconds=LEASE, gpu=False, memory_mib=memory)
         await clock.threaded(
             name,
             lambda wanting=wanting: services.runs.queue.claim(  # type: ignore[misc]

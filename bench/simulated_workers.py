@@ -33,9 +33,9 @@ from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.serve import prepare_process
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
-from affidavit.worker import Wanting
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job
+from affidavit.worker import ClaimRequest
+from affidavit.worker.job import provenance
+from affidavit.worker.lease import Job
 from tests.service.runs.records import record_of
 
 T = TypeVar("T")
@@ -181,7 +181,7 @@ def services_of(url: str, home: Path) -> Iterator[Services]:
 
 
 async def _claim(services: Services, clock: Clock, queue: str, number: int) -> Run | None:
-    wanting = Wanting(queue=queue, worker=f"w{number}", seconds=LEASE, gpu=False, memory_mib=0)
+    wanting = ClaimRequest(queue=queue, worker=f"w{number}", seconds=LEASE, gpu=False, memory_mib=0)
     return await clock.threaded(
         "claim",
         lambda: services.runs.queue.claim(wanting, f"worker:{number}", datetime.now(UTC)),

@@ -7,7 +7,7 @@ last digest and what it came to when it was held against the certificate.
 
 What it proves is that the holder of the worker's key said so. The record itself stays with
 the weights, for whoever wants to hold it against the certificate again (``affidavit conformance``).
-``affidavit.worker.provenance`` makes it; the service reads it when a run is over, and anybody else
+``affidavit.worker.job`` makes it; the service reads it when a run is over, and anybody else
 offline, whenever they like (``affidavit runs verify``).
 
 References: in-toto Attestation Framework, Statement v1; SLSA Provenance v1.0; DSSE v1.

@@ -7,7 +7,7 @@ started again by itself, because a second attempt is another run. The ranks meet
 interface at a port that torchrun finds, so that several such groups fit on one host.
 
 A rank is a process group of its own. If this process is killed nobody is left to end them:
-COMMAND has to see to that (``affidavit.worker.child`` does).
+COMMAND must see to that (``affidavit.worker.child`` does).
 """
 
 from __future__ import annotations

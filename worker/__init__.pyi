@@ -1,4 +1,4 @@
 from .__main__ import app as app
-from .queue import TEXTS as TEXTS
-from .queue import Renewal as Renewal
-from .queue import Wanting as Wanting
+from .lease import TEXTS as TEXTS
+from .lease import ClaimRequest as ClaimRequest
+from .lease import Renewal as Renewal

@@ -1,7 +1,7 @@
-"""``python -m affidavit.worker``: what ``affidavit worker`` becomes.
+"""``python -m affidavit.worker``: the program behind ``affidavit worker``.
 
-Exit codes: 0 stopped as asked, or with ``--once`` nothing waits; 2 usage, no key to sign with, or
-the service takes nothing from this worker; 3 with ``--once``, the service could not be reached.
+Exit codes: 0 stopped by a signal, or with ``--once`` the queue is empty; 2 usage, no signing key,
+or the service refuses this worker; 3 with ``--once``, the service could not be reached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import typer
 
 from affidavit.certificate import KeyFailure, KeyStore, SigningPort, Trust, home
 from affidavit.certificate.signers import private_halves
-from affidavit.worker.handover import place_of
-from affidavit.worker.job import Site
-from affidavit.worker.queue import Wanting
-from affidavit.worker.remote import RemoteQueue
+from affidavit.worker.checkpoint_transfer import place_of
+from affidavit.worker.job import WorkerConfig
+from affidavit.worker.lease import ClaimRequest
+from affidavit.worker.queue import RunQueue
 from affidavit.worker.slots import WAIT, Slots
 
 USAGE = 2
@@ -30,60 +30,62 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def main(
-    queue: Annotated[str, typer.Option(help="The queue to take runs from.")] = "default",
-    slots: Annotated[int, typer.Option(min=1, max=256, help="Runs at a time.")] = 1,
+    queue: Annotated[str, typer.Option(help="Queue to claim runs from.")] = "default",
+    slots: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent runs.")] = 1,
     server: Annotated[
-        str, typer.Option(envvar="AFFIDAVIT_SERVER", help="Where the service answers.")
+        str, typer.Option(envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
     ] = "http://127.0.0.1:8321",
-    outputs: Annotated[Path, typer.Option(help="The folder below which runs are kept.")] = Path(
-        "runs"
-    ),
+    outputs: Annotated[Path, typer.Option(help="Folder for run outputs.")] = Path("runs"),
     keys: Annotated[
         list[Path] | None,
-        typer.Option("--keys", help="Public keys of the service to trust, instead of your own."),
+        typer.Option("--keys", help="Trusted public keys of the service, instead of your own."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of this worker; by default the host's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of this worker; default: the host name.")
+    ] = None,
     lease: Annotated[
         int,
-        typer.Option(min=1, max=86_400, help="Seconds without a word after which a run is lost."),
+        typer.Option(min=1, max=86_400, help="Seconds without a heartbeat until a run is lost."),
     ] = 60,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Take runs that need a GPU.")] = False,
-    memory: Annotated[int, typer.Option(min=0, help="MiB of memory for each run.")] = 0,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Accept runs that need a GPU.")] = False,
+    memory: Annotated[int, typer.Option(min=0, help="Memory per run, in MiB.")] = 0,
     own_code: Annotated[
         bool,
         typer.Option(
-            "--own-code", help="Take runs whose data or model is python:…, which is code."
+            "--own-code", help="Accept runs whose data or model is python:…, which executes code."
         ),
     ] = False,
     files: Annotated[
         list[Path] | None,
         typer.Option(
             "--files",
-            help="A folder below which runs may name files as data or model; repeatable. Without "
-            "one they may name none.",
+            help="Folder whose files runs may use as data or model; repeatable. Without it runs "
+            "may use no files.",
         ),
     ] = None,
-    microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
+    microbatch: Annotated[int, typer.Option(min=1, help="Records per microbatch.")] = 64,
     processes: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Processes of each run, by torchrun; one for each GPU."),
+        typer.Option(min=1, max=64, help="Trainer processes per run (torchrun); one per GPU."),
     ] = 1,
-    wait: Annotated[float, typer.Option(min=0.05, help="Seconds between questions.")] = WAIT,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing waits.")] = False,
+    wait: Annotated[
+        float, typer.Option(min=0.05, help="Seconds between polls of an empty queue.")
+    ] = WAIT,
+    once: Annotated[bool, typer.Option("--once", help="Exit when the queue is empty.")] = False,
 ) -> None:
-    """Claim certified runs, train them, and report what they did."""
+    """Claim certified runs from a service, train them, and report the results."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     worker = name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "worker"
     for option, value in (("--queue", queue), ("--name", worker)):
         if NAME.fullmatch(value) is None:
-            _stop(f"{option} is {value[:80]!r}: give 1 to 64 of A-Z a-z 0-9 . _ -")
-    site = Site(
+            _stop(f"{option} {value[:80]!r} is invalid: use 1 to 64 of A-Z a-z 0-9 . _ -")
+    config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
         outputs=outputs.resolve(),
-        key=_key(),
-        keys=_trusted(keys or []),
+        key=_signing_key(),
+        keys=_trusted_keys(keys or []),
         lease=lease,
         own_code=own_code,
         files=tuple(path.resolve() for path in files or ()),
@@ -91,33 +93,33 @@ def main(
         processes=processes,
         pause=min(0.5, lease / 6),
     )
-    wanting = Wanting(
+    request = ClaimRequest(
         queue=queue,
         worker=worker,
         seconds=lease,
         gpu=gpu,
         memory_mib=memory,
-        place=_place(site.outputs),
+        place=_place(config.outputs),
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda sent, _: _ask_to_stop(stop, sent))
-    slots_of = Slots(site=site, wanting=wanting, count=slots, wait=wait, once=once)
-    raise typer.Exit(slots_of.run(stop))
+        signal.signal(number, lambda received, _: _on_signal(stop, received))
+    pool = Slots(config=config, request=request, count=slots, wait=wait, once=once)
+    raise typer.Exit(pool.run(stop))
 
 
-def _ask_to_stop(stop: threading.Event, sent: int) -> None:
+def _on_signal(stop: threading.Event, received: int) -> None:
     if stop.is_set():
-        os._exit(128 + sent)  # trainers die with this process
+        os._exit(128 + received)  # trainers die with this process
     stop.set()
 
 
-def _source(server: str, token: str | None) -> RemoteQueue:
+def _source(server: str, token: str | None) -> RunQueue:
     if re.fullmatch(r"https?://[^/\s]+\S*", server) is None:
-        _stop(f"--server is {server[:80]!r}: give http://HOST or https://HOST.")
+        _stop(f"--server {server[:80]!r} is not a URL: use http://HOST or https://HOST.")
     if token and re.fullmatch(r"[!-~]+", token) is None:
-        _stop("AFFIDAVIT_TOKEN is no token: it has characters that no token has.")
-    return RemoteQueue(server, token)
+        _stop("AFFIDAVIT_TOKEN is not a token: it contains invalid characters.")
+    return RunQueue(server, token)
 
 
 def _place(outputs: Path) -> str:
@@ -127,18 +129,18 @@ def _place(outputs: Path) -> str:
         _stop(f"--outputs {outputs} cannot be used: {error}")
 
 
-def _key() -> SigningPort:
+def _signing_key() -> SigningPort:
     try:
-        found = KeyStore(home() / "keys").signing_key(private_halves(os.environ))
+        key = KeyStore(home() / "keys").signing_key(private_halves(os.environ))
     except KeyFailure as failure:
         _stop(str(failure))
-    if found is None:
-        _stop("there is no key to sign with; make one for this worker: affidavit keys new")
-    return found
+    if key is None:
+        _stop("no signing key found; create one for this worker with: affidavit keys new")
+    return key
 
 
-def _trusted(keys: list[Path]) -> tuple[Path, ...]:
-    """The files of trusted keys, which are read for each run: others may come."""
+def _trusted_keys(keys: list[Path]) -> tuple[Path, ...]:
+    """Check the files of trusted keys, which are read again for each run."""
     try:
         Trust(keys).public_keys()
     except KeyFailure as failure:

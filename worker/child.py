@@ -1,11 +1,11 @@
 """``python -m affidavit.worker.child PARENT COMMAND…``: become COMMAND, and die with PARENT.
 
-PARENT is a process id, or ``launcher`` for a rank of a trainer of several processes: whatever the
-worker's own child became.
+PARENT is a process id, or ``launcher`` for a rank of a multi-process trainer, whose parent is the
+process that the worker started.
 
-A process of its own rather than code between fork and exec, where a worker that has threads
-must not run Python. On other systems than Linux a trainer outlives a worker that is killed;
-what it does then counts for nothing, because its lease is lost.
+This is a separate program because a worker with threads must not run Python between fork and
+exec. On systems other than Linux a trainer outlives a killed worker; its lease is lost, so nothing
+that it still does is accepted.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ LAUNCHER = "AFFIDAVIT_LAUNCHER"
 
 
 def main() -> None:
-    """Ask the kernel for SIGKILL at the parent's end, and become the command.
+    """Ask the kernel for SIGKILL when the parent dies, and exec the command.
 
-    Raises ``SystemExit`` where the parent is gone.
+    Raises ``SystemExit`` if the parent is gone.
     """
     parent, *command = sys.argv[1:]
     if parent == "launcher":
         parent = os.environ[LAUNCHER]
-    os.environ[LAUNCHER] = str(os.getpid())  # which it keeps as it becomes the command
+    os.environ[LAUNCHER] = str(os.getpid())  # exec keeps the process id
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):  # it ended before the line above
+        if os.getppid() != int(parent):  # it died before the line above
             raise SystemExit(1)
     os.execvp(command[0], command)
 

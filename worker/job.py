@@ -1,16 +1,17 @@
-"""One run, from its claim to its report.
+"""Execute one run, from its claim to its report.
 
-1. The certificate is fetched with the status list and verified here, with the worker's own
-   keys: it must be certified, valid, not called back, and the one that the run is about.
-   Where somebody had the run before, what it needs of theirs is copied.
-2. The queue is told that the run begins or goes on; it checks everything again in one
-   transaction, and the run's budget is committed. From here on the run costs something.
-3. The trainer runs as a process, which verifies once more and refuses anything but the plan.
-   Meanwhile the lease is renewed with the number of steps charged so far, and the trainer
-   is told how many it may charge (``affidavit.worker.watch``).
-4. The record is held against the certificate, sent, signed with the weights' digest, and
-   reported. A run whose record does not end is given back where another attempt may help (the
-   trainer was killed, or could not write), and else given up and charged in full.
+1. Fetch the certificate and the status list, and verify them with the worker's own keys: the
+   certificate must be certified, valid, not revoked, and the one that the run names. If the run
+   has an earlier attempt, copy its record and checkpoint.
+2. Start the run in the queue, which checks everything again and commits the budget in one
+   transaction. From here on the run costs privacy budget.
+3. Run the trainer as a subprocess, which verifies the certificate again and follows the plan only.
+   Meanwhile the heartbeat renews the lease with the number of steps charged, and grants steps to
+   the trainer (``affidavit.worker.heartbeat``).
+4. Check the record against the certificate, upload it, sign it with the digest of the weights
+   (``affidavit.certificate.provenance``), and complete the run. A run without a final record line
+   goes back to the queue if a new attempt may help (the trainer was killed, or could not write);
+   otherwise it fails and is charged in full.
 
 When the lease is lost the trainer is killed, and nothing is reported.
 """
@@ -27,9 +28,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from affidavit.certificate import (
+    BUILD_TYPE,
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
     Conformance,
     Demands,
     KeyFailure,
@@ -37,53 +41,47 @@ from affidavit.certificate import (
     Trust,
     VerificationError,
     conformance,
+    seal,
     verify,
 )
 from affidavit.plan import PlanError, canonical_json
-from affidavit.worker import executor
-from affidavit.worker.failures import why
-from affidavit.worker.handover import forget, has_ended, place_of, take_over
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job, Queue, Refused, Unreachable
-from affidavit.worker.watch import Watch
+from affidavit.worker import trainer_process
+from affidavit.worker.checkpoint_transfer import (
+    copy_attempt,
+    delete_checkpoints,
+    has_ended,
+    place_of,
+)
+from affidavit.worker.heartbeat import Heartbeat
+from affidavit.worker.lease import Job, Refused, Unreachable
+from affidavit.worker.queue import RunQueue
 
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")
-"""What the trainer, which runs other people's models, is not given."""
-INSISTENCE = 600.0
-"""Seconds for which a report is repeated while the service cannot be reached."""
+"""Environment variables withheld from the trainer, which runs other people's models."""
+RETRY_TIMEOUT = 600.0
+"""Seconds for which a call is retried while the service is unreachable."""
 
 ALLOWANCE = "allowance"
 UNFINISHED = 3
-"""What a trainer ends with that may be gone on with."""
+"""Exit code of a trainer whose run may be resumed."""
 PART = 256 * 1024
-"""Characters of a record that are sent at once."""
+"""Characters of a record sent in one request."""
 
 log = logging.getLogger("affidavit.worker")
 
 T = TypeVar("T")
 
 
-class Source(Queue, Protocol):
-    """A queue that also hands out what a run is about."""
-
-    def bundle(self, job: Job) -> bytes:
-        """The certificate's signed bundle."""
-
-    def status(self) -> bytes:
-        """The status list."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
-    """What a worker's runs have in common.
+class WorkerConfig:
+    """Settings shared by all runs of a worker.
 
-    ``lease`` in seconds; ``own_code`` lets runs name data and models as ``python:…``, which is
-    code that whoever may ask for a run then has executed here. ``files`` are the folders below
-    which runs may name files. ``options`` go to the trainer, which is ``processes`` ranks of one
-    run.
+    ``lease`` is in seconds. ``own_code`` lets runs name data and models as ``python:…``: code
+    that anyone who may submit a run can then execute on this host. Runs may name files below the
+    folders in ``files``. ``options`` go to the trainer, which has ``processes`` ranks.
     """
 
-    source: Source
+    source: RunQueue
     name: str
     outputs: Path
     key: SigningPort
@@ -96,48 +94,48 @@ class Site:
     pause: float = 0.5
 
 
-def work(site: Site, job: Job) -> str:
-    """Do a claimed run; returns a line for the terminal. Raises ``LeaseLost``."""
-    began = datetime.now(UTC)
+def run_job(config: WorkerConfig, job: Job) -> str:
+    """Execute a claimed run and return a line for the log. Raises ``LeaseLost``."""
+    started_at = datetime.now(UTC)
     try:
-        folder, predicate = _prepared(site, job)
-        resumes = job.previous is not None and _taken_over(site, job, folder)
+        folder, predicate = _prepare(config, job)
+        resumes = job.previous is not None and _resumes(config, job, folder)
     except (VerificationError, KeyFailure, PlanError, Refused, OSError, ValueError) as error:
-        code, told = str(getattr(error, "code", "not_prepared")), _printable(str(error))
+        code, message = str(getattr(error, "code", "not_prepared")), _printable(str(error))
         again = isinstance(error, OSError)
-        insist(lambda: site.source.fail(job, code, told, again=again))
-        return f"{code}: {told}"
+        retry(lambda: config.source.fail(job, code, message, again=again))
+        return f"{code}: {message}"
     try:
-        insist(lambda: site.source.start(job, job.plan_digest, place_of(site.outputs)))
+        retry(lambda: config.source.start(job, job.plan_digest, place_of(config.outputs)))
     except Refused as error:
         return f"{error.code}: {error}"
-    watch = Watch(
-        source=site.source,
+    heartbeat = Heartbeat(
+        source=config.source,
         job=job,
         record=folder / "run" / "record.jsonl",
         allowance=folder / ALLOWANCE,
-        lease=site.lease,
+        lease=config.lease,
     )
-    with (folder / "trainer.log").open("wb") as said:
-        ended = executor.run(
-            _command(site, job, folder, resumes=resumes),
-            said,
-            watch,
+    with (folder / "trainer.log").open("wb") as output:
+        result = trainer_process.run(
+            _command(config, job, folder, resumes=resumes),
+            output,
+            heartbeat,
             environment={key: value for key, value in os.environ.items() if key not in SECRETS},
-            pause=site.pause,
+            pause=config.pause,
         )
-    if watch.lost is not None:
-        raise watch.lost
-    with watch.held():
-        return _report(site, job, folder, predicate, ended, watch, began)
+    if heartbeat.lost is not None:
+        raise heartbeat.lost
+    with heartbeat.keep_alive():
+        return _report(config, job, folder, predicate, result, heartbeat, started_at)
 
 
-def insist(say: Callable[[], T]) -> T:
-    """``say`` until the service can be reached, for ``INSISTENCE`` seconds."""
-    end, pause = time.monotonic() + INSISTENCE, 0.2
+def retry(call: Callable[[], T]) -> T:
+    """Repeat ``call`` while the service is unreachable, for up to ``RETRY_TIMEOUT`` seconds."""
+    end, pause = time.monotonic() + RETRY_TIMEOUT, 0.2
     while True:
         try:
-            return say()
+            return call()
         except Unreachable:
             if time.monotonic() > end:
                 raise
@@ -145,23 +143,23 @@ def insist(say: Callable[[], T]) -> T:
             pause = min(2 * pause, 10.0)
 
 
-def _prepared(site: Site, job: Job) -> tuple[Path, dict[str, Any]]:
-    """The folder of the run with what the trainer reads, and the certificate's predicate."""
-    if not site.own_code and any(name.startswith("python:") for name in (job.data, job.model)):
-        raise Refused("own_code_refused", "this worker runs built-in data and models only.")
-    bundle = insist(lambda: site.source.bundle(job))
-    status = insist(site.source.status)
-    trusted = Trust(site.keys).public_keys()
-    found = verify(bundle, trusted, demands=Demands(status=status, require_status=True))
-    predicate: dict[str, Any] = found.statement["predicate"]
-    (subject,) = found.statement["subject"]
+def _prepare(config: WorkerConfig, job: Job) -> tuple[Path, dict[str, Any]]:
+    """The run's folder with the trainer's inputs, and the predicate of its certificate."""
+    if not config.own_code and any(name.startswith("python:") for name in (job.data, job.model)):
+        raise Refused("own_code_refused", "this worker only runs built-in data and models.")
+    bundle = retry(lambda: config.source.bundle(job))
+    status = retry(config.source.status)
+    trusted = Trust(config.keys).public_keys()
+    verified = verify(bundle, trusted, demands=Demands(status=status, require_status=True))
+    predicate: dict[str, Any] = verified.statement["predicate"]
+    (subject,) = verified.statement["subject"]
     if predicate["verdict"] != "certified":
         raise Refused("not_certified", f"the verdict is {predicate['verdict']}.")
     if predicate["certificate_id"] != job.certificate:
-        raise Refused("other_certificate", "the bundle is of another certificate.")
+        raise Refused("other_certificate", "the bundle holds another certificate.")
     if "sha256:" + subject["digest"]["sha256"] != job.plan_digest:
-        raise Refused("other_plan", "the bundle is of another plan.")
-    folder = _folder(site, job, job.fence)
+        raise Refused("other_plan", "the bundle certifies another plan.")
+    folder = _folder(config, job, job.fence)
     folder.mkdir(mode=0o700, parents=True)
     (folder / "bundle.json").write_bytes(bundle)
     (folder / "status.json").write_bytes(status)
@@ -169,25 +167,25 @@ def _prepared(site: Site, job: Job) -> tuple[Path, dict[str, Any]]:
     return folder, predicate
 
 
-def _folder(site: Site, job: Job, fence: int) -> Path:
-    """Where the attempt of that token is kept."""
-    return site.outputs / job.output / f"{job.run}-{fence}"
+def _folder(config: WorkerConfig, job: Job, fence: int) -> Path:
+    """The folder of the attempt with this fencing token."""
+    return config.outputs / job.output / f"{job.run}-{fence}"
 
 
-def _taken_over(site: Site, job: Job, folder: Path) -> bool:
-    """Whether the run goes on here; where no step was granted before, it begins."""
-    assert job.previous is not None  # else nobody had it
-    before = _folder(site, job, job.previous) / "run"
-    return job.granted > 0 and take_over(before, folder / "run")
+def _resumes(config: WorkerConfig, job: Job, folder: Path) -> bool:
+    """Whether to resume an earlier attempt; without granted steps the run starts afresh."""
+    assert job.previous is not None
+    previous = _folder(config, job, job.previous) / "run"
+    return job.granted > 0 and copy_attempt(previous, folder / "run")
 
 
-def _command(site: Site, job: Job, folder: Path, *, resumes: bool) -> list[str]:
-    """The trainer's command line; every value is joined to its option, so none is one."""
+def _command(config: WorkerConfig, job: Job, folder: Path, *, resumes: bool) -> list[str]:
+    """The trainer's command line; ``--option=value`` keeps a value from being read as an option."""
     python = (sys.executable, "-m")
-    ranks = (*python, "affidavit.trainer.ranks", str(site.processes))
+    ranks = (*python, "affidavit.trainer.ranks", str(config.processes))
     rank = (*python, "affidavit.worker.child", "launcher")
     return [
-        *((*ranks, *rank) if site.processes > 1 else ()),
+        *((*ranks, *rank) if config.processes > 1 else ()),
         *python,
         "affidavit.trainer",
         f"--certificate={folder / 'bundle.json'}",
@@ -200,52 +198,53 @@ def _command(site: Site, job: Job, folder: Path, *, resumes: bool) -> list[str]:
         f"--charged-before={job.granted}",
         "--stop-ends",
         *(["--resume"] if resumes else []),
-        *([f"--files={path}" for path in site.files] or ["--no-files"]),
-        *(f"--keys={path}" for path in site.keys),
-        *site.options,
+        *([f"--files={path}" for path in config.files] or ["--no-files"]),
+        *(f"--keys={path}" for path in config.keys),
+        *config.options,
     ]
 
 
 def _report(
-    site: Site,
+    config: WorkerConfig,
     job: Job,
     folder: Path,
     predicate: dict[str, Any],
-    ended: executor.Ended,
-    watch: Watch,
-    began: datetime,
+    result: trainer_process.TrainerExit,
+    heartbeat: Heartbeat,
+    started_at: datetime,
 ) -> str:
     record = folder / "run" / "record.jsonl"
     if not has_ended(record):
-        code = watch.reason or ("trainer_killed" if ended.code < 0 else "trainer_failed")
-        message = f"the trainer ended with {ended.code}{why(folder / 'trainer.log')}"
-        again = watch.reason is None and (ended.code < 0 or ended.code == UNFINISHED)
-        watch.renew()
-        insist(lambda: site.source.fail(job, code, message, again=again))
+        code = heartbeat.reason or ("trainer_killed" if result.code < 0 else "trainer_failed")
+        reason = trainer_process.failure_reason(folder / "trainer.log")
+        message = f"the trainer exited with {result.code}{reason}"
+        again = heartbeat.reason is None and (result.code < 0 or result.code == UNFINISHED)
+        heartbeat.renew()
+        retry(lambda: config.source.fail(job, code, message, again=again))
         return f"{code}: {message} See {folder / 'trainer.log'}."
     content = record.read_bytes()
-    found = conformance(content, predicate)
-    _send(site, job, content)
-    envelope = _signed(site, job, folder, found, began)
-    insist(lambda: site.source.complete(job, envelope))
-    forget(folder.parent, job.run)
-    told = "conformant" if found.conformant else "NOT CONFORMANT"
-    return f"{told}, {found.steps_to_charge} of {found.steps_certified} steps charged"
+    report = conformance(content, predicate)
+    _upload_record(config, job, content)
+    envelope = _sign(config, job, folder, report, started_at)
+    retry(lambda: config.source.complete(job, envelope))
+    delete_checkpoints(folder.parent, job.run)
+    verdict = "conformant" if report.conformant else "NOT CONFORMANT"
+    return f"{verdict}, {report.steps_to_charge} of {report.steps_certified} steps charged"
 
 
-def _send(site: Site, job: Job, record: bytes) -> None:
-    """Send the record; the run is charged in full where it is refused."""
+def _upload_record(config: WorkerConfig, job: Job, record: bytes) -> None:
+    """Upload the record in parts; a run whose record is refused is charged in full."""
     text = record.decode("utf-8", "replace")
     try:
-        for part, place in enumerate(range(0, len(text), PART), start=1):
-            lines = text[place : place + PART]
-            insist(lambda part=part, lines=lines: site.source.record(job, part, lines))  # type: ignore[misc]
+        for part, start in enumerate(range(0, len(text), PART), start=1):
+            lines = text[start : start + PART]
+            retry(lambda part=part, lines=lines: config.source.record(job, part, lines))  # type: ignore[misc]
     except Refused as error:
-        log.error("run %s: the record was not taken: %s: %s", job.run, error.code, error)
+        log.error("run %s: the record was refused: %s: %s", job.run, error.code, error)
 
 
-def _signed(
-    site: Site, job: Job, folder: Path, found: Conformance, began: datetime
+def _sign(
+    config: WorkerConfig, job: Job, folder: Path, report: Conformance, started_at: datetime
 ) -> Mapping[str, Any]:
     weights, record = folder / "run" / "weights.pt", folder / "run" / "record.jsonl"
     with record.open("rb") as stream:
@@ -255,7 +254,7 @@ def _signed(
         with weights.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()
     envelope = provenance(
-        job, found, site.key, worker=site.name, weights=digest, header=header, began=began
+        job, report, config.key, worker=config.name, weights=digest, header=header, began=started_at
     )
     try:
         (folder / "provenance.json").write_bytes(canonical_json(envelope))
@@ -265,4 +264,73 @@ def _signed(
 
 
 def _printable(text: str) -> str:
-    return "".join(item if item.isprintable() else " " for item in text)[:500]
+    return "".join(char if char.isprintable() else " " for char in text)[:500]
+
+
+MAX_FINDINGS = 20
+
+
+def provenance(
+    job: Job,
+    report: Conformance,
+    key: SigningPort,
+    *,
+    worker: str,
+    weights: str | None,
+    header: Mapping[str, Any] | None,
+    began: datetime,
+) -> dict[str, Any]:
+    """The signed provenance of a run, as JSON data.
+
+    ``weights`` is the hexadecimal sha256 of the weights, ``header`` the record's first line.
+    """
+    recorded = dict(header or {})
+    subject = ("weights.pt", weights) if weights else ("record.jsonl", _hex(report.head))
+    statement = {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": subject[0], "digest": {"sha256": subject[1]}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {"data": job.data, "model": job.model},
+                "internalParameters": {"run": job.run, "fence": job.fence},
+                "resolvedDependencies": [
+                    {"name": "certificate", "digest": {"sha256": _hex(job.certificate)}},
+                    {"name": "plan", "digest": {"sha256": _hex(job.plan_digest)}},
+                    {"name": "data", "annotations": {"recorded": recorded.get("data")}},
+                    {"name": "code", "annotations": {"recorded": recorded.get("code")}},
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": f"affidavit-worker:{worker}"},
+                "metadata": {
+                    "invocationId": job.run,
+                    "startedOn": _instant(began),
+                    "finishedOn": _instant(datetime.now(UTC)),
+                },
+                "byproducts": [
+                    {
+                        "name": "record.jsonl",
+                        "digest": {"sha256": _hex(report.head)},
+                        "annotations": {"conformance": _summary(report)},
+                    }
+                ],
+            },
+        },
+    }
+    return seal(canonical_json(statement), key).as_document()
+
+
+def _summary(report: Conformance) -> dict[str, Any]:
+    """The conformance report, with only its first findings: there may be one per step."""
+    document = report.as_dict()
+    return {**document, "findings": document["findings"][:MAX_FINDINGS]}
+
+
+def _hex(digest: str | None) -> str:
+    return (digest or "").removeprefix("sha256:")
+
+
+def _instant(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,157 +1,107 @@
-"""The port of the queue: how a worker gets a run, keeps it, and gives account of it.
+"""The client of a running service's queue, with a token of the scope ``work``.
 
-Who claims a run holds it for a while (a lease) under a fencing token, a number that grows with
-every claim. Everything a worker says about a run carries the token; once the lease was given
-up for lost, whatever still comes under the old token is refused (``LeaseLost``), however late.
-A run that was claimed and never begun goes back to the queue when its lease is lost. One
-that was begun is handed over: a worker charges no step that it was not granted, and whoever
-goes on takes none that was granted before, so that it does not matter whether the one that is
-not heard of any more still trains.
-
-``affidavit.service.runs.queue`` keeps a queue in the service's own tables, ``worker.remote``
-speaks to it over HTTP. Another engine can stand behind the same port.
-
-References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to do distributed
-locking", 2016 (fencing tokens).
-
->>> Job.read({"run": "../r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
-...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None,
-...           "granted": 0, "previous": None})
-Traceback (most recent call last):
-affidavit.worker.queue.Refused: the service offers a run whose run is '../r': that is none.
+A worker has no database password: every report goes through the service, which checks it. No
+answer, 429 and 5xx raise ``Unreachable`` and may be retried: renewing, starting and completing
+are idempotent.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any
 
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-TEXTS = {
-    "run": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
-    "certificate": _DIGEST,
-    "plan_digest": _DIGEST,
-    "data": re.compile(r"[A-Za-z0-9][!-~]{0,499}"),
-    "model": re.compile(r"[A-Za-z0-9][!-~]{0,499}"),
-    "output": re.compile(
-        r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}){0,4}"
-    ),
-}
-"""The forms of what folders and command lines are made of; the service takes no others either."""
-LEAST = {"fence": 1, "granted": 0, "time_limit": 1, "previous": 1}
-MAY_BE_NONE = ("time_limit", "previous")
+import httpx
+
+from affidavit.worker.lease import ClaimRequest, Job, LeaseLost, Refused, Renewal, Unreachable
+
+TIMEOUT = 30.0
+"""Seconds."""
+LOST = frozenset({"lease_lost", "not_found"})
 
 
-class LeaseLost(Exception):
-    """The run is not this worker's any more: what it does from now on counts for nothing."""
+class RunQueue:
+    """The queue over HTTP; thread-safe.
 
-
-class Refused(Exception):
-    """The queue does not take what was said; ``code`` is stable."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-class Unreachable(Exception):
-    """The queue cannot be asked now; asking again may help."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wanting:
-    """What a worker asks for: a run of ``queue`` that fits what it has, for ``seconds``.
-
-    ``place`` is the name of where it keeps checkpoints, the same for workers that share that.
+    All methods raise ``Refused`` and ``Unreachable``; all but ``claim`` raise ``LeaseLost``.
     """
 
-    queue: str
-    worker: str
-    seconds: int
-    gpu: bool
-    memory_mib: int
-    place: str | None = None
+    def __init__(self, server: str, token: str | None) -> None:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=TIMEOUT)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A claimed run: what to train, and the fencing token that it is held under.
-
-    ``time_limit`` is in seconds from this attempt's first step. ``granted`` steps may have been
-    charged by those who held it before; ``previous`` is the token under which it was begun last.
-    """
-
-    run: str
-    fence: int
-    certificate: str
-    plan_digest: str
-    data: str
-    model: str
-    output: str
-    time_limit: int | None
-    granted: int = 0
-    previous: int | None = None
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any]) -> Self:
-        """The job of its document; raises ``Refused`` where a service would not offer it.
-
-        A worker does not take the service's word for what its folders are made of.
-        """
-        given = {name: document.get(name) for name in cls.__dataclass_fields__}
-        for name, value in given.items():
-            if not _is_fit(name, value):
-                raise Refused(
-                    "bad_job",
-                    f"the service offers a run whose {name} is {str(value)[:80]!r}: that is none.",
-                )
-        return cls(**given)  # type: ignore[arg-type]  # it is fit
-
-
-def _is_fit(name: str, value: Any) -> bool:
-    if name in TEXTS:
-        return isinstance(value, str) and TEXTS[name].fullmatch(value) is not None
-    if value is None:
-        return name in MAY_BE_NONE
-    return type(value) is int and value >= LEAST[name]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Renewal:
-    """What a run that is held longer is told: whether to stop, and how many steps it may charge."""
-
-    cancel: bool
-    granted: int
-
-
-class Queue(Protocol):
-    """What a worker does with a queue.
-
-    All but ``claim`` raise ``LeaseLost``; all raise ``Refused`` and ``Unreachable``.
-    """
-
-    def claim(self, wanting: Wanting) -> Job | None:
-        """The next run by priority, then age; None if none fits."""
+    def claim(self, request: ClaimRequest) -> Job | None:
+        """Claim the next run by priority, then age; None if none fits."""
+        body = {
+            "worker": request.worker,
+            "lease": request.seconds,
+            "gpu": request.gpu,
+            "memory": request.memory_mib,
+            **({} if request.place is None else {"place": request.place}),
+        }
+        claim = self._post(f"/v1/queues/{request.queue}/claims", body)
+        return None if claim is None else Job.read(claim)
 
     def start(self, job: Job, plan_digest: str, place: str | None) -> None:
-        """Begin or go on: all is checked again and the budget committed, in one transaction."""
+        """Start or resume the run, which commits its budget; no step is granted yet."""
+        self._report(job, "start", {"plan_digest": plan_digest, "wants": 0, "place": place})
 
     def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
-        """Hold the run longer, having charged ``steps`` and wanting to have charged ``wants``.
+        """Renew the lease after ``steps`` charged steps, and request up to ``wants`` in all.
 
-        ``head`` is the digest of a line of the record that is on the disk.
+        ``head`` is the digest of a record line that is durable on disk.
         """
+        answer = self._report(job, "heartbeat", {"steps": steps, "wants": wants, "head": head})
+        return Renewal(cancel=bool(answer["cancel"]), granted=int(answer["granted"]))
 
     def record(self, job: Job, part: int, lines: str) -> None:
-        """Send a part of the run's record, counted from 1."""
+        """Upload a part of the record, counted from 1."""
+        self._report(job, "record", {"part": part, "lines": lines})
 
     def complete(self, job: Job, provenance: Mapping[str, Any]) -> None:
-        """Report the signed provenance of what was run."""
+        """Complete the run with its signed provenance."""
+        self._report(job, "complete", {"provenance": dict(provenance)})
 
     def fail(self, job: Job, code: str, message: str, *, again: bool = False) -> None:
-        """Give up: free if the run was not begun, charged in full if it was.
+        """Fail the run: free if it was not started, charged in full if it was.
 
-        With ``again`` somebody else may go on with it.
+        With ``again`` another worker may retry it.
         """
+        self._report(job, "fail", {"code": code, "message": message, "again": again})
+
+    def bundle(self, job: Job) -> bytes:
+        """The certificate's signed bundle."""
+        return self._request("GET", f"/v1/runs/{job.run}/bundle").content
+
+    def status(self) -> bytes:
+        """The service's status list."""
+        return self._request("GET", "/v1/status").content
+
+    def _report(self, job: Job, action: str, body: dict[str, Any]) -> Any:
+        return self._post(f"/v1/runs/{job.run}/{action}", {"fence": job.fence, **body})
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        answer = self._request("POST", path, body)
+        try:
+            return answer.json()
+        except ValueError:
+            raise Unreachable(f"{answer.url} did not return JSON") from None
+
+    def _request(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            answer = self._client.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self._client.base_url}: {error}") from None
+        if answer.is_success:
+            return answer
+        if answer.status_code == 429 or answer.status_code >= 500:
+            raise Unreachable(f"{answer.url} answered {answer.status_code}")
+        try:
+            problem = answer.json()
+            code, detail = str(problem["code"]), str(problem["detail"])
+        except (ValueError, KeyError, TypeError):
+            raise Unreachable(f"{answer.url} did not return a problem document") from None
+        if code in LOST:
+            raise LeaseLost(detail)
+        raise Refused(code, detail)

@@ -26,7 +26,7 @@ from affidavit.service.runs.wanted import (
     read_start,
 )
 from affidavit.service.services import TheServices
-from affidavit.worker import Wanting
+from affidavit.worker import ClaimRequest
 
 router = APIRouter()
 
@@ -59,7 +59,7 @@ async def claim(
 ) -> JSONResponse:
     """The run of highest priority, then the oldest, is this worker's until its lease ends."""
     wanted = read(read_claim, content)
-    wanting = Wanting(
+    claim_request = ClaimRequest(
         queue=queue,
         worker=wanted.worker,
         seconds=wanted.lease,
@@ -68,7 +68,7 @@ async def claim(
         place=wanted.place,
     )
     queues, now = services.runs.queue, datetime.now(UTC)
-    found = await in_thread(lambda: queues.claim(wanting, actor.name, now))
+    found = await in_thread(lambda: queues.claim(claim_request, actor.name, now))
     return JSONResponse(None if found is None else job_document(found))
 
 

@@ -35,7 +35,7 @@ from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 from affidavit.service.tables import UtcDateTime
-from affidavit.worker import Renewal, Wanting
+from affidavit.worker import ClaimRequest, Renewal
 
 MOST_REAPED = 16
 """Leases that one claim takes back at most."""
@@ -168,14 +168,14 @@ class RunQueue:
 
     # ---- workers ---------------------------------------------------------------------
 
-    def claim(self, wanting: Wanting, actor: str, at: datetime) -> Run | None:
+    def claim(self, request: ClaimRequest, actor: str, at: datetime) -> Run | None:
         """The next run that fits, held under a new fencing token; None if none does."""
         self.reap(at)
         asked = {
-            "queue": wanting.queue,
-            "memory": wanting.memory_mib,
-            "gpu": wanting.gpu,
-            "place": wanting.place,
+            "queue": request.queue,
+            "memory": request.memory_mib,
+            "gpu": request.gpu,
+            "place": request.place,
             "at": at,
         }
         with self._reader.connect() as connection:
@@ -191,11 +191,11 @@ class RunQueue:
                 state="claimed",
                 fence=lease.fence + 1,
                 holder=actor,
-                worker=wanting.worker,
-                seconds=wanting.seconds,
-                expires_at=at + timedelta(seconds=wanting.seconds),
+                worker=request.worker,
+                seconds=request.seconds,
+                expires_at=at + timedelta(seconds=request.seconds),
             )
-            body = {"fence": lease.fence + 1, "worker": wanting.worker}
+            body = {"fence": lease.fence + 1, "worker": request.worker}
             rows.add_event(
                 connection,
                 lease.run_id,

@@ -20,8 +20,8 @@ from typing import Any
 from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
 from affidavit.plan import load_json
 from affidavit.service.migrate import upgrade
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job
+from affidavit.worker.job import provenance
+from affidavit.worker.lease import Job
 from tests.browser.serving import Site, served, settings_in
 from tests.service.runs.records import Record, record_of
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from affidavit.certificate import START, Conformance, Finding, SigningKey, sealed
 from affidavit.gate import service_client
 from affidavit.gate.cli import app
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job
+from affidavit.worker.job import provenance
+from affidavit.worker.lease import Job
 
 RUN = "6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11"
 SERVER = "http://service.test"

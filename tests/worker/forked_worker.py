@@ -1,14 +1,14 @@
 """A worker as a forked process (``tests/forked.py``), and its trainers forked from it.
 
-A trainer takes longer to import than what it is given to do here takes. It is a child of its
-worker in a session of its own as it is in production, it runs ``affidavit.worker.child``, which
-has it die with its worker, and then the trainer's own ``main``; what it does not do is to become
-another program in between. Trainers of several processes do that as well. The worker's threads
-never run PyTorch, so that no lock of it is held by one that a trainer does not have.
+Importing a trainer takes longer than the work it does in these tests. As in production it is a
+child of its worker in its own session, and runs ``affidavit.worker.child``, which ties its life to
+the worker, and then the trainer's ``main``; the only difference is that it does not exec in
+between. Multi-process trainers do exec. The worker's threads never run PyTorch, so the fork
+inherits none of its locks.
 
-After ``HELD_AFTER`` steps a trainer charges one more and waits as long as there is a file
-``HELD_WHILE``, so that no run ends before a test, however slow, has done to it what is to befall
-it. A file ``HELD`` beside its record says so.
+After ``HELD_AFTER`` steps a trainer charges one more and waits while the file ``HELD_WHILE``
+exists, so that no run ends before a slow test has acted on it. A file ``HELD`` beside its record
+signals this.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
-from affidavit.worker import child, executor
+from affidavit.worker import child, trainer_process
 from affidavit.worker.__main__ import app
 from tests.forked import end
 
@@ -38,7 +38,7 @@ HELD = "held"
 
 
 class Trainer:
-    """What ``executor.run`` needs of ``subprocess.Popen``."""
+    """What ``trainer_process.run`` needs of ``subprocess.Popen``."""
 
     def __init__(
         self,
@@ -111,11 +111,11 @@ def _hold(keeper: Any) -> None:
 
 
 def prepare() -> None:
-    """Import what a trainer would, and have the executor fork instead."""
+    """Import what a trainer would, and have the worker fork instead."""
     # PyTorch's optimizers import its compiler.
     for name in ("affidavit.trainer.__main__", "sklearn.datasets", "torch._dynamo"):
         import_module(name)
-    vars(executor)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
+    vars(trainer_process)["subprocess"] = SimpleNamespace(**{**vars(subprocess), "Popen": Trainer})
     vars(os)["execvp"] = _executed
 
 

@@ -1,9 +1,9 @@
 """A forked process (``tests/forked.py``): a real worker whose training is a short sleep.
 
-Everything else is the worker's own: it claims, verifies, begins, renews, holds the record
-against the certificate, signs and reports. Instead of starting a trainer the executor waits
-``STUB_SECONDS`` and writes the record of a run that conforms. Each training is a line of the
-file ``STUB_TRACE``: worker, slot, run, and when it began and ended.
+Everything else is real: the worker claims, verifies, starts and renews runs, checks the record
+against the certificate, signs and reports. Instead of starting a trainer, ``run`` waits
+``STUB_SECONDS`` and writes the record of a conforming run. Each training adds a line to the file
+``STUB_TRACE``: worker, slot, run, start and end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from affidavit.certificate import Execution, certified_plan, read_envelope
-from affidavit.worker import executor
+from affidavit.worker import trainer_process
 from affidavit.worker.__main__ import app
 from tests.service.runs.records import record_of
 
@@ -25,20 +25,20 @@ from tests.service.runs.records import record_of
 def trained(
     command: Sequence[str],
     _log: IO[bytes],
-    watch: Callable[[], Any],
+    poll: Callable[[], Any],
     **_: Any,
-) -> executor.Ended:
-    """In place of ``executor.run``: no process, and a record as if there had been one."""
-    given = dict(
-        item[2:].split("=", 1) for item in command if item.startswith("--") and "=" in item
+) -> trainer_process.TrainerExit:
+    """In place of ``trainer_process.run``: no process, and a record as if there had been one."""
+    options = dict(
+        part[2:].split("=", 1) for part in command if part.startswith("--") and "=" in part
     )
-    folder, bundle = Path(given["out"]), Path(given["certificate"])
+    folder, bundle = Path(options["out"]), Path(options["certificate"])
     began = time.monotonic()
     end = began + float(os.environ["STUB_SECONDS"])
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(left, 0.1))
-        if watch() is not None:
-            return executor.Ended(code=-15, stopped="kill")
+        if poll() is not None:
+            return trainer_process.TrainerExit(code=-15, stopped="kill")
     sealed = json.loads(bundle.read_bytes())["envelope"]
     predicate = json.loads(read_envelope(sealed).payload)["predicate"]
     steps = Execution.of(certified_plan(predicate)).steps
@@ -46,7 +46,7 @@ def trained(
     (folder / "weights.pt").write_bytes(b"weights")
     (folder / "record.jsonl").write_bytes(record_of(predicate, steps).content.encode())
     _trace(bundle.parent.name.rpartition("-")[0], began)
-    return executor.Ended(code=0, stopped=None)
+    return trainer_process.TrainerExit(code=0, stopped=None)
 
 
 def _trace(run: str, began: float) -> None:
@@ -62,10 +62,10 @@ def _trace(run: str, began: float) -> None:
 
 
 def prepare() -> None:
-    """Nothing more is to be imported."""
+    """Nothing else to import."""
 
 
 def main(arguments: Sequence[str]) -> Any:
     """``python -m affidavit.worker``, with the stub."""
-    executor.run = trained  # type: ignore[assignment]  # it needs less
+    trainer_process.run = trained  # type: ignore[assignment]  # fewer parameters
     return app([*arguments], prog_name="affidavit worker")

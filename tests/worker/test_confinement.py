@@ -13,8 +13,8 @@ import pytest
 from affidavit.trainer.__main__ import OF_FAILURE
 from affidavit.trainer.options import FOLDERS, FileRefused, Options
 from affidavit.trainer.sources import data_of
-from affidavit.worker.failures import MEANINGS, why
-from affidavit.worker.queue import Job, Refused
+from affidavit.worker.lease import Job, Refused
+from affidavit.worker.trainer_process import MEANINGS, failure_reason
 
 SECRET = "hiv-positive"
 RUN = "00000000-0000-4000-8000-000000000000"
@@ -60,8 +60,8 @@ def test_every_code_of_the_trainer_has_its_words_and_nothing_else_is_told(tmp_pa
         ("", ""),
     ):
         log.write_text(text)
-        assert told in why(log)
-        assert SECRET not in why(log)
+        assert told in failure_reason(log)
+        assert SECRET not in failure_reason(log)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_a_worker_takes_what_a_service_offers_and_nothing_else() -> None:
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -> None:
     for token, options, code, told in (
-        ("affidavit_no_token", (), 2, "no run can be claimed: invalid_token"),
-        (None, ("--server", "ftp://x"), 2, "--server is 'ftp://x'"),
-        (None, ("--server", "http://127.0.0.1:1"), 3, "no run can be claimed now"),
+        ("affidavit_no_token", (), 2, "invalid_token"),
+        (None, ("--server", "ftp://x"), 2, "--server 'ftp://x'"),
+        (None, ("--server", "http://127.0.0.1:1"), 3, "cannot claim a run"),
         (None, ("--keys", "nowhere.json"), 2, "nowhere.json"),
-        ("tökén", (), 2, "AFFIDAVIT_TOKEN is no token"),
-        ("sec\nret", (), 2, "AFFIDAVIT_TOKEN is no token"),
+        ("tökén", (), 2, "AFFIDAVIT_TOKEN is not a token"),
+        ("sec\nret", (), 2, "AFFIDAVIT_TOKEN is not a token"),
     ):
         environment = {**os.environ, "AFFIDAVIT_HOME": str(shop.home_of("w1"))}
         environment |= {} if token is None else {"AFFIDAVIT_TOKEN": token}

@@ -18,7 +18,7 @@ import pytest
 
 from affidavit.certificate import Conformance, conformance, read_envelope
 from affidavit.trainer import checkpoint, journal, keeper
-from affidavit.worker import handover
+from affidavit.worker import checkpoint_transfer
 from tests.forked import Process
 from tests.waiting import wait_until
 from tests.worker.forked_worker import HELD, HELD_AFTER
@@ -186,5 +186,8 @@ def disk_full(shop: Any, run: str, *workers: Process) -> None:
 
 
 def test_the_worker_knows_the_trainers_files() -> None:
-    assert handover.CHECKPOINTS == (checkpoint.PARTIAL, checkpoint.NAME)
-    assert (handover.RECORD, handover.OPENING) == (journal.NAME, keeper.OPENING)
+    assert checkpoint_transfer.CHECKPOINTS == (checkpoint.PARTIAL, checkpoint.NAME)
+    assert (checkpoint_transfer.RECORD, checkpoint_transfer.OPENING) == (
+        journal.NAME,
+        keeper.OPENING,
+    )

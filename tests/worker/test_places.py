@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.worker.handover import place_of
+from affidavit.worker.checkpoint_transfer import place_of
 from tests.disk import PowerCut, disk
 
 

@@ -17,8 +17,8 @@ from affidavit.service.database import open_engine
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.settings import Settings
-from affidavit.worker.provenance import provenance
-from affidavit.worker.queue import Job
+from affidavit.worker.job import provenance
+from affidavit.worker.lease import Job
 from tests.service.conftest import EACH_SCOPE, token_texts
 from tests.service.runs.records import Record, record_of
 

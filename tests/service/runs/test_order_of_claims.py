@@ -13,10 +13,10 @@ from sqlalchemy import Engine, event
 from affidavit.service.database import open_engine
 from affidavit.service.runs import queue
 from affidavit.service.runs.queue import RunQueue
-from affidavit.worker import Wanting
+from affidavit.worker import ClaimRequest
 from tests.service.runs.conftest import Yard
 
-ASKED = Wanting(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
+ASKED = ClaimRequest(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
 
 
 def asked_for(engine: Engine) -> tuple[str, Any]:

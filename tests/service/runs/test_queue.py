@@ -15,7 +15,7 @@ from affidavit.certificate import SigningKey
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.handover import MOST_IN_VAIN
 from affidavit.service.runs.queue import RunQueue
-from affidavit.worker import Wanting
+from affidavit.worker import ClaimRequest
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record
 
@@ -174,7 +174,7 @@ def test_twenty_runs_over_four_workers_each_once_and_by_priority(yard: Yard) -> 
     asked = [yard.request(certificate, priority=number % 3).json() for number in range(20)]
     needy = yard.request(certificate, priority=9, requirements={"gpu": True}).json()
     queue = RunQueue(yard.engine)
-    wanting = Wanting(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
+    wanting = ClaimRequest(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
 
     def worker(number: int) -> list[tuple[str, int]]:
         claimed = []

@@ -1,0 +1,182 @@
+"""The heartbeat of a run: steps granted to its trainer, and when the trainer is stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.worker import heartbeat as heartbeat_module
+from affidavit.worker.heartbeat import MIN_STEPS, SIGNAL_DELAY, STARTUP_TIMEOUT, Heartbeat
+from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal, Unreachable
+
+LEASE = 30.0
+CHECKPOINT = '{"type":"checkpoint"}\n'
+CHARGE = '{"digest":"sha256:%064d","type":"charge"}\n'
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Granting:
+    """A queue that grants up to ``most`` steps and records the requests."""
+
+    def __init__(self, most: int = 10**6) -> None:
+        self.most, self.cancel, self.requests = most, False, list[tuple[int, int, str | None]]()
+        self.raises: Exception | None = None
+
+    def renew(self, _job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
+        self.requests.append((steps, wants, head))
+        if self.raises is not None:
+            raise self.raises
+        return Renewal(cancel=self.cancel, granted=min(wants, self.most))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(heartbeat_module, "time", clock)
+    return clock
+
+
+def job(**more: Any) -> Job:
+    given = {"run": "r", "fence": 1, "certificate": "c", "plan_digest": "d", "output": "o"}
+    return Job(**{**given, "data": "d", "model": "m", "time_limit": None, **more})
+
+
+def heartbeat_of(folder: Path, source: Granting, before: str = "", **more: Any) -> Heartbeat:
+    """A heartbeat over a record that begins with ``before``, from an earlier attempt."""
+    (folder / "record").write_text(before)
+    return Heartbeat(
+        source=source,  # type: ignore[arg-type]  # a heartbeat only renews
+        job=job(**more),
+        record=folder / "record",
+        allowance=folder / "allowance",
+        lease=LEASE,
+        _renewed=heartbeat_module.time.monotonic(),
+    )
+
+
+def write(heartbeat: Heartbeat, *lines: str) -> None:
+    with heartbeat.record.open("a") as stream:
+        stream.writelines(lines)
+
+
+def charges(first: int, last: int) -> list[str]:
+    return [CHARGE % step for step in range(first, last)]
+
+
+@pytest.mark.parametrize("before", ["", CHECKPOINT + CHARGE % 0], ids=["begun", "taken over"])
+def test_no_steps_before_this_attempt_has_a_checkpoint(
+    tmp_path: Path, clock: Clock, before: str
+) -> None:
+    source = Granting()
+    heartbeat = heartbeat_of(tmp_path, source, before)
+    clock.now += LEASE / 2
+    assert heartbeat() is None
+    assert source.requests == [(before.count("charge"), 0, None)]
+    assert not heartbeat.allowance.exists()
+    write(heartbeat, CHECKPOINT)
+    assert heartbeat() is None
+    assert heartbeat.allowance.read_text() == str(before.count("charge") + MIN_STEPS)
+
+
+def test_requests_cover_two_thirds_of_a_lease(tmp_path: Path, clock: Clock) -> None:
+    source = Granting()
+    heartbeat = heartbeat_of(tmp_path, source)
+    write(heartbeat, CHECKPOINT)
+    heartbeat()
+    clock.now += 1
+    write(heartbeat, *charges(0, 2))  # two steps a second
+    heartbeat()
+    assert heartbeat.allowance.read_text() == str(2 + 2 * 20)
+    # The reported line is durable: another charge was written after it.
+    assert source.requests[-1] == (2, 42, f"sha256:{0:064d}")
+
+
+def test_lease_is_renewed_every_third(tmp_path: Path, clock: Clock) -> None:
+    source = Granting(most=0)
+    heartbeat = heartbeat_of(tmp_path, source)
+    for _ in range(12):
+        clock.now += LEASE / 12
+        heartbeat()
+    assert len(source.requests) in (2, 3)
+
+
+@pytest.mark.parametrize("failure", [Unreachable("away"), Refused("later", "not now")])
+def test_unreachable_service_does_not_stop_the_trainer(
+    tmp_path: Path, clock: Clock, failure: Exception
+) -> None:
+    source = Granting()
+    source.raises = failure
+    heartbeat = heartbeat_of(tmp_path, source)
+    write(heartbeat, CHECKPOINT)
+    clock.now += LEASE
+    assert heartbeat() is None
+    assert not heartbeat.allowance.exists()
+    source.raises = LeaseLost("gone")
+    clock.now += LEASE
+    assert heartbeat() == "kill"
+
+
+def test_early_cancellation_waits_for_the_first_checkpoint(tmp_path: Path, clock: Clock) -> None:
+    """Before that the signal would kill it, and a run without a record is charged in full."""
+    source = Granting()
+    source.cancel = True
+    heartbeat = heartbeat_of(tmp_path, source)
+    clock.now += LEASE / 2
+    assert heartbeat() is None
+    assert heartbeat.reason == "cancelled"
+    write(heartbeat, CHECKPOINT)
+    assert heartbeat() is None
+    clock.now += SIGNAL_DELAY + 0.1
+    assert heartbeat() == "ask"
+    assert not heartbeat.allowance.exists()  # a trainer that must stop gets no steps
+
+
+def test_startup_timeout_stops_a_cancelled_trainer(tmp_path: Path, clock: Clock) -> None:
+    source = Granting()
+    source.cancel = True
+    heartbeat = heartbeat_of(tmp_path, source)
+    clock.now += LEASE / 2
+    assert heartbeat() is None
+    clock.now += STARTUP_TIMEOUT + 0.1
+    assert heartbeat() == "ask"
+
+
+def test_time_limit_counts_from_the_first_checkpoint(tmp_path: Path, clock: Clock) -> None:
+    heartbeat = heartbeat_of(tmp_path, Granting(), time_limit=5)
+    clock.now += 6
+    assert heartbeat() is None
+    write(heartbeat, CHECKPOINT)
+    assert heartbeat() is None
+    clock.now += 4.9
+    assert heartbeat() is None
+    clock.now += 0.2
+    assert (heartbeat(), heartbeat.reason) == ("ask", "time_limit")
+
+
+def test_lease_is_renewed_while_the_record_is_checked(tmp_path: Path) -> None:
+    """However long that takes; no more steps are requested."""
+    source = Granting()
+    heartbeat = heartbeat_of(tmp_path, source)
+    heartbeat.lease = 0.03
+    write(heartbeat, CHECKPOINT, *charges(0, 4))
+    with heartbeat.keep_alive():
+        end = time.monotonic() + 10
+        while len(source.requests) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+    count = len(source.requests)
+    assert {(steps, wants) for steps, wants, _ in source.requests} == {(4, 0)}
+    time.sleep(0.05)
+    assert len(source.requests) == count

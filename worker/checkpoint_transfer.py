@@ -1,0 +1,133 @@
+"""Copy the record and checkpoint of an earlier attempt, so that another worker can resume a run.
+
+Every attempt at a run has its own folder, ``RUN-FENCE``, and only that attempt writes to it, so
+a stale trainer cannot interfere with the new attempt. The copy has the record, the checkpoint
+that it names and the secret that decrypts it. The checkpoint is copied before the record, and
+both again if the checkpoint changed meanwhile, so that the record names the copied checkpoint.
+
+The *place* identifies the storage: ``.place`` in the output folder, the same for all workers that
+share that folder.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     place_of(Path(folder)) == place_of(Path(folder))
+True
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from affidavit.certificate import synchronise, write_whole
+
+RECORD = "record.jsonl"
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINTS = ("checkpoint.pt.part", CHECKPOINT)
+OPENING = "opening.json"
+"""File names of the trainer, which the worker must not import."""
+MAX_TRIES = 10
+PLACE = re.compile(r"[0-9a-f]{32}")
+
+FileVersions = tuple[tuple[int, int, int] | None, ...]
+
+
+def place_of(outputs: Path) -> str:
+    """The id of the place ``outputs``, created if it has none; raises ``OSError``."""
+    outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path, new_id = outputs / ".place", secrets.token_hex(16)
+    draft = outputs / f".place-{new_id}"
+    write_whole(draft, new_id.encode())
+    with suppress(FileExistsError):
+        os.link(draft, path)  # atomic, even if several workers create it
+    draft.unlink()
+    synchronise(outputs)  # the service learns of it next
+    place = path.read_text("ascii")
+    if PLACE.fullmatch(place) is None:
+        raise OSError(f"{path} does not hold a place id; remove it.")
+    return place
+
+
+def copy_attempt(previous: Path, run: Path) -> bool:
+    """Copy the attempt in the folder ``previous`` to the new folder ``run``.
+
+    Returns False, and leaves nothing, if there is nothing to resume. Raises ``OSError``.
+    """
+    if not (previous / RECORD).is_file():
+        return False
+    run.mkdir(mode=0o700)
+    for _ in range(MAX_TRIES):
+        versions = _versions(previous)
+        for name in (*CHECKPOINTS, OPENING, RECORD):
+            _copy(previous / name, run / name)
+        if _versions(previous) == versions:
+            break
+    if has_checkpoint((run / RECORD).read_bytes()):
+        return True
+    shutil.rmtree(run)
+    return False
+
+
+def has_checkpoint(record: bytes) -> bool:
+    """Whether the record names a checkpoint to resume from."""
+    return b'"type":"checkpoint"' in record
+
+
+def has_ended(record: Path) -> bool:
+    """Whether the record has its final line."""
+    try:
+        with record.open("rb") as stream:
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - 64 * 1024))
+            lines = stream.read().split(b"\n")
+    except OSError:
+        return False
+    return len(lines) > 1 and b'"type":"final"' in lines[-2] and not lines[-1]
+
+
+def delete_checkpoints(folder: Path, run: str) -> None:
+    """Delete the checkpoints of all attempts at a finished run; they are secret."""
+    for name in CHECKPOINTS:
+        for path in folder.glob(f"{run}-*/run/{name}"):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _versions(folder: Path) -> FileVersions:
+    versions: list[tuple[int, int, int] | None] = []
+    for name in CHECKPOINTS:
+        try:
+            stat = (folder / name).stat()
+        except FileNotFoundError:
+            versions.append(None)
+        else:
+            versions.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+    return tuple(versions)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file that may be changing or missing, and sync the copy to disk.
+
+    A finished checkpoint is only ever replaced, never rewritten, so a hard link is enough.
+    """
+    target.unlink(missing_ok=True)
+    if source.name == CHECKPOINT:
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            return
+        except OSError:  # the file system has no hard links
+            pass
+        else:
+            return
+    try:
+        reading = source.open("rb")
+    except FileNotFoundError:
+        return
+    with reading, open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        shutil.copyfileobj(reading, out, 1024 * 1024)
+        out.flush()
+        os.fsync(out.fileno())

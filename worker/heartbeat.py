@@ -1,0 +1,167 @@
+"""The heartbeat of a run: renew its lease, request steps for the trainer, and enforce limits.
+
+The run record is read as it grows. The lease is renewed every third of its length, and sooner if
+the trainer is about to run out of granted steps: each request is for the steps of two thirds of a
+lease, and at least ``MIN_STEPS``. No step is requested before this attempt wrote a checkpoint, so
+that another worker always has something to resume from. The time limit counts from that
+checkpoint. A trainer that must stop earlier is asked once it handles signals; its record then
+ends and shows that no step was taken.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from affidavit.worker.checkpoint_transfer import has_checkpoint
+from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal, Unreachable
+from affidavit.worker.queue import RunQueue
+from affidavit.worker.trainer_process import Stop
+
+MIN_STEPS = 2
+SIGNAL_DELAY = 1.0
+"""Seconds after its first checkpoint until a trainer handles SIGTERM."""
+STARTUP_TIMEOUT = 30.0
+"""Seconds that a trainer which must stop has to reach its first checkpoint."""
+DIGEST = re.compile(rb'"digest":"(sha256:[0-9a-f]{64})"')
+
+
+@dataclass
+class Heartbeat:
+    """The heartbeat of one run; ``lease`` is in seconds.
+
+    ``steps`` counts the steps charged in the record so far, ``reason`` is why the trainer was
+    asked to stop, and ``lost`` is set once another worker holds the run.
+    """
+
+    source: RunQueue
+    job: Job
+    record: Path
+    allowance: Path
+    lease: float
+    steps: int = 0
+    reason: str | None = None
+    lost: LeaseLost | None = None
+    _granted: int = 0
+    _exhausted: bool = False
+    _finished: bool = False
+    _ready_at: float | None = None
+    _heads: list[str] = field(default_factory=list)
+    _renewed: float = field(default_factory=time.monotonic)
+    _stopping_at: float = 0.0
+    _offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Count the steps of an earlier attempt, whose checkpoint is not this attempt's."""
+        self._read_record()
+        self._ready_at = None
+
+    def __call__(self) -> Stop | None:
+        """Whether to stop the trainer now, and how."""
+        now = time.monotonic()
+        self._read_record()
+        if now - self._renewed > self.lease / 3 or self._is_short(now):
+            self.renew()
+        if self.lost is not None:
+            return "kill"
+        if self._is_late(now):
+            self._stop("time_limit")
+        return "ask" if self.reason is not None and self._can_stop(now) else None
+
+    def _stop(self, reason: str) -> None:
+        if self.reason is None:
+            self.reason, self._stopping_at = reason, time.monotonic()
+
+    def _is_late(self, now: float) -> bool:
+        limit, ready_at = self.job.time_limit, self._ready_at
+        return limit is not None and ready_at is not None and now - ready_at > limit
+
+    def _can_stop(self, now: float) -> bool:
+        """Whether the trainer would end its record if asked now, or has taken too long to start."""
+        if self._ready_at is None:
+            return now - self._stopping_at > STARTUP_TIMEOUT
+        return now - self._ready_at > SIGNAL_DELAY
+
+    @contextmanager
+    def keep_alive(self) -> Iterator[None]:
+        """Keep renewing the lease from a thread: checking a long record takes a while.
+
+        No more steps are requested.
+        """
+        self._finished, done = True, threading.Event()
+        self.renew()
+
+        def renew() -> None:
+            while self.lost is None and not done.wait(self.lease / 3):
+                self.renew()
+
+        thread = threading.Thread(target=renew, name=f"lease of {self.job.run}")
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def renew(self) -> None:
+        """Report progress, and learn how many steps the trainer may charge."""
+        self._read_record()
+        now = time.monotonic()
+        requests_steps = self._ready_at is not None and not self._finished
+        wants = self.steps + self._ahead(now) if requests_steps else 0
+        # A charge is durable once another one was written after it.
+        head = self._heads[0] if len(self._heads) > 1 else None
+        self._renewed = now
+        try:
+            self._apply(self.source.renew(self.job, self.steps, wants=wants, head=head), wants)
+        except LeaseLost as lost:
+            self.lost = lost
+        except (Unreachable, Refused):
+            pass  # the lease and the allowance still limit the trainer
+
+    def _apply(self, renewal: Renewal, wants: int) -> None:
+        if renewal.cancel:
+            self._stop("cancelled")
+        self._exhausted = renewal.granted < wants
+        if renewal.granted > self._granted and self._ready_at is not None:
+            draft = self.allowance.with_suffix(".part")
+            with suppress(OSError):  # disk full: the trainer waits, and we try again
+                draft.write_text(str(renewal.granted), "ascii")
+                draft.replace(self.allowance)
+                self._granted = renewal.granted
+
+    def _is_short(self, now: float) -> bool:
+        """Whether the trainer needs more steps soon."""
+        if self._ready_at is None or self._exhausted or self.reason is not None:
+            return False
+        return self._granted - self.steps <= self._ahead(now) // 2
+
+    def _ahead(self, now: float) -> int:
+        """Steps taken in two thirds of a lease at the present rate."""
+        if self._ready_at is None or now <= self._ready_at:
+            return MIN_STEPS
+        rate = max(0, self.steps - self.job.granted) / (now - self._ready_at)
+        return max(MIN_STEPS, math.ceil(rate * self.lease * 2 / 3))
+
+    def _read_record(self) -> None:
+        """Count the steps charged in the complete lines written since the last read."""
+        try:
+            with self.record.open("rb") as stream:
+                stream.seek(self._offset)
+                whole = stream.read().rpartition(b"\n")[0]
+        except OSError:
+            return
+        self._offset += len(whole) + 1 if whole else 0
+        if self._ready_at is None and has_checkpoint(whole):
+            self._ready_at = time.monotonic()
+        charges = [line for line in whole.split(b"\n") if b'"type":"charge"' in line]
+        self.steps += len(charges)
+        for line in charges[-2:]:
+            if (match := DIGEST.search(line)) is not None:
+                self._heads = [*self._heads, match[1].decode()][-2:]

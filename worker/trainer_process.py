@@ -1,0 +1,132 @@
+"""Run the trainer as a subprocess in its own process group, and report why it failed.
+
+The trainer is never imported, so that its memory use, CUDA state and crashes stay in its own
+process. SIGTERM asks it to stop after the current step; ``GRACE`` seconds later its whole process
+group is killed. If the worker dies, the kernel kills the trainer (``affidavit.worker.child``, on
+Linux). The ranks of a multi-process trainer have process groups of their own: their launcher ends
+them, or the kernel does when the launcher is killed.
+
+A trainer's log may quote training data (a cell that is not a number, say), so it stays on this
+host. The service only receives a code from ``MEANINGS``.
+
+>>> import sys, tempfile
+>>> with tempfile.TemporaryFile() as log:
+...     result = run([sys.executable, "-c", "raise SystemExit(3)"], log, lambda: None, pause=0.05)
+>>> result.code, result.stopped
+(3, None)
+>>> with tempfile.NamedTemporaryFile() as log:
+...     _ = log.write(b"bad_source data.csv, line 3, column age: 'forty' is no finite number.")
+...     log.flush()
+...     print(failure_reason(Path(log.name)))
+: bad_source, its data or model cannot be read. The worker's log says more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+GRACE = 30.0
+"""Seconds a trainer has to write a checkpoint before it is killed."""
+
+Stop = Literal["ask", "kill"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerExit:
+    """Exit code of a trainer, and whether the worker asked it to stop or killed it."""
+
+    code: int
+    stopped: Stop | None
+
+
+def run(
+    command: Sequence[str],
+    log: IO[bytes],
+    poll: Callable[[], Stop | None],
+    *,
+    environment: Mapping[str, str] | None = None,
+    pause: float = 0.5,
+) -> TrainerExit:
+    """Run ``command`` until it exits, and write its output to ``log``.
+
+    ``poll`` is called every ``pause`` seconds and may ask the process to stop, or kill it. No
+    process of the group is left when this returns or raises.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", "affidavit.worker.child", str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=None if environment is None else dict(environment),
+        start_new_session=True,
+    )
+    stopped: Stop | None = None
+    asked_at = 0.0
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return TrainerExit(code=process.wait(pause), stopped=stopped)
+            action = poll()
+            if action == "ask" and stopped is None:
+                stopped, asked_at = "ask", time.monotonic()
+                _signal(process, signal.SIGTERM)
+            late = stopped == "ask" and time.monotonic() - asked_at > GRACE
+            if action == "kill" or late:
+                stopped = "kill"
+                _signal(process, signal.SIGKILL)
+    finally:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], sent: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, sent)
+
+
+MEANINGS = {
+    "bad_checkpoint": "the checkpoint cannot be resumed.",
+    "bad_source": "its data or model cannot be read.",
+    "beyond_allowance": "a step was charged that was not granted.",
+    "blocks": "the model's blocks differ from the plan's.",
+    "broken_record": "the record cannot be read.",
+    "diverged": "a parameter is no longer finite.",
+    "file_refused": "runs may only name files below the folders of the worker's --files.",
+    "no_checkpoint": "there is no checkpoint to resume from.",
+    "not_anew": "a run that has started cannot start again.",
+    "not_written": "the disk is full or not writable.",
+    "open_plan": "the plan has an unsolved value.",
+    "other_run": "its folder holds another run.",
+    "other_strategy": "the noise strategy differs from the certified one.",
+    "out_of_memory": "memory ran out; a smaller --microbatch takes less.",
+    "rank_lost": "one of its processes exited.",
+    "ranks_differ": "its processes have different parameters.",
+    "run_in_use": "another process uses its folder.",
+    "too_many_steps": "the record has more steps than were certified.",
+    "unsupported_model": "the model cannot be trained privately.",
+}
+"""What the trainer's error codes mean; other codes stay in the worker's log."""
+
+_TAIL = 65536
+"""Bytes at the end of a log that are searched for a code."""
+
+
+def failure_reason(log: Path) -> str:
+    """The reason at the end of a trainer's log, to append to its exit code."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - _TAIL))
+        lines = stream.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        code = line.partition(" ")[0]
+        if code in MEANINGS:
+            return f": {code}, {MEANINGS[code]} The worker's log says more."
+    return ". The worker's log says more."
