@@ -37,7 +37,7 @@ def test_a_name_that_was_told_outlives_a_power_cut_and_one_that_was_not_hinders_
         assert place_of(after) == (told or place_of(after))
 
 
-def test_what_is_no_name_is_told_with_its_remedy(tmp_path: Path) -> None:
+def test_invalid_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".place").write_bytes(b"")
-    with pytest.raises(OSError, match=r"\.place does not hold the name of a place; remove it"):
+    with pytest.raises(OSError, match=r"\.place does not hold a place id"):
         place_of(tmp_path)
