@@ -90,7 +90,7 @@ lock: install
 docs: install-trainer
 	$(BIN)/python -m affidavit.mechanisms.reference > docs/mechanisms.md
 	$(BIN)/python -m affidavit.certificate.diagnosis.document > docs/mistakes.md
-	$(BIN)/python -m affidavit.service.described > docs/openapi.json
+	$(BIN)/python -m affidavit.service.openapi > docs/openapi.json
 	$(BIN)/python -m docs.generate
 
 # The documents as a site, in build/site; a link that leads nowhere fails it.

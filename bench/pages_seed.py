@@ -19,7 +19,7 @@ from sqlalchemy import Engine, text
 
 from affidavit.certificate.log import Frontier, leaf_hash, sign_checkpoint
 from affidavit.service.services import Services
-from affidavit.service.store import Request, StoredCertificate, facets_of
+from affidavit.service.store import PlanRequest, StoredCertificate, facets_of
 from affidavit.service.tables import certificates
 
 MECHANISMS = ("dp_sgd", "dp_adam", "dp_adambc", "dp_adam_floor")
@@ -52,7 +52,7 @@ async def _certified(services: Services) -> list[StoredCertificate]:
                 "optimizer": {"name": mechanism},
                 "target": {"epsilon": epsilon, "delta": 1e-6},
             }
-            asked = Request(
+            asked = PlanRequest(
                 requester="team-0",
                 received_at=datetime.now(UTC),
                 content_type="application/json",

@@ -39,7 +39,7 @@ from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.migrate import upgrade
-from affidavit.service.store import Request
+from affidavit.service.store import PlanRequest
 from bench import simulated_workers as simulated
 from bench.database_load import Load, Table, load, tables
 from bench.explained import Reading, large_tables
@@ -122,7 +122,7 @@ async def _certified(url: str, home: Path) -> list[str]:
                 scope, "100", "0.001", "", CommandContext(actor="bench", at=now)
             )
             body = json.dumps({**PLAN, "dataset": {"name": name, "size": 1000}}).encode()
-            asked = Request(
+            asked = PlanRequest(
                 requester="bench", received_at=now, content_type="application/json", body=body
             )
             answer = await services.submit_plan(asked, "json")

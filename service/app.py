@@ -18,11 +18,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
 from affidavit.service import openapi, problems
-from affidavit.service.bodies import BodyLimit
-from affidavit.service.identity import documented
-from affidavit.service.identity.guarded import require_guards
+from affidavit.service.identity.access import require_guards
+from affidavit.service.middleware import BodyLimit, RequestMiddleware
 from affidavit.service.operation import statistics
-from affidavit.service.operation.middleware import RequestMiddleware
 from affidavit.service.operation.tracing import Tracing
 from affidavit.service.pages import mistakes
 from affidavit.service.pages.headers import SecurityHeaders
@@ -60,7 +58,6 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     mistakes.install(app)
     openapi.install(app)
     require_guards(app)
-    documented.install(app)
     return app
 
 

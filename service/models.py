@@ -90,11 +90,12 @@ class ResponseModel(BaseModel):
     )
 
 
-def _is_none(value: object) -> bool:
+def is_none(value: object) -> bool:
+    """Whether a field is left out of a response."""
     return value is None
 
 
-Position = Annotated[int | None, Field(ge=1, exclude_if=_is_none)]
+Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]
 """A line or a column, left out where the text has no positions."""
 
 

@@ -1,52 +1,90 @@
-"""The OpenAPI document: every body, every status, every error's shape.
+"""The OpenAPI document: what FastAPI derives from the routes, and what it cannot.
 
-Plans are read by our own strict loader and results are stored text, so FastAPI cannot
-derive their schemas from a signature; they are written here. A test compares what the
-service answers with what it documents.
+Derived are parameters, request bodies and responses, from the models of each route. Written
+here are the problems, which access each operation needs, and plans and policies as request
+bodies, which our own strict loader reads. A test compares every response with the document.
+
+``python -m affidavit.service.openapi`` prints the document as it is kept in ``docs``; no
+database is opened.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import Field
+from pydantic.json_schema import models_json_schema
 
-from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST, plan_schemas
+from affidavit.plan import plan_schemas
+from affidavit.service.certificate_models import DiagnosisRequest
+from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
 from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
 from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
-from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.schemas import LOG_SCHEMAS
-from affidavit.service.models import ProblemReason
+from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
 from affidavit.service.policies.schemas import POLICY_SCHEMAS
+from affidavit.service.routing import JSON as JSON
+from affidavit.service.routing import YAML as YAML
 from affidavit.service.runs.schemas import RUN_SCHEMAS
 
-JSON = "application/json"
-YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROBLEM = "application/problem+json"
-ID_PATTERN = r"^sha256:[0-9a-f]{64}$"
+ID_PATTERN = DIGEST
+SCHEME = "bearer"
+REF = "#/components/schemas/{model}"
 
 Schema = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
 
 _MEANINGS = {
-    400: "The body is not a plan of schema version 1; the reasons say where and why.",
-    401: "It is not known who asks: no token, or one that does not count.",
-    403: "The token's scopes do not allow this.",
-    404: "There is nothing of that name.",
+    400: "The body is malformed; the reasons say where and why.",
+    401: "Authentication required: no token, or one that is not valid.",
+    403: "You don't have permission.",
+    404: "Not found.",
     408: "The body did not arrive in time.",
-    409: "It cannot stand beside what is kept already.",
+    409: "Conflict with what is stored.",
     413: "The body is too large.",
-    415: "The body is neither JSON nor YAML by its content type.",
-    422: "A parameter of the URL is not valid.",
-    500: "A fault of the service; nothing was stored.",
-    503: "Not now: accounting cut off, too many waiting, or the database does not answer.",
+    415: "Unsupported content type.",
+    422: "A parameter of the URL or a header is not valid.",
+    429: "Too many requests, in a minute or at once.",
+    500: "Internal error; nothing was stored.",
+    503: "Temporarily unavailable: accounting cut off, too many plans waiting, or no database.",
 }
+_CHALLENGE = {
+    "WWW-Authenticate": {
+        "schema": {"type": "string"},
+        "description": "RFC 6750: the scheme, and what is wrong.",
+    }
+}
+_RETRY_AFTER = {
+    "Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}
+}
+_HEADERS = {401: _CHALLENGE, 403: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+
+
+class Problem(ResponseModel):
+    """RFC 9457 problem details."""
+
+    type: str = Field(json_schema_extra={"format": "uri-reference"})
+    title: str
+    status: int = Field(ge=400, le=599)
+    code: str = Field(description="Stable; never changes its meaning.")
+    detail: str
+    reasons: list[ProblemReason]
 
 
 def problems(*statuses: int) -> Responses:
-    """Documentation of these error statuses, with those that any request may meet."""
+    """Documentation of a route's own error statuses.
+
+    What any request of its kind may meet is added by itself: 401, 403 and 429 by its access,
+    400, 408 and 415 by its body, 422 by its parameters.
+    """
     content = {PROBLEM: {"schema": _ref("Problem")}}
     return {
         status: {"description": _MEANINGS[status], "content": content}
@@ -55,7 +93,7 @@ def problems(*statuses: int) -> Responses:
 
 
 def answers(description: str, schema: str) -> dict[str, Any]:
-    """Documentation of a JSON answer."""
+    """Documentation of a JSON response with a schema of that name."""
     return {"description": description, "content": {JSON: {"schema": _ref(schema)}}}
 
 
@@ -83,245 +121,108 @@ def json_body(schema: str, description: str, *, required: bool = True) -> dict[s
 
 
 def install(app: FastAPI) -> None:
-    """Give ``app`` the document with our schemas in it."""
+    """Give ``app`` the document; it is put together when it is first asked for."""
 
     def openapi() -> Schema:
         if app.openapi_schema is None:
-            document = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-            )
-            schemas = document.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(_plan_schemas() | _SCHEMAS | KEYSET_SCHEMAS | LOG_SCHEMAS)
-            schemas["ProblemReason"] = ProblemReason.model_json_schema(mode="serialization")
-            _describe_problems(document)
-            schemas.update(LEDGER_SCHEMAS | POLICY_SCHEMAS | LIFECYCLE_SCHEMAS | RUN_SCHEMAS)
-            app.openapi_schema = document
+            app.openapi_schema = _document(app)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
 
 
-def _describe_problems(document: Schema) -> None:
-    """Document the problems of malformed requests in place of FastAPI's own answers to them."""
-    for operation in (each for path in document["paths"].values() for each in path.values()):
-        responses = operation["responses"]
-        if "requestBody" in operation:
-            known = {str(status): response for status, response in problems(400, 408, 415).items()}
-            operation["responses"] = responses = known | responses
-        if "HTTPValidationError" in str(responses.get("422")):
-            responses["422"] = problems(422)[422]
+def _document(app: FastAPI) -> Schema:
+    document = get_openapi(
+        title=app.title, version=app.version, description=app.description, routes=app.routes
+    )
+    components = document.setdefault("components", {})
+    components.setdefault("schemas", {}).update(_schemas())
+    components["securitySchemes"] = {
+        SCHEME: {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "A token of `affidavit tokens new` or of the OpenID provider. While "
+            "there is neither, a program on the service's own machine may submit and audit "
+            "without one.",
+        }
+    }
+    for path, method, access in guarded_routes(app):
+        operation = document["paths"].get(path, {}).get(method.lower())
+        if operation is not None:
+            _describe_operation(operation, access)
     for name in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(name, None)
+        components["schemas"].pop(name, None)
+    return document
+
+
+def _describe_operation(operation: Schema, access: Guard | Open) -> None:
+    """Add who may use an operation, and the problems that any request of its kind may meet."""
+    responses = operation["responses"]
+    statuses = set(_problem_statuses(operation, access))
+    if isinstance(access, Guard):
+        operation["security"] = [{SCHEME: [scope.value]} for scope in access.scopes]
+        forbidden = f"The token has no scope {' or '.join(access.scopes)}."
+        responses["403"] = {**problems(403)[403], "description": forbidden}
+    if "HTTPValidationError" in str(responses.get("422")):
+        del responses["422"]
+        statuses.add(422)
+    for status in statuses:
+        responses.setdefault(str(status), problems(status)[status])
+    for status, headers in _HEADERS.items():
+        if str(status) in responses and status in statuses:
+            responses[str(status)] = {**responses[str(status)], "headers": headers}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _problem_statuses(operation: Schema, access: Guard | Open) -> Iterator[int]:
+    yield from (413, 500)
+    if isinstance(access, Guard):
+        yield from (401, 403, 503)
+    if isinstance(access, Guard) or access.limited:
+        yield 429
+    if "requestBody" in operation:
+        yield from (400, 408, 415)
 
 
 def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": REF.format(model=name)}
 
 
-def _plan_schemas() -> dict[str, Schema]:
-    """The plan with phases, and the plan whose only phase's fields stand at the top."""
-    return {
-        **plan_schemas("#/components/schemas/{model}"),
-        "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
-    }
-
-
-def _object(properties: dict[str, Schema], *optional: str) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _list_of(item: Schema) -> Schema:
-    return {"type": "array", "items": item}
-
-
-_TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": "boolean"}
-_COUNT: Schema = {"type": "integer", "minimum": 1}
-_ANY: Schema = {"type": "object"}
-_CLAIMED: Schema = {
-    "oneOf": [
-        {"type": "number", "minimum": SMALLEST, "maximum": LARGEST},
-        {"type": "string", "pattern": CLAIM_PATTERN},
+def _schemas() -> dict[str, Schema]:
+    """The components that no route's signature leads to."""
+    shown: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
+        (Problem, "serialization"),
+        (DiagnosisRequest, "serialization"),
     ]
-}
-_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
-_NUMBER_OR_NULL: Schema = {"type": ["number", "null"]}
-_INTERVAL: Schema = {
-    "type": ["object", "null"],
-    "properties": {"lower": {"type": "number"}, "upper": _NUMBER_OR_NULL},
-    "required": ["lower", "upper"],
-}
-_VERDICT: Schema = {"enum": ["certified", "under_noised", "refused", "undecided"]}
-_ID: Schema = {"type": "string", "pattern": ID_PATTERN}
-_TIME: Schema = {"type": "string", "format": "date-time"}
-_STATUS: Schema = {"enum": [entry.value for entry in Status]}
-_SUMMARY = _object(
-    {
-        "id": _ID,
-        "untrusted": {**_FLAG, "description": "Signed by a development key."},
-        "issue": _COUNT,
-        "status": _STATUS,
-        "plan_digest": _ID,
-        "name": _TEXT_OR_NULL,
-        "dataset": _TEXT_OR_NULL,
-        "adjacency": _TEXT,
-        "verdict": _VERDICT,
-        "epsilon_upper": _NUMBER_OR_NULL,
-        "delta": _NUMBER_OR_NULL,
-        "created_at": _TIME,
-        "not_after": _TIME,
+    own = models_json_schema(shown, ref_template=REF)[1]["$defs"]
+    return {
+        **own,
+        **plan_schemas(REF),
+        "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
+        "PlanDocument": _ref("Plan"),
+        **KEYSET_SCHEMAS,
+        **LOG_SCHEMAS,
+        **LEDGER_SCHEMAS,
+        **POLICY_SCHEMAS,
+        **LIFECYCLE_SCHEMAS,
+        **RUN_SCHEMAS,
     }
-)
 
-_SCHEMAS: dict[str, Schema] = {
-    "Problem": {
-        **_object(
-            {
-                "type": {"type": "string", "format": "uri-reference"},
-                "title": _TEXT,
-                "status": {"type": "integer", "minimum": 400, "maximum": 599},
-                "code": {**_TEXT, "description": "Stable; never changes its meaning."},
-                "detail": _TEXT,
-                "reasons": _list_of(_ref("ProblemReason")),
-            }
-        ),
-        "description": "RFC 9457 problem details.",
-    },
-    "Result": _object(
-        {
-            "verdict": _VERDICT,
-            "plan_digest": _ID,
-            "epsilon": {**_INTERVAL, "description": "In nats; lower and upper bound."},
-            "delta": _INTERVAL,
-            "confidence": {
-                **_NUMBER_OR_NULL,
-                "description": "With what probability the bounds hold, over draws from the "
-                "accountant's seed; null where they are certain.",
-            },
-            "adjacency": _TEXT,
-            "noise_multiplier": _ANY,
-            "sensitivity": _NUMBER_OR_NULL,
-            "strategy": {**_ANY, "description": "Where noise is correlated across steps."},
-            "mu": _NUMBER_OR_NULL,
-            "accountants": _list_of(_ANY),
-            "reasons": _list_of(_ref("ProblemReason")),
-            "warnings": _list_of(_ANY),
-            "planning": {**_list_of(_ANY), "description": "For information; no guarantee."},
-            "obligations": _list_of(_ANY),
-            "policy": {**_ANY, "description": "Name, version and digest of what judged it."},
-            "waived": {**_list_of(_ANY), "description": "Reasons, each with its waiver."},
-            "certificate": _object(
-                {
-                    "id": _ID,
-                    "bundle": _ANY,
-                    "issue": {**_COUNT, "description": "How many times it was issued by then."},
-                    "envelope_digest": {**_ID, "description": "What an approval names."},
-                    "status": _STATUS,
-                }
-            ),
-        },
-        "strategy",
-        "policy",
-        "waived",
-    ),
-    "DiagnosisRequest": _object(
-        {
-            "plan": _ref("Plan"),
-            "claimed_epsilon": {**_CLAIMED, "description": "ε in nats, at the plan's δ."},
-            "claimed_noise_multiplier": {
-                **_CLAIMED,
-                "description": "σ of every block, said to reach the plan's target.",
-            },
-        },
-        "claimed_epsilon",
-        "claimed_noise_multiplier",
-    ),
-    "Diagnosis": _object(
-        {
-            "claim": _ANY,
-            "summary": _TEXT,
-            "certified": {**_ANY, "description": "A Result without certificate."},
-            "explanations": _list_of(
-                _object(
-                    {
-                        "mistakes": _list_of(_TEXT),
-                        "accountant": _TEXT,
-                        "reproduces": {"type": "number"},
-                        "differs_by": {"type": "number"},
-                        "agreement": {"enum": ["exactly", "cut", "nearly"]},
-                        "steps": _list_of(_ANY),
-                    },
-                    "accountant",
-                    "reproduces",
-                    "differs_by",
-                    "agreement",
-                    "steps",
-                )
-            ),
-            "corrected": {"type": ["object", "null"]},
-        }
-    ),
-    "Curves": _object(
-        {
-            "plan_digest": _ID,
-            "verdict": _VERDICT,
-            "accountant": _ANY,
-            "adjacency": _TEXT,
-            "unit": _TEXT,
-            "target": _ANY,
-            "epsilon_at_delta": _list_of(_ANY),
-            "delta_at_epsilon": _list_of(_ANY),
-            "mu": {**_NUMBER_OR_NULL, "description": "Of Gaussian DP, where it is exact."},
-            "rho": {**_NUMBER_OR_NULL, "description": "Of zCDP, where it is exact."},
-            "renyi": _ANY,
-            "trade_off": _list_of(_ANY),
-            "advantage": {**_INTERVAL, "description": "Largest TPR - FPR of an attack."},
-            "true_positive_rate": _list_of(_ANY),
-            "posterior": _list_of(_ANY),
-            "profile": _list_of(_ANY),
-            "digest": {**_ID, "description": "sha256 of the rest, RFC 8785 canonical JSON."},
-        }
-    ),
-    "Summary": _SUMMARY,
-    "Page": _object(
-        {
-            "items": _list_of(_ref("Summary")),
-            "next": {**_TEXT_OR_NULL, "description": "Path of the next page."},
-        }
-    ),
-    "Bundle": {**_ANY, "description": "The signed envelope, and its place in the log."},
-    "Keys": _object({"keys": _list_of(_ANY)}),
-    "Mechanisms": _object({"mechanisms": _list_of(_ref("Mechanism"))}),
-    "Mechanism": _object(
-        {
-            "name": _TEXT,
-            "kind": {"enum": ["optimizer", "wrapper"]},
-            "title": _TEXT,
-            "releases": _TEXT,
-            "sensitivity": _TEXT,
-            "proof": {**_TEXT, "description": "Where the sensitivity is proved."},
-            "post_processing": _list_of(_TEXT),
-            "state_on_raw_data": _list_of(_TEXT),
-            "obligations": _list_of(_ANY),
-            "needs_auxiliary_block": _FLAG,
-            "clipping": _TEXT,
-            "noise": _list_of(_TEXT),
-            "hyperparameters": _list_of(
-                _object(
-                    {
-                        "field": _TEXT,
-                        "takes": _TEXT,
-                        "meaning": _TEXT,
-                        "changes_the_guarantee": _FLAG,
-                    }
-                )
-            ),
-            "sources": _list_of(_TEXT),
-            "minimal_plan": _ref("Plan"),
-        }
-    ),
-}
+
+def document_text() -> str:
+    """The document as text whose lines can be compared."""
+    from affidavit.service.app import create_app  # which imports this module
+    from affidavit.service.settings import Settings
+
+    settings = Settings(
+        database_url="sqlite:////nonexistent/none.db", key_directory=Path("/nonexistent")
+    )
+    app = create_app(settings)
+    try:
+        return json.dumps(app.openapi(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    finally:
+        app.state.services.close()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document_text())

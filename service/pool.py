@@ -28,7 +28,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
-from affidavit.service.batching import Batcher
+from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})

@@ -38,6 +38,7 @@ from starlette.types import Receive, Scope, Send
 
 from affidavit.certificate import KeyFailure
 from affidavit.plan import MalformedPlan, PlanError, Reason, pointer_to
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import (
     AccountingFailed,
     AccountingTimeout,
@@ -147,6 +148,17 @@ def unavailable(error: AccountingUnavailable) -> Problem:
             )
 
 
+def invalid_cursor(error: InvalidCursor) -> Problem:
+    """The problem of a cursor that is not one of ours."""
+    reason = Reason(
+        code="invalid_cursor",
+        pointer="/query/cursor",
+        message=f"cursor: {error}.",
+        remedy="Follow the next link of a page, or leave cursor out to start anew.",
+    )
+    return Problem(422, "invalid_parameter", str(reason), reason)
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of ``app`` with a problem document."""
     app.add_exception_handler(Problem, _problem)
@@ -154,6 +166,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(MalformedRequest, _malformed_request)
     app.add_exception_handler(DomainError, _domain_error)
     app.add_exception_handler(AccountingUnavailable, _unavailable)
+    app.add_exception_handler(InvalidCursor, _invalid_cursor)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _parameters)
     app.add_exception_handler(DatabaseError, _database)
@@ -187,6 +200,11 @@ def _domain_error(_request: Request, error: Exception) -> Response:
 def _unavailable(_request: Request, error: Exception) -> Response:
     assert isinstance(error, AccountingUnavailable)
     return unavailable(error).as_response()
+
+
+def _invalid_cursor(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, InvalidCursor)
+    return invalid_cursor(error).as_response()
 
 
 def _http(request: Request, error: Exception) -> Response:

@@ -9,10 +9,10 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import StrictModel
-from affidavit.service.bodies import read_body
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.openapi import JSON
 from affidavit.service.problems import Problem, not_well_formed, problem_of, unavailable
+from affidavit.service.routing import read_body
 from affidavit.service.wanted import MalformedRequest
 
 T = TypeVar("T")

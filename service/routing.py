@@ -3,25 +3,36 @@
 FastAPI reads a body before it calls any dependency, and with the lax parser of the standard
 library. A router with ``route_class=JsonRoute`` authorizes first, reads the body within its
 bounds of time and size, and parses it as strictly as a plan; the route itself declares an
-ordinary body parameter, which is a ``RequestModel``.
+ordinary body parameter, which is a ``RequestModel``. Routes that take plans or policies, which
+may be YAML, call ``syntax_of_body`` and ``read_body`` themselves.
+
+Path and query parameters that several routes take are here too; a valid one is safe to hand to
+any database.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, get_args, get_type_hints
+from datetime import UTC, datetime
+from typing import Annotated, Any, get_args, get_type_hints
 
-from fastapi import Request, Response
+from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from pydantic_core import PydanticKnownError
+from starlette.requests import ClientDisconnect
 
-from affidavit.service.bodies import read_body
-from affidavit.service.identity.access import authorize
-from affidavit.service.identity.guarded import guard_of
-from affidavit.service.models import RequestModel
+from affidavit.plan import Syntax
+from affidavit.service.identity.access import authorize, guard_of
+from affidavit.service.models import DIGEST, RequestModel
 from affidavit.service.problems import Problem
 
 JSON = "application/json"
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+READ_SECONDS = 10.0
+"""How long a client may take to send a body of at most the limit."""
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -111,3 +122,90 @@ def _body_model(endpoint: Callable[..., Awaitable[Any] | Any]) -> type[RequestMo
             if isinstance(kind, type) and issubclass(kind, RequestModel):
                 return kind
     return None
+
+
+# ---- bodies -------------------------------------------------------------------------
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body; raises ``Problem`` when it does not come in time."""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return await request.body()
+    except (TimeoutError, ClientDisconnect):
+        raise Problem(
+            408,
+            "body_incomplete",
+            f"the body did not arrive within {READ_SECONDS:g} s; "
+            "check that Content-Length is its length.",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def syntax_of_body(http: Request) -> Syntax:
+    """The syntax that the headers declare; there is no guessing."""
+    declared = http.headers.get("content-type", "")
+    media, *parameters = [part.strip().lower() for part in declared.split(";")]
+    charsets = [
+        parameter.partition("=")[2].strip('"')
+        for parameter in parameters
+        if "charset=" in parameter
+    ]
+    encoding = http.headers.get("content-encoding", "identity").lower()
+    if encoding == "identity" and set(charsets) <= {"utf-8"}:
+        if media == JSON:
+            return "json"
+        if media in YAML:
+            return "yaml"
+    raise Problem(
+        415,
+        "unsupported_media_type",
+        f"Send {JSON} or {YAML[0]}, in UTF-8 and not compressed, and set Content-Type accordingly.",
+        headers={"Accept": ", ".join((JSON, *YAML))},
+    )
+
+
+class JsonOnly:
+    """The dependency of a route whose body, ``what`` it is, comes as JSON and nothing else."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, request: Request) -> None:
+        """Raise the problem of a body that is not declared as JSON."""
+        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != "application/json":
+            raise Problem(
+                415,
+                "unsupported_media_type",
+                f"{self._what} comes as application/json; set Content-Type accordingly.",
+                headers={"Accept": "application/json"},
+            )
+
+
+# ---- parameters ---------------------------------------------------------------------
+
+CertificateId = Annotated[
+    str, Path(pattern=DIGEST, description="``sha256:`` and 64 lower-case hex digits.")
+]
+
+
+def _in_utc(value: datetime) -> datetime:
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("this time does not exist in UTC") from None
+
+
+def _no_number(value: object) -> object:
+    """``value`` unless it reads as a number, which would count as seconds since 1970."""
+    try:
+        float(str(value))
+    except ValueError:
+        return value
+    wrong = {"error": "invalid date separator, expected `-`"}
+    raise PydanticKnownError("datetime_from_date_parsing", wrong)
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_in_utc)]
+"""An RFC 3339 time with its zone."""

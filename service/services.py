@@ -48,7 +48,6 @@ from affidavit.service.settings import Settings
 from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
 from affidavit.service.use_cases.draw_certificate import DrawCertificate
-from affidavit.service.use_cases.draw_curve import DrawCurve
 from affidavit.service.use_cases.preview_plan import PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
@@ -69,7 +68,6 @@ class Services:
     reissue: Reissue
     status_lists: StatusLists
     diagnose_claim: DiagnoseClaim
-    draw_curve: DrawCurve
     draw_certificate: DrawCertificate
     preview_plan: PreviewPlan
     ledger: Ledger
@@ -126,7 +124,6 @@ class Services:
             reissue=Reissue(store, policies, submit_plan),
             status_lists=StatusLists(engine, keyring, settings.log_origin),
             diagnose_claim=DiagnoseClaim(pool),
-            draw_curve=DrawCurve(pool),
             draw_certificate=DrawCertificate(pool),
             preview_plan=PreviewPlan(pool, policies, desk.position),
             ledger=ledger,

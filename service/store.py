@@ -38,6 +38,7 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import read_envelope
 from affidavit.service import database
+from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
@@ -86,7 +87,7 @@ class StoredCertificate(Summary):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class PlanRequest:
     """Who asked, when, and the bytes of the question."""
 
     requester: str
@@ -116,6 +117,14 @@ class Place:
     untrusted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some certificates, and the cursor of the next page unless this is the last."""
+
+    items: list[Summary]
+    next: str | None
+
+
 class Overtaken(Exception):
     """Another issue came first, or a decision about the former one."""
 
@@ -123,7 +132,7 @@ class Overtaken(Exception):
 Outdated = Callable[[StoredCertificate], bool]
 """Whether an issue is to be followed by another when its certificate is asked for."""
 
-Made = tuple[StoredCertificate, Request, Outdated]
+Made = tuple[StoredCertificate, PlanRequest, Outdated]
 """A new issue, who asked for it, and what it may supersede."""
 
 
@@ -163,7 +172,7 @@ class CertificateStore:
     def repeat(
         self,
         certificate_id: str,
-        request: Request,
+        request: PlanRequest,
         *,
         untrusted_too: bool,
         outdated: Outdated = expired,
@@ -184,7 +193,7 @@ class CertificateStore:
         self,
         certificate: StoredCertificate,
         key: Mapping[str, Any],
-        request: Request,
+        request: PlanRequest,
         *,
         outdated: Outdated = expired,
         within: Callable[[Connection], None] = _nothing_more,
@@ -211,7 +220,7 @@ class CertificateStore:
         self,
         certificate: StoredCertificate,
         key: Mapping[str, Any],
-        request: Request,
+        request: PlanRequest,
         outdated: Outdated,
         within: Callable[[Connection], None],
     ) -> StoredCertificate:
@@ -255,6 +264,26 @@ class CertificateStore:
         query = select(signing_keys.c.record).order_by(signing_keys.c.first_used_at)
         with self._reader.connect() as connection:
             return [json.loads(record) for record in connection.execute(query).scalars()]
+
+
+def list_certificates(
+    store: CertificateStore, filters: Filters, cursor: str | None, limit: int
+) -> Page:
+    """The page after ``cursor``, or the first; raises ``InvalidCursor``."""
+    after = None if cursor is None else place_of(cursor)
+    rows = store.page(filters, after, limit + 1)
+    items = rows[:limit]
+    return Page(items, cursor_of(items[-1]) if len(rows) > limit else None)
+
+
+def cursor_of(row: Summary) -> str:
+    """The cursor of a page that ends with ``row``."""
+    return cursor_at(row.created_at, row.id, row.untrusted)
+
+
+def place_of(cursor: str) -> Place:
+    """The place that ``cursor`` marks; raises ``InvalidCursor``."""
+    return Place(*read_cursor(cursor, str, bool))
 
 
 # ---- in the transaction of a connection ----------------------------------------------
@@ -399,7 +428,7 @@ def _keep_key(
 
 def repeated(
     connection: Connection,
-    wanted: Sequence[tuple[str, Request]],
+    wanted: Sequence[tuple[str, PlanRequest]],
     untrusted_too: bool,
     outdated: Outdated,
 ) -> list[StoredCertificate | None]:
@@ -415,14 +444,14 @@ def repeated(
 
 
 def record(
-    connection: Connection, certificate: StoredCertificate, request: Request, action: str
+    connection: Connection, certificate: StoredCertificate, request: PlanRequest, action: str
 ) -> None:
     """Write who asked for ``certificate`` and was answered with it, and that they did."""
     record_all(connection, [(certificate, request)], action)
 
 
 def record_all(
-    connection: Connection, answered: Sequence[tuple[StoredCertificate, Request]], action: str
+    connection: Connection, answered: Sequence[tuple[StoredCertificate, PlanRequest]], action: str
 ) -> None:
     """The same for several certificates and requests."""
     if not answered:
@@ -445,7 +474,7 @@ _REQUESTS = insert(requests).returning(requests.c.id, sort_by_parameter_order=Tr
 _AUDIT = insert(audit)
 
 
-def _asked(certificate: StoredCertificate, request: Request) -> dict[str, Any]:
+def _asked(certificate: StoredCertificate, request: PlanRequest) -> dict[str, Any]:
     return {
         "certificate_id": certificate.id,
         "untrusted": certificate.untrusted,

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
-from affidavit.service.batching import Batcher, in_thread_pool
+from affidavit.service.concurrency import Batcher, in_thread_pool
 from affidavit.service.identity.actor import Actor
 from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.credentials import AuthenticationError

@@ -17,8 +17,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Assessment
 from affidavit.plan import Plan
-from affidavit.service.batching import Batcher, in_thread_pool
 from affidavit.service.command import CommandContext
+from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.keyring import Keyring
 from affidavit.service.ledger import document, refusals
@@ -32,7 +32,6 @@ from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
 from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.pool import AccountingPool
-from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import CertificateStore, StoredCertificate
 
 MOST_KEPT = 512

@@ -19,8 +19,8 @@ from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.standing import DECIDED, Status
 from affidavit.service.policies.judging import question
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.store import CertificateStore, Request, StoredCertificate
-from affidavit.service.use_cases.draw_curve import plan_of
+from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
+from affidavit.service.use_cases.draw_certificate import plan_of
 from affidavit.service.use_cases.submit_plan import Answer, SubmitPlan
 
 AGAIN = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
@@ -58,7 +58,7 @@ class Reissue:
                 "send the plan again.",
             )
         body = canonical_json(as_document(plan))
-        request = Request(
+        request = PlanRequest(
             requester=actor.name, received_at=at, content_type="application/json", body=body
         )
         return await self._submit_plan.anew(asked, request, _ended)

@@ -26,10 +26,10 @@ from affidavit.service.pages.approval_view import (
 )
 from affidavit.service.pages.forms import TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.routes.certificate import no_such
-from affidavit.service.routes.certificates import invalid_cursor
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.problems import invalid_cursor
+from affidavit.service.routes.certificates import no_such
 from affidavit.service.routes.refused import impossible
+from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()

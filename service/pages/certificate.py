@@ -26,8 +26,8 @@ from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.registry_entry import as_yaml, registry_entry
 from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.problems import Problem, unavailable
-from affidavit.service.routes.certificate import found
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import find
+from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate
 from affidavit.service.use_cases.draw_certificate import Charts
@@ -62,7 +62,7 @@ async def certificate(
 ) -> Response:
     """One certificate; charts that are not drawn yet are left to pictures of their own."""
     _kept, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = services.draw_certificate.kept(view.id, view.steps_run)
+    charts = services.draw_certificate.charts_in_memory(view.id, view.steps_run)
     return answer(
         request,
         view,
@@ -99,14 +99,14 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
 @router.get(f"{ONE}/bundle.json", include_in_schema=False, response_class=Response)
 def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """What the API's route gives to tokens, for who is signed in. Raises ``Problem``."""
-    made = with_inclusion(services.log, found(services, certificate_id).bundle)
+    made = with_inclusion(services.log, find(services, certificate_id).bundle)
     return _file(made, JSON, "bundle.json")
 
 
 @router.get(f"{ONE}/registry.yaml", include_in_schema=False, response_class=Response)
 def registry(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """An entry for the OpenDP deployments registry, to be completed."""
-    kept = found(services, certificate_id)
+    kept = find(services, certificate_id)
     predicate = statement_of(kept)["predicate"]
     if kept.verdict != "certified" or predicate["guarantee"] is None:
         raise Problem(
@@ -128,7 +128,7 @@ async def diagnosis(
     claimed: Annotated[str, Query(max_length=LONGEST_CLAIM)] = "",
 ) -> Response:
     """Which known mistakes lead from this plan to another ε that somebody claims."""
-    kept = await run_in_threadpool(found, services, certificate_id)
+    kept = await run_in_threadpool(find, services, certificate_id)
     view = await _diagnosed(services, kept, claimed.strip())
     # A part of a page is shown only where it comes with no error.
     status = 422 if view.wrong is not None and not is_fragment(request) else 200
@@ -136,13 +136,13 @@ async def diagnosis(
 
 
 def _read(services: Services, certificate_id: str) -> tuple[StoredCertificate, CertificateView]:
-    kept = found(services, certificate_id)
+    kept = find(services, certificate_id)
     return kept, certificate_view(services, kept, datetime.now(UTC))
 
 
 async def _drawn(services: Services, kept: StoredCertificate, view: CertificateView) -> Charts:
     try:
-        return await services.draw_certificate(kept, view.steps_run)
+        return await services.draw_certificate.charts(kept, view.steps_run)
     except AccountingUnavailable as error:
         raise unavailable(error) from error
 

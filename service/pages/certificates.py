@@ -22,8 +22,7 @@ from affidavit.service.pages.certificate_search import (
 from affidavit.service.pages.forms import TheForm
 from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.saved_views import NotKept, SavedViews
-from affidavit.service.problems import Problem
-from affidavit.service.routes.certificates import invalid_cursor
+from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.services import Services, TheServices
 
 PATH = "/certificates"

@@ -28,7 +28,7 @@ from affidavit.service.pages.plan_view import sentence_of
 from affidavit.service.pages.templating import words
 from affidavit.service.problems import unavailable
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.draw_curve import plan_of
+from affidavit.service.use_cases.draw_certificate import plan_of
 
 router = APIRouter()
 

@@ -17,8 +17,8 @@ from urllib.parse import parse_qs
 
 from fastapi import Depends, Request
 
-from affidavit.service.bodies import read_body
 from affidavit.service.problems import Problem
+from affidavit.service.routing import read_body
 
 MEDIA_TYPE = "application/x-www-form-urlencoded"
 MOST_FIELDS = 200

@@ -26,7 +26,7 @@ from affidavit.service.pages.plan_view import Mode, NewPlan, answered, new_plan
 from affidavit.service.pages.wishes import is_fragment
 from affidavit.service.problems import unavailable
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.draw_curve import NoCurve, plan_of
+from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
 from affidavit.service.use_cases.preview_plan import Pictures
 
 router = APIRouter()
@@ -107,7 +107,7 @@ async def _certified(request: Request, actor: Actor, services: Services, view: N
     """To the certificate, whatever its verdict; back to the form where there is no plan."""
     if not view.readable:
         return _shown(request, view, status=422)
-    asked = store.Request(
+    asked = store.PlanRequest(
         requester=actor.name,
         received_at=datetime.now(UTC),
         content_type=YAML[0],

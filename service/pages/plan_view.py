@@ -17,7 +17,7 @@ from affidavit.certificate import Assessment
 from affidavit.plan import Reason, digest
 from affidavit.service.pages.plan_form import RELEASE, SECTIONS, Checked, Field, PlanForm
 from affidavit.service.pages.templating import words
-from affidavit.service.use_cases.preview_plan import Draft
+from affidavit.service.use_cases.preview_plan import Preview
 
 DIGITS = 6
 Mode = Literal["form", "yaml"]
@@ -128,7 +128,7 @@ def new_plan(
     )
 
 
-def answered(draft: Draft) -> Answered:
+def answered(draft: Preview) -> Answered:
     """What a draft came to."""
     found = draft.assessment
     ledger = draft.ledger

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.pages.access import page_actor
 from affidavit.service.pages.answer import action, answer, page, see_other
@@ -30,11 +31,9 @@ from affidavit.service.pages.policy_view import (
 from affidavit.service.policies.activate import Unacceptable, activate
 from affidavit.service.policies.rulebook import Overlap
 from affidavit.service.policies.simulate import simulate
-from affidavit.service.problems import Problem
-from affidavit.service.routes.certificates import invalid_cursor
+from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.policies import PolicyName, Version
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.list_certificates import InvalidCursor
 
 router = APIRouter()
 

@@ -14,6 +14,7 @@ from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.plan import Reason
 from affidavit.service.command import CommandContext
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.errors import AccountingUnavailable, DomainError
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger.rows import Reservation
@@ -25,14 +26,12 @@ from affidavit.service.pages.forms_of_a_view import Rows
 from affidavit.service.pages.run_view import EventLine, RunLine, RunView, run_of, runs_of
 from affidavit.service.pages.run_view import Runs as RunsView
 from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.requests import in_thread
-from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.rows import Filters
 from affidavit.service.runs.wanted import read_cancellation, read_run
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.list_certificates import InvalidCursor
 from affidavit.service.wanted import MalformedRequest
 
 router = APIRouter()

@@ -14,8 +14,7 @@ from affidavit.certificate.policy import Facts, Policy, violations
 from affidavit.plan import Reason
 from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.policies.store import PolicyStore
-from affidavit.service.store import CertificateStore, Filters, StoredCertificate
-from affidavit.service.use_cases.list_certificates import list_certificates
+from affidavit.service.store import CertificateStore, Filters, StoredCertificate, list_certificates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,19 +7,13 @@ from importlib import import_module
 from fastapi import APIRouter
 
 MODULES = (
-    "submit",
     "certificates",
-    "certificate",
-    "bundle",
     "issues",
     "approvals",
     "revocation",
-    "status",
-    "curve",
     "diagnoses",
-    "keys",
+    "public",
     "keysets",
-    "mechanisms",
     "log_checkpoint",
     "log_proofs",
     "log_entries",
@@ -33,7 +27,6 @@ MODULES = (
     "runs",
     "runs_work",
     "run_events",
-    "document",
 )
 
 

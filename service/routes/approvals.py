@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.answer import answer_of
@@ -16,9 +15,9 @@ from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.wanted import MalformedDecision, read_decision
 from affidavit.service.openapi import JSON, answers, json_body, problems
 from affidavit.service.problems import not_well_formed
-from affidavit.service.routes.certificate import no_such
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import no_such
 from affidavit.service.routes.refused import impossible
+from affidavit.service.routing import CertificateId, JsonOnly, read_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()

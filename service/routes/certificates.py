@@ -1,36 +1,96 @@
-"""``GET /v1/certificates``: the current issues, newest first, filtered and in pages."""
+"""``/v1/certificates``: certify a plan, list certificates, and read one with its curves."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
-from affidavit.plan import Name, Reason
-from affidavit.service.identity.access import Reader
+from affidavit.plan import Name
+from affidavit.service.certificate_models import (
+    BundleDocument,
+    CertificateList,
+    CertificateSummary,
+    CurvesDocument,
+    Identifier,
+    Result,
+    Verdict,
+)
+from affidavit.service.identity.access import Reader, needs
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.answer import answer_of
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.openapi import ID_PATTERN, answers, problems
+from affidavit.service.log.reader import with_inclusion
+from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.routes.parameters import Instant
-from affidavit.service.services import TheServices
-from affidavit.service.store import Filters, Summary
-from affidavit.service.use_cases.list_certificates import InvalidCursor, list_certificates
+from affidavit.service.routing import JSON, CertificateId, Instant, read_body, syntax_of_body
+from affidavit.service.services import Services, TheServices
+from affidavit.service.store import Filters, PlanRequest, StoredCertificate, list_certificates
+from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
+
+SVG = "image/svg+xml"
+_LOCATION = {"Location": {"schema": {"type": "string"}, "description": "The certificate's path."}}
 
 router = APIRouter()
 
 
-class Wanted(BaseModel):
+@router.post(
+    "/v1/certificates",
+    summary="Certify a plan",
+    response_class=Response,
+    status_code=201,
+    responses={
+        201: {
+            "model": Result,
+            "description": "Certified now; the verdict is in the body.",
+            "headers": _LOCATION,
+        },
+        200: {
+            "model": Result,
+            "description": "Certified before; the same certificate.",
+            "headers": _LOCATION,
+        },
+        **problems(400, 408, 415),
+    },
+    openapi_extra=plan_body(),
+)
+async def certify(
+    actor: Annotated[Actor, needs(Scope.SUBMIT)], http: Request, services: TheServices
+) -> Response:
+    """Every well-formed plan gets a signed certificate that is stored, whatever the verdict."""
+    # Called, and not declared: most requests ask for what is known, and each further dependency
+    # would take the framework a tenth as long as looking that up.
+    syntax = await syntax_of_body(http)
+    body = await read_body(http)
+    request = PlanRequest(
+        requester=actor.name,
+        received_at=datetime.now(UTC),
+        content_type=http.headers["content-type"][:255],
+        body=body,
+    )
+    submission = await services.submit_plan(request, syntax)
+    if submission.created:
+        http.state.verdict = submission.certificate.verdict
+    return Response(
+        answer_of(submission.certificate),
+        201 if submission.created else 200,
+        {"Location": f"/v1/certificates/{submission.certificate.id}"},
+        media_type=JSON,
+    )
+
+
+class CertificateQuery(BaseModel):
     """The parameters; an unknown one is refused, for a misspelt filter would show all."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    verdict: Literal["certified", "under_noised", "refused", "undecided"] | None = None
+    verdict: Verdict | None = None
     status: Status | None = None
-    plan_digest: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
+    plan_digest: Identifier | None = None
     name: Name | None = None
     created_after: Instant | None = None
     created_before: Instant | None = None
@@ -38,44 +98,108 @@ class Wanted(BaseModel):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
-@router.get(
-    "/v1/certificates",
-    summary="List certificates",
-    response_class=JSONResponse,
-    responses={200: answers("A page.", "Page"), **problems(401, 403, 422, 503)},
-)
+@router.get("/v1/certificates", summary="List certificates")
 def certificates(
-    _: Reader, services: TheServices, wanted: Annotated[Wanted, Query()]
-) -> JSONResponse:
-    """Newest first; ``next`` is the path of the following page, or null."""
-    filters = Filters(**wanted.model_dump(exclude={"cursor", "limit"}))
-    try:
-        page = list_certificates(services.store, filters, wanted.cursor, wanted.limit)
-    except InvalidCursor as error:
-        raise invalid_cursor(error) from None
-    following = None if page.next is None else _path_of(wanted, page.next)
-    headers = {} if following is None else {"Link": f'<{following}>; rel="next"'}
-    items = [_item(row) for row in page.items]
-    return JSONResponse({"items": items, "next": following}, headers=headers)
+    _: Reader,
+    services: TheServices,
+    query: Annotated[CertificateQuery, Query()],
+    response: Response,
+) -> CertificateList:
+    """Current issues, newest first; ``next`` is the path of the following page, or null."""
+    filters = Filters(**query.model_dump(exclude={"cursor", "limit"}))
+    page = list_certificates(services.store, filters, query.cursor, query.limit)
+    items = [CertificateSummary.model_validate(row) for row in page.items]
+    if page.next is None:
+        return CertificateList(items=items, next=None)
+    parameters = query.model_dump(mode="json", exclude_none=True) | {"cursor": page.next}
+    path = f"/v1/certificates?{urlencode(parameters)}"
+    response.headers["Link"] = f'<{path}>; rel="next"'
+    return CertificateList(items=items, next=path)
 
 
-def _path_of(wanted: Wanted, cursor: str) -> str:
-    given = wanted.model_dump(mode="json", exclude_none=True) | {"cursor": cursor}
-    return f"/v1/certificates?{urlencode(given)}"
+def _json(model: type[Any], description: str) -> dict[int | str, dict[str, Any]]:
+    return {200: {"model": model, "description": description}, **problems(404)}
 
 
-def _item(row: Summary) -> dict[str, Any]:
-    times = {"created_at": row.created_at, "not_after": row.not_after}
-    written = {name: at.isoformat().replace("+00:00", "Z") for name, at in times.items()}
-    return asdict(row) | written
+@router.get(
+    "/v1/certificates/{certificate_id}",
+    summary="Get a certificate",
+    response_class=Response,
+    responses=_json(Result, "The result."),
+)
+def certificate(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """The result document with its bundle."""
+    return Response(answer_of(find(services, certificate_id)), media_type=JSON)
 
 
-def invalid_cursor(error: InvalidCursor) -> Problem:
-    """The problem of a cursor that is not one of ours."""
-    reason = Reason(
-        code="invalid_cursor",
-        pointer="/query/cursor",
-        message=f"cursor: {error}.",
-        remedy="Follow the next link of a page, or leave cursor out to start anew.",
+@router.get(
+    "/v1/certificates/{certificate_id}/bundle",
+    summary="Get a certificate's signed bundle",
+    response_class=Response,
+    responses=_json(BundleDocument, "The bundle."),
+)
+def bundle(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """What ``affidavit verify`` reads, with its place in the log as soon as it has one."""
+    stored = find(services, certificate_id)
+    return Response(with_inclusion(services.log, stored.bundle), media_type=JSON)
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/curve",
+    summary="Get a certificate's privacy curves",
+    response_class=Response,
+    responses=_json(CurvesDocument, "The curves."),
+)
+async def curve(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """What ``affidavit curve --json`` prints: ε at any δ, attacks, beliefs, trade-off."""
+    return Response((await _curves(services, certificate_id)).document, media_type=JSON)
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/curve.svg",
+    summary="Get a chart of a certificate's privacy curves",
+    response_class=Response,
+    responses={
+        200: {"description": "The chart.", "content": {SVG: {"schema": {"type": "string"}}}},
+        **problems(404),
+    },
+)
+async def chart(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
+    """What ``affidavit curve --svg`` draws."""
+    curves = await _curves(services, certificate_id)
+    return Response(
+        curves.svg,
+        media_type=SVG,
+        # A picture that is opened by itself is a document, and this one runs nothing.
+        headers={"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"},
     )
-    return Problem(422, "invalid_parameter", str(reason), reason)
+
+
+async def _curves(services: Services, certificate_id: str) -> CurvesText:
+    stored = await run_in_threadpool(find, services, certificate_id)
+    try:
+        return await services.draw_certificate.curves(stored)
+    except NoCurve as error:
+        raise Problem(
+            404,
+            "no_curve",
+            "This certificate has no curve: nothing is claimed about its plan, or at one δ only.",
+            *error.reasons,
+        ) from None
+
+
+def find(services: Services, certificate_id: str) -> StoredCertificate:
+    """The stored certificate; raises the problem of there being none."""
+    stored = services.store.find(certificate_id)
+    if stored is None:
+        raise no_such(certificate_id)
+    return stored
+
+
+def no_such(certificate_id: str) -> Problem:
+    """The problem of there being no such certificate."""
+    return Problem(
+        404,
+        "not_found",
+        f"Certificate {certificate_id} not found; GET /v1/certificates lists them.",
+    )

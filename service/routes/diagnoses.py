@@ -8,12 +8,10 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 
 from affidavit.plan import Syntax
-from affidavit.service.bodies import read_body
-from affidavit.service.errors import AccountingUnavailable
+from affidavit.service.certificate_models import Diagnosis
 from affidavit.service.identity.access import Reader
-from affidavit.service.openapi import answers, body, problems
-from affidavit.service.problems import unavailable
-from affidavit.service.routes.submit import syntax_of_body
+from affidavit.service.openapi import body, problems
+from affidavit.service.routing import read_body, syntax_of_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()
@@ -24,19 +22,19 @@ router = APIRouter()
     summary="Diagnose a claim",
     response_class=JSONResponse,
     responses={
-        200: answers("What is certified, and which mistakes explain the claim.", "Diagnosis"),
-        **problems(400, 401, 403, 408, 415, 503),
+        200: {
+            "model": Diagnosis,
+            "description": "What is certified, and which mistakes explain the claim.",
+        },
+        **problems(400, 408, 415),
     },
     openapi_extra=body("DiagnosisRequest", "A training plan and the number claimed for it."),
 )
-async def diagnoses(
+async def diagnose(
     _: Reader,
     services: TheServices,
     syntax: Annotated[Syntax, Depends(syntax_of_body)],
     content: Annotated[bytes, Depends(read_body)],
 ) -> JSONResponse:
     """Information, not a guarantee: it is neither signed nor stored."""
-    try:
-        return JSONResponse(await services.diagnose_claim(content, syntax))
-    except AccountingUnavailable as error:
-        raise unavailable(error) from error
+    return JSONResponse(await services.diagnose_claim(content, syntax))

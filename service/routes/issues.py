@@ -16,9 +16,9 @@ from affidavit.service.lifecycle.history import history
 from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.openapi import JSON, answers, problems
 from affidavit.service.problems import unavailable
-from affidavit.service.routes.certificate import no_such
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import no_such
 from affidavit.service.routes.refused import impossible
+from affidavit.service.routing import CertificateId
 from affidavit.service.services import TheServices
 
 router = APIRouter()

@@ -11,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import KeysetError
 from affidavit.plan import Reason
-from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import JSON, answers, json_body, problems
 from affidavit.service.problems import Problem
+from affidavit.service.routing import JsonOnly, read_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()

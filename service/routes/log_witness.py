@@ -8,13 +8,13 @@ from fastapi import APIRouter, Depends, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.log import BadNote, ProofError, read_addition
-from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
 from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log_checkpoint import TEXT
+from affidavit.service.routing import read_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()

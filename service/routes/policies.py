@@ -11,14 +11,13 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Reason, Syntax
-from affidavit.service.bodies import read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import answers, body, problems
 from affidavit.service.policies.activate import Unacceptable, activate
 from affidavit.service.policies.answers import policies_answer, policy_answer
 from affidavit.service.problems import Problem, not_well_formed
-from affidavit.service.routes.submit import syntax_of_body
+from affidavit.service.routing import read_body, syntax_of_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()

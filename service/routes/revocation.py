@@ -10,7 +10,6 @@ from fastapi import APIRouter, Depends
 from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.history import written
@@ -18,9 +17,9 @@ from affidavit.service.lifecycle.refusals import Impossible
 from affidavit.service.lifecycle.wanted import MalformedDecision, read_revocation
 from affidavit.service.openapi import answers, json_body, problems
 from affidavit.service.problems import not_well_formed
-from affidavit.service.routes.certificate import no_such
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import no_such
 from affidavit.service.routes.refused import impossible
+from affidavit.service.routing import CertificateId, JsonOnly, read_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()

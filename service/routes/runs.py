@@ -16,11 +16,10 @@ from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
-from affidavit.service.problems import Problem
+from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.requests import JsonBody, answered, in_thread, read
-from affidavit.service.routes.certificates import invalid_cursor
 from affidavit.service.routes.ledgers import Concerned
-from affidavit.service.routes.parameters import Instant
+from affidavit.service.routing import Instant
 from affidavit.service.runs.document import run_document
 from affidavit.service.runs.rows import Filters
 from affidavit.service.runs.wanted import read_cancellation, read_run

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Syntax
-from affidavit.service.bodies import read_body
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import answers, body, problems
@@ -19,11 +19,10 @@ from affidavit.service.policies.activate import Unacceptable
 from affidavit.service.policies.answers import simulation_answer
 from affidavit.service.policies.rulebook import Overlap
 from affidavit.service.policies.simulate import simulate
-from affidavit.service.routes.certificates import invalid_cursor
+from affidavit.service.problems import invalid_cursor
 from affidavit.service.routes.policies import policy_of, unacceptable
-from affidavit.service.routes.submit import syntax_of_body
+from affidavit.service.routing import read_body, syntax_of_body
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.list_certificates import InvalidCursor
 
 router = APIRouter()
 

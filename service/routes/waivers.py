@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy import DIGEST_PATTERN
-from affidavit.service.bodies import JsonOnly, read_body
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import answers, json_body, problems
@@ -21,6 +20,7 @@ from affidavit.service.policies.waive import NotYours, grant, revoke
 from affidavit.service.policies.wanted import MalformedWaiver, read_waiver
 from affidavit.service.problems import Problem, not_well_formed
 from affidavit.service.routes.policies import Judged, unacceptable
+from affidavit.service.routing import JsonOnly, read_body
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()

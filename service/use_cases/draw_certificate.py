@@ -1,24 +1,44 @@
-"""Draw what a certificate's page shows: its profile, its trade-off, and ε over the steps.
+"""Draw a certificate: its privacy curves, its profile, its trade-off, and ε over the steps.
 
-All of it follows from the plan, the engine that decided and the steps at which runs ended, so
-that the latest drawings are kept in memory and each is made once at a time, in the accounting
-pool and under its time limit.
+All of it follows from the plan, the engine that decided and the steps at which runs ended, as
+the certificate's id does. The plan is read from the signed bytes and computed in the accounting
+pool, under the same time limit as a certificate; the latest results are kept in memory.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import json
 from dataclasses import dataclass
 
 from affidavit.accountants import AccountantError
-from affidavit.certificate import Assessment, curves, profile, spending, spending_chart, trade_off
+from affidavit.certificate import (
+    Assessment,
+    curves,
+    picture,
+    profile,
+    read_envelope,
+    spending,
+    spending_chart,
+    trade_off,
+)
 from affidavit.certificate.charts import Chart
-from affidavit.plan import Plan, Reason
-from affidavit.service.errors import TooBusy
+from affidavit.plan import Plan, Reason, plan_from
+from affidavit.service.concurrency import ComputationCache
 from affidavit.service.pool import AccountingPool
-from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import StoredCertificate
-from affidavit.service.use_cases.draw_curve import MOST_KEPT, MOST_WAITING, plan_of
+
+MAX_WAITING = 64
+"""Drawings that are computed or wait for it, beyond which another is turned away."""
+MAX_RESULTS = 128
+"""Drawings kept in memory, about 60 KB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvesText:
+    """The document of curves and their picture."""
+
+    document: str
+    svg: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,55 +49,80 @@ class Charts:
     reasons: tuple[Reason, ...] = ()
 
 
+class NoCurve(Exception):
+    """Nothing is claimed about the plan of which a curve could be drawn."""
+
+    def __init__(self, reasons: tuple[Reason, ...]) -> None:
+        super().__init__("no curve")
+        self.reasons = reasons
+
+
 class DrawCertificate:
     """The use case, with the pool it works in; it belongs to one event loop."""
 
     def __init__(self, pool: AccountingPool) -> None:
         self._pool = pool
-        self._flights: SingleFlight[Charts] = SingleFlight()
-        self._kept: OrderedDict[str, Charts] = OrderedDict()
+        self._curves: ComputationCache[CurvesText | tuple[Reason, ...]] = ComputationCache(
+            max_results=MAX_RESULTS, max_waiting=MAX_WAITING
+        )
+        self._charts: ComputationCache[Charts] = ComputationCache(
+            max_results=MAX_RESULTS, max_waiting=MAX_WAITING
+        )
 
-    def kept(self, certificate_id: str, steps_run: int | None) -> Charts | None:
-        """What was drawn before, if it is still there."""
-        return self._kept.get(_name(certificate_id, steps_run))
+    async def curves(self, certificate: StoredCertificate) -> CurvesText:
+        """The curves of ``certificate``; raises ``NoCurve`` and ``AccountingUnavailable``."""
+        result = await self._curves(
+            certificate.id, lambda: self._pool.run_aside(curves_of, plan_of(certificate))
+        )
+        if isinstance(result, CurvesText):
+            return result
+        raise NoCurve(result)
 
-    async def __call__(self, certificate: StoredCertificate, steps_run: int | None) -> Charts:
+    def charts_in_memory(self, certificate_id: str, steps_run: int | None) -> Charts | None:
+        """The charts that were drawn before, if they are still in memory."""
+        return self._charts.get(f"{certificate_id} {steps_run}")
+
+    async def charts(self, certificate: StoredCertificate, steps_run: int | None) -> Charts:
         """The charts of ``certificate``; ``steps_run`` is what its latest run was charged.
 
-        Raises ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``.
+        Raises ``AccountingUnavailable``.
         """
-        name = _name(certificate.id, steps_run)
-        if name not in self._kept:
-            if name not in self._flights and len(self._flights) >= MOST_WAITING:
-                raise TooBusy
-            plan = plan_of(certificate)
-            found, _ = await self._flights.run(
-                name, lambda: self._pool.run_aside(charts_of, plan, steps_run)
-            )
-            self._kept[name] = found
-        self._kept.move_to_end(name)
-        while len(self._kept) > MOST_KEPT:
-            self._kept.popitem(last=False)
-        return self._kept[name]
+        return await self._charts(
+            f"{certificate.id} {steps_run}",
+            lambda: self._pool.run_aside(charts_of, plan_of(certificate), steps_run),
+        )
+
+
+def plan_of(certificate: StoredCertificate) -> Plan:
+    """The plan that a stored certificate carries in its signed bytes."""
+    envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
+    return plan_from(json.loads(envelope.payload)["predicate"]["plan"])
+
+
+def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
+    """In the pool: the curves of ``plan``, or the reasons why there are none."""
+    result = curves(plan)
+    if isinstance(result, Assessment):
+        return result.reasons
+    return CurvesText(
+        document=json.dumps(result.as_document(), allow_nan=False, ensure_ascii=False),
+        svg=picture(result),
+    )
 
 
 def charts_of(plan: Plan, steps_run: int | None) -> Charts:
     """In the pool: the charts of ``plan``."""
-    found = curves(plan)
-    if isinstance(found, Assessment):
-        return Charts((), found.reasons)
-    charts = [("profile", profile(found)), ("trade-off", trade_off(found))]
-    epsilon = found.assessment.epsilon
+    result = curves(plan)
+    if isinstance(result, Assessment):
+        return Charts((), result.reasons)
+    charts = [("profile", profile(result)), ("trade-off", trade_off(result))]
+    epsilon = result.assessment.epsilon
     also = () if steps_run is None else (steps_run,)
     try:
-        spent = spending(plan, found.engine["name"], found.delta, also=also)
+        spent = spending(plan, result.engine["name"], result.delta, also=also)
     except AccountantError:
         spent = ()
     if spent and epsilon is not None:
-        chart = spending_chart(spent, certified=epsilon.upper, delta=found.delta, run=steps_run)
+        chart = spending_chart(spent, certified=epsilon.upper, delta=result.delta, run=steps_run)
         charts.append(("steps", chart))
     return Charts(tuple(charts))
-
-
-def _name(certificate_id: str, steps_run: int | None) -> str:
-    return f"{certificate_id} {steps_run}"

@@ -25,7 +25,7 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import Assessment, SigningPort
 from affidavit.certificate.policy import Waiver, judge
 from affidavit.plan import Plan, Syntax
-from affidavit.service.batching import Batcher, in_thread_pool
+from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.keyring import Keyring
 from affidavit.service.lifecycle.issuing import sign
@@ -40,13 +40,12 @@ from affidavit.service.policies.judging import (
 )
 from affidavit.service.policies.store import PolicyStore, note_use
 from affidavit.service.pool import AccountingPool
-from affidavit.service.single_flight import SingleFlight
 from affidavit.service.store import (
     CertificateStore,
     Made,
     Outdated,
     Overtaken,
-    Request,
+    PlanRequest,
     StoredCertificate,
     expired,
     repeated,
@@ -63,7 +62,7 @@ Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 """Where the ledger of a plan's data set stands; None where there is none."""
 
 
-Asked = tuple[ReadPlan, Request]
+Asked = tuple[ReadPlan, PlanRequest]
 Recalled = tuple[Question, StoredCertificate | None]
 
 
@@ -81,7 +80,7 @@ class Found:
 
     asked: Question
     assessment: Assessment
-    request: Request
+    request: PlanRequest
     outdated: Outdated
     ledger: Mapping[str, Any] | None
 
@@ -121,7 +120,7 @@ class SubmitPlan:
         """Plans that are being accounted or wait for it."""
         return len(self._flights)
 
-    async def __call__(self, request: Request, syntax: Syntax) -> Answer:
+    async def __call__(self, request: PlanRequest, syntax: Syntax) -> Answer:
         """The answer to ``request``.
 
         Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``,
@@ -137,7 +136,7 @@ class SubmitPlan:
                 return answer
         raise TooBusy
 
-    async def _once(self, asked: Question, request: Request) -> Answer | None:
+    async def _once(self, asked: Question, request: PlanRequest) -> Answer | None:
         """The answer to ``asked``; None if another caller's question became another one."""
         if asked.id not in self._flights and len(self._flights) >= MOST_WAITING:
             raise TooBusy
@@ -163,14 +162,14 @@ class SubmitPlan:
                 zip(asked, repeated(connection, ids, untrusted, self._outdated), strict=True)
             )
 
-    async def anew(self, asked: Question, request: Request, outdated: Outdated) -> Answer:
+    async def anew(self, asked: Question, request: PlanRequest, outdated: Outdated) -> Answer:
         """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
         ledger = await self._position(asked.plan, assessment)
         return await self._keeping(Found(asked, assessment, request, outdated, ledger))
 
     def _repeat(
-        self, wanted: str, request: Request, outdated: Outdated
+        self, wanted: str, request: PlanRequest, outdated: Outdated
     ) -> StoredCertificate | None:
         untrusted = self._signers.current().public.development
         return self._store.repeat(wanted, request, untrusted_too=untrusted, outdated=outdated)

@@ -17,11 +17,11 @@ import pytest
 from fastapi import Request
 from fastapi.testclient import TestClient
 
-from affidavit.service.bodies import read_body
+from affidavit.service.cursors import InvalidCursor
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.problems import Problem
-from affidavit.service.store import Summary
-from affidavit.service.use_cases.list_certificates import InvalidCursor, cursor_of, place_of
+from affidavit.service.routing import read_body
+from affidavit.service.store import Summary, cursor_of, place_of
 
 Plan = Callable[..., dict[str, Any]]
 Post = Callable[..., Any]
@@ -120,7 +120,7 @@ def test_a_client_that_goes_away_or_never_ends_leaves_the_service_well(running: 
 
 
 def test_a_body_that_does_not_come_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("affidavit.service.bodies.READ_SECONDS", 0.05)
+    monkeypatch.setattr("affidavit.service.routing.READ_SECONDS", 0.05)
 
     async def silence() -> Any:
         await asyncio.sleep(60)

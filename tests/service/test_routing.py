@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from affidavit.service import app as application
 from affidavit.service import routes
 from affidavit.service.app import create_app
-from affidavit.service.identity.guarded import UndeclaredAccess
+from affidavit.service.identity.access import UndeclaredAccess
 from affidavit.service.settings import Settings
 
 JSON = {"content-type": "application/json"}

@@ -25,7 +25,7 @@ from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, head, metadata, upgrade
 from affidavit.service.migrate import require_head as require
-from affidavit.service.store import CertificateStore, Filters, Place, Request, StoredCertificate
+from affidavit.service.store import CertificateStore, Filters, Place, PlanRequest, StoredCertificate
 from affidavit.service.tables import audit, certificates, requests, signing_keys
 
 NOON = datetime(2025, 1, 1, 12, tzinfo=UTC)
@@ -87,7 +87,7 @@ def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
     return replace(made, **changes)
 
 
-REQUEST = Request(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
+REQUEST = PlanRequest(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
 KEY = {"key_id": "k"}
 
 

@@ -14,11 +14,16 @@ from starlette.routing import Mount, Route
 
 from affidavit.service import app as application
 from affidavit.service.app import create_app
-from affidavit.service.bodies import read_body
-from affidavit.service.identity.access import Reader, needs, open_to_all
+from affidavit.service.identity.access import (
+    Reader,
+    UndeclaredAccess,
+    guarded_routes,
+    needs,
+    open_to_all,
+)
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.guarded import UndeclaredAccess, guarded_routes
 from affidavit.service.routes import ROUTERS
+from affidavit.service.routing import read_body
 from affidavit.service.settings import Settings
 
 TABLE = Path(__file__).with_name("who_may.txt")

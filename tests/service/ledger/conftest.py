@@ -20,7 +20,7 @@ from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.steps import Claim
 from affidavit.service.lifecycle.issuing import sign
-from affidavit.service.store import CertificateStore, Request, StoredCertificate
+from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
 
 TOY = Scope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()
@@ -67,7 +67,7 @@ class Bench:
         plan = self.plan_of(**changes)
         assessment = certify(plan, second_opinion=False)
         made = sign(plan, assessment, key, requester="ada", former=None)
-        request = Request(
+        request = PlanRequest(
             requester="ada", received_at=datetime.now(UTC), content_type="json", body=b"{}"
         )
         return self.store.add(made, key.public.as_record(), request)[0]

@@ -16,7 +16,7 @@ from affidavit.service.__main__ import main
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.lifecycle.issuing import sign
-from affidavit.service.store import CertificateStore, Request
+from affidavit.service.store import CertificateStore, PlanRequest
 from tests.service.log.conftest import KEY, NOON, Log
 
 Tamper = Callable[..., None]
@@ -33,7 +33,7 @@ def issued(log: Log, document: Any) -> list[str]:
     plans += [document(optimizer={"name": "dp_dice"})]
     for plan in map(plan_from, plans):
         made = sign(plan, certify(plan, second_opinion=False), KEY, requester="me", former=None)
-        request = Request(
+        request = PlanRequest(
             requester="me", received_at=NOON, content_type="application/json", body=b"{}"
         )
         store.add(made, KEY.public.as_record(), request)

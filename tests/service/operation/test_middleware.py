@@ -16,8 +16,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
+from affidavit.service.middleware import PROBES
 from affidavit.service.operation.logs import JsonLines
-from affidavit.service.operation.middleware import PROBES
 from affidavit.service.operation.tracing import Tracing, TracingUnavailable, open_tracing
 from affidavit.service.settings import Settings
 from affidavit.service.use_cases import check_readiness

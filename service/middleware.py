@@ -1,4 +1,12 @@
-"""Every request is seen once: a line in the log, the counts, a span, and an id that joins them.
+"""ASGI middleware: the size of a request's body, and what is recorded of every request.
+
+``BodyLimit`` bounds a body while it streams, whatever ``Content-Length`` says and for chunked
+bodies too. A body that is announced or found to be too large is answered with 413 and never
+stored; what the client is still sending is thrown away for a short while first, because a
+connection closed in the middle of an upload loses the response on its way to the client.
+
+``RequestMiddleware`` sees every request once: a line in the log, the counts, a span, and an id
+that joins them.
 
 The id is the client's ``X-Request-Id`` where that is harmless text, else a random one; it
 is answered in the same header. What is told of a request is how it was routed, by whose
@@ -8,18 +16,23 @@ succeed are not written down.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
+import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from affidavit.service.background import end
+from affidavit.plan import Reason
 from affidavit.service.operation.metrics import METHODS, Metrics
 from affidavit.service.operation.tracing import Tracing
+from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"
 HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -28,7 +41,28 @@ PROBES = frozenset({"/livez", "/readyz", "/metrics"})
 NOTED = ("actor", "code", "verdict")
 """What the application notes about a request, in ``request.state``."""
 
+DRAIN_BYTES = 64 * 1024 * 1024
+DRAIN_SECONDS = 2.0
+_CALLBACKS = "after_response"
+
 log = logging.getLogger("affidavit.request")
+
+Callback = Callable[[], Awaitable[None]]
+
+
+def add_after_response(request: Request, callback: Callback) -> None:
+    """Have ``callback`` called after the response, however it ends; the last added first.
+
+    A dependency that yields does the same, but needs two context managers and a stack of them
+    for each request, which takes longer than most of our requests do.
+    """
+    request.scope["state"].setdefault(_CALLBACKS, []).append(callback)
+
+
+async def _call_after_response(scope: Scope) -> None:
+    callbacks: list[Callback] = scope["state"].pop(_CALLBACKS, [])
+    while callbacks:
+        await callbacks.pop()()
 
 
 class RequestMiddleware:
@@ -53,7 +87,7 @@ class RequestMiddleware:
                 raise
             finally:
                 self._tell(seen, span)
-                await end(scope)
+                await _call_after_response(scope)
 
     def _span(self, scope: Scope) -> AbstractContextManager[Any]:
         if self._tracing is None:
@@ -121,3 +155,69 @@ def _method(scope: Scope) -> str:
 def _request_id(scope: Scope) -> str:
     given = dict(scope["headers"]).get(HEADER, b"")
     return given.decode("ascii") if HARMLESS.fullmatch(given) else secrets.token_hex(16)
+
+
+class BodyLimit:
+    """ASGI middleware: no request body beyond ``limit`` bytes reaches the application."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if _announced(headers) > self._limit:
+            if b"expect" not in headers:  # else the client waits for our word to send
+                await _drain(receive)
+            await self._too_large().as_response()(scope, receive, send)
+            return
+        await self._app(scope, self._counted(receive), send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._limit:
+                if message.get("more_body"):
+                    await _drain(receive)
+                raise self._too_large()
+            return message
+
+        return counted
+
+    def _too_large(self) -> Problem:
+        reason = Reason(
+            code="too_large",
+            pointer="",
+            message=f"the body has more than {self._limit} bytes.",
+            remedy="Give large matrices by file and sha256.",
+        )
+        return Problem(413, "too_large", f"{reason}", reason, headers={"Connection": "close"})
+
+
+def _announced(headers: dict[bytes, bytes]) -> int:
+    length = headers.get(b"content-length", b"")
+    if not length.isdigit():
+        return 0
+    return int(length) if len(length) < 20 else sys.maxsize
+
+
+async def _drain(receive: Receive) -> None:
+    """Throw away what still arrives, within bounds of size and time."""
+    seen = 0
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            while seen < DRAIN_BYTES:
+                message = await receive()
+                seen += len(message.get("body", b""))
+                if not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return

@@ -12,7 +12,7 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.errors import AccountingTimeout, TooBusy
 from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.use_cases.preview_plan import MOST_WAITING, PreviewPlan
+from affidavit.service.use_cases.preview_plan import MAX_WAITING, PreviewPlan
 
 PlanOf = Callable[..., Plan]
 
@@ -68,9 +68,9 @@ def test_more_drafts_than_may_wait_are_turned_away(plan_of: PlanOf) -> None:
     async def story() -> None:
         pool = Pool()
         drafts = _drafts(pool)
-        plans = [plan_of(steps=1 + i) for i in range(MOST_WAITING)]
+        plans = [plan_of(steps=1 + i) for i in range(MAX_WAITING)]
         waiting = [asyncio.create_task(drafts.assess(item, "p")) for item in plans]
-        while len(pool.ran) < MOST_WAITING:
+        while len(pool.ran) < MAX_WAITING:
             await asyncio.sleep(0.01)
         for ask in (drafts.assess, lambda plan, _: drafts.draw(plan)):
             with pytest.raises(TooBusy):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from affidavit.service.batching import MOST, Batcher, in_thread_pool
+from affidavit.service.concurrency import MAX_BATCH, Batcher, in_thread_pool
 
 
 class Halving:
@@ -33,10 +33,10 @@ def _ask(work: Halving, numbers: Sequence[int]) -> list[int | BaseException]:
 
 def test_each_gets_their_own_answer_in_batches_of_at_most_so_many() -> None:
     work = Halving()
-    numbers = range(0, 6 * MOST, 2)
+    numbers = range(0, 6 * MAX_BATCH, 2)
     assert _ask(work, numbers) == [number // 2 for number in numbers]
-    assert sum(work.sizes) == 3 * MOST
-    assert max(work.sizes) == MOST
+    assert sum(work.sizes) == 3 * MAX_BATCH
+    assert max(work.sizes) == MAX_BATCH
 
 
 def test_one_that_fails_fails_alone() -> None:

@@ -1,0 +1,125 @@
+"""What anybody may read: keys, the status list, mechanisms and the OpenAPI document."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field
+
+from affidavit.mechanisms import all_mechanisms
+from affidavit.service.certificate_models import Object, PlanDocument
+from affidavit.service.identity.access import open_to_all
+from affidavit.service.models import ResponseModel
+from affidavit.service.openapi import answers, problems
+from affidavit.service.problems import Problem
+from affidavit.service.routing import JSON
+from affidavit.service.services import TheServices
+
+router = APIRouter(dependencies=[open_to_all()])
+
+
+class Keys(ResponseModel):
+    """Public key records."""
+
+    keys: list[Object]
+
+
+@router.get("/v1/keys", summary="List public keys", responses=problems(503))
+def keys(services: TheServices) -> Keys:
+    """Every key that the service signs with or has signed with.
+
+    Where a key is both stored and in the directory, the directory's record counts.
+    """
+    records = [*services.store.keys(), *services.keyring.public_records()]
+    return Keys(keys=list({record["key_id"]: record for record in records}.values()))
+
+
+@router.get(
+    "/v1/status",
+    summary="Get the status list",
+    response_class=Response,
+    responses={
+        200: answers("The signed list, valid for an hour.", "StatusList"),
+        **problems(503),
+    },
+)
+def status(services: TheServices) -> Response:
+    """The signed list of certificates that no longer count; ``verify --status`` reads it."""
+    document = services.status_lists.at(datetime.now(UTC))
+    return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
+
+
+class Hyperparameter(ResponseModel):
+    """A field of an optimiser."""
+
+    field: str
+    takes: str
+    meaning: str
+    changes_the_guarantee: bool
+
+
+class Mechanism(ResponseModel):
+    """What an optimiser releases, and what it obliges the trainer to."""
+
+    name: str
+    kind: Literal["optimizer", "wrapper"]
+    title: str
+    releases: str
+    sensitivity: str
+    proof: str = Field(description="Where the sensitivity is proved.")
+    post_processing: list[str]
+    state_on_raw_data: list[str]
+    obligations: list[Object]
+    needs_auxiliary_block: bool
+    clipping: str
+    noise: list[str]
+    hyperparameters: list[Hyperparameter]
+    sources: list[str]
+    minimal_plan: PlanDocument
+
+
+class Mechanisms(ResponseModel):
+    """Every optimiser, and what wraps any."""
+
+    mechanisms: list[Mechanism]
+
+
+@router.get(
+    "/v1/mechanisms",
+    summary="List mechanisms",
+    response_class=JSONResponse,
+    responses={200: {"model": Mechanisms}},
+)
+def mechanisms() -> JSONResponse:
+    """In the order of the registry."""
+    return JSONResponse({"mechanisms": [each.as_dict() for each in all_mechanisms().values()]})
+
+
+@router.get(
+    "/v1/mechanisms/{name}",
+    summary="Get a mechanism",
+    response_class=JSONResponse,
+    responses={200: {"model": Mechanism}, **problems(404)},
+)
+def mechanism(
+    name: Annotated[
+        str, Path(pattern=r"^[a-z0-9_]{1,64}$", description="An optimiser's name, or ``denoise``.")
+    ],
+) -> JSONResponse:
+    """One description, with the document of a smallest plan."""
+    described = all_mechanisms().get(name)
+    if described is None:
+        raise Problem(
+            404, "not_found", f"Mechanism {name} not found; GET /v1/mechanisms lists them."
+        )
+    return JSONResponse(described.as_dict())
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> JSONResponse:
+    """FastAPI's own route for it would be the only one that declares no access."""
+    document: dict[str, Any] = request.app.openapi()
+    return JSONResponse(document)
