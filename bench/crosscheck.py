@@ -23,9 +23,8 @@ from jax_client import Oracle
 
 from affidavit.mechanisms.strategies import Dense, Participation, Workload
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.optimal_banded import optimal_banded
-from affidavit.mechanisms.strategies.optimal_dense import optimal_dense
-from affidavit.mechanisms.strategies.optimal_toeplitz import optimal_toeplitz
+from affidavit.mechanisms.strategies.optimal.dense import optimal_banded, optimal_dense
+from affidavit.mechanisms.strategies.optimal.toeplitz import optimal_toeplitz
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 
 STEPS, MOST, SEPARATION = 60, 4, 15

@@ -31,14 +31,13 @@ from jax_client import Oracle
 from affidavit.mechanisms.strategies import Dense, Participation, Strategy, Workload, best_lambda
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.optimal_blt import optimal_blt
-from affidavit.mechanisms.strategies.optimal_dense import optimal_dense
-from affidavit.mechanisms.strategies.optimal_toeplitz import (
+from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
+from affidavit.mechanisms.strategies.optimal.dense import optimal_dense
+from affidavit.mechanisms.strategies.optimal.toeplitz import (
     optimal_banded_inverse,
     optimal_toeplitz,
 )
-from affidavit.mechanisms.strategies.square_root import banded_inverse_root, square_root
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_inverse_root, square_root
 
 ONCE = Participation.single()
 

@@ -25,7 +25,6 @@ from affidavit.mechanisms.strategies import (
     TooLarge,
     Workload,
     coefficients_digest,
-    coefficients_of,
 )
 
 MOST_COEFFICIENTS = 64
@@ -70,7 +69,7 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
 
 def _constructed(strategy: Strategy) -> dict[str, Any]:
     """The digest of the very numbers that were judged, and how far from the optimum they are."""
-    coefficients = coefficients_of(strategy)
+    coefficients = strategy.coefficients
     found: dict[str, Any] = {"digest": coefficients_digest(coefficients)} if coefficients else {}
     if isinstance(strategy, Dense) and strategy.gap is not None and math.isfinite(strategy.gap):
         found["gap"] = strategy.gap

@@ -21,7 +21,7 @@ def attach(plan: Plan, directory: Path) -> None:
 
 def _attach(plan: Plan, index: int, name: str, sha256: str | None, directory: Path) -> None:
     # Most plans name no file, and need not wait for the strategies to load.
-    from affidavit.mechanisms.strategies.contents import (
+    from affidavit.mechanisms.strategies.noise_files import (
         LARGEST_FILE,
         NotAStrategyFile,
         content_digest,

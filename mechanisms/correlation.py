@@ -34,15 +34,13 @@ from typing import Literal
 
 from affidavit.mechanisms.participation import AMPLIFIED, lots_in_turn, participation
 from affidavit.mechanisms.samplers import Sampled, removal_moves_records
-from affidavit.mechanisms.strategies.contents import NotRemembered
-from affidavit.mechanisms.strategies.gram import gram
-from affidavit.mechanisms.strategies.optimal_loss import NotOffered
-from affidavit.mechanisms.strategies.optimised import TooManyBuffers
+from affidavit.mechanisms.strategies.noise_files import NotRemembered
+from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.registry import Setting, WrongSteps, build
+from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
-from affidavit.mechanisms.strategies.strategy import IllConditioned, Strategy, TooLarge
+from affidavit.mechanisms.strategies.strategy import IllConditioned, Strategy, TooLarge, gram
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import (
     MOST_BINS,

@@ -28,8 +28,6 @@ from .document import PrivacyUnit as PrivacyUnit
 from .document import Release as Release
 from .document import Scheme as Scheme
 from .document import Target as Target
-from .event_serialization import event_document as event_document
-from .event_serialization import event_from as event_from
 from .events import MOST_BINS as MOST_BINS
 from .events import BallsInBinsGaussian as BallsInBinsGaussian
 from .events import Composed as Composed
@@ -44,6 +42,8 @@ from .events import RepeatAndSelect as RepeatAndSelect
 from .events import Repeated as Repeated
 from .events import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from .events import WithoutReplacementGaussian as WithoutReplacementGaussian
+from .events import event_document as event_document
+from .events import event_from as event_from
 from .extensions import Noise as Noise
 from .extensions import extension as extension
 from .extensions import installed as installed

@@ -21,6 +21,15 @@ Rules that every event keeps:
 References: dp_accounting's ``dp_event`` module for the idea of events as data;
 Zhu, Dong and Wang, "Optimal Accounting of Differential Privacy via Characteristic
 Function", arXiv:2106.08567, for dominating pairs; Dong, Roth and Su, arXiv:1905.02383, for μ.
+
+``event_document`` and ``event_from`` write an event as JSON data and read it back, so that
+what was accounted can be accounted again.
+
+>>> event = Repeated(event=Gaussian(noise_multiplier=2.0), count=3)
+>>> event_document(event)
+{'kind': 'Repeated', 'event': {'kind': 'Gaussian', 'noise_multiplier': 2.0}, 'count': 3}
+>>> event_from(event_document(event)) == event
+True
 """
 
 from __future__ import annotations
@@ -28,8 +37,9 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, assert_never
 
 Neighbours = Literal["add_remove", "replace_one", "zero_out"]
 """The adjacency that a leaf stands for, where its bound differs between all three."""
@@ -283,3 +293,73 @@ class RepeatAndSelect:
 
 
 Event = Leaf | Repeated | Composed | RepeatAndSelect
+
+
+_LEAVES: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        Gaussian,
+        Laplace,
+        PoissonSubsampledGaussian,
+        WithoutReplacementGaussian,
+        TruncatedPoissonGaussian,
+        RandomAllocationGaussian,
+    )
+}
+
+
+def event_document(event: Event) -> dict[str, Any]:
+    """``event`` as JSON data; an infinite number is written as a string."""
+    kind = type(event).__name__
+    match event:
+        case Repeated(event=inner, count=count):
+            return {"kind": kind, "event": event_document(inner), "count": count}
+        case Composed(events=events):
+            return {"kind": kind, "events": [event_document(item) for item in events]}
+        case RepeatAndSelect(event=inner, mean=mean, shape=shape):
+            run = event_document(inner)
+            return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
+        case BallsInBinsGaussian(gram=gram, noise_multiplier=sigma):
+            rows = [list(row) for row in gram.rows]
+            return {"kind": kind, "gram": rows, "noise_multiplier": sigma}
+        case (
+            Gaussian()
+            | Laplace()
+            | PoissonSubsampledGaussian()
+            | WithoutReplacementGaussian()
+            | TruncatedPoissonGaussian()
+            | RandomAllocationGaussian()
+        ):
+            values = {field.name: _written(getattr(event, field.name)) for field in fields(event)}
+            return {"kind": kind, **values}
+        case _:
+            assert_never(event)
+
+
+def event_from(document: Mapping[str, Any]) -> Event:
+    """The event of ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
+    given = dict(document)
+    kind = given.pop("kind")
+    if kind == "Repeated":
+        return Repeated(event=event_from(given["event"]), count=given["count"])
+    if kind == "Composed":
+        return Composed(events=tuple(event_from(item) for item in given["events"]))
+    if kind == "RepeatAndSelect":
+        return RepeatAndSelect(
+            event=event_from(given["event"]), mean=given["mean"], shape=float(given["shape"])
+        )
+    if kind == "BallsInBinsGaussian":
+        gram = Gram(tuple(tuple(row) for row in given["gram"]))
+        return BallsInBinsGaussian(gram=gram, noise_multiplier=given["noise_multiplier"])
+    if kind not in _LEAVES:
+        raise ValueError(f"{kind!r} is no kind of event")
+    found: Event = _LEAVES[kind](**{name: _read(value) for name, value in given.items()})
+    return found
+
+
+def _written(value: Any) -> Any:
+    return "Infinity" if isinstance(value, float) and math.isinf(value) else value
+
+
+def _read(value: Any) -> Any:
+    return math.inf if value == "Infinity" else value

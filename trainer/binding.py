@@ -38,7 +38,6 @@ from affidavit.mechanisms.strategies import (
     LARGEST_DENSE,
     Strategy,
     coefficients_digest,
-    coefficients_of,
 )
 from affidavit.plan import Plan, PlanError, digest
 from affidavit.trainer.failures import NotCertified
@@ -214,7 +213,7 @@ def _require_same_strategies(
 
 
 def _same(entry: dict[str, Any], strategy: Strategy) -> bool:
-    arrays = coefficients_of(strategy)
+    arrays = strategy.coefficients
     if "digest" in entry and (not arrays or entry["digest"] != coefficients_digest(arrays)):
         return False
     if "coefficients" in entry:

@@ -31,9 +31,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.filtering import lfilter
+from affidavit.mechanisms.strategies.numerics import lfilter, root_up
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.rounding import root_up
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import Strategy, Streaming
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz

@@ -18,7 +18,7 @@ McMahan, Xu and Zhang, arXiv:2408.08868.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -76,6 +76,11 @@ class Blt(Toeplitz):
             recurrence="w_t = z_t - Σ_i ω_i s_i, then s_i ← θ_i s_i + w_t, s_i zero at the start",
             coefficients=(*self.decays, *self.scales),
         )
+
+    @property
+    def coefficients(self) -> Mapping[str, Array]:
+        """``decays`` θ and ``scales`` ω, shape (d,) each."""
+        return {"decays": np.array(self.decays), "scales": np.array(self.scales)}
 
     @property
     def bands(self) -> int:

@@ -19,6 +19,7 @@ References: Denisov et al., arXiv:2202.08312; ``docs/theorems/correlated-noise.m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
+from affidavit.mechanisms.strategies.numerics import gamma
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.rounding import gamma
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, inverse_factor, of_matrix
 from affidavit.mechanisms.strategies.strategy import (
     LARGEST_RESIDUAL,
@@ -112,6 +113,12 @@ class Dense(Strategy):
     @cached_property
     def _noise(self) -> Array:
         return _inverse(self.strategy) if self.noise is None else self.noise
+
+    @property
+    def coefficients(self) -> Mapping[str, Array]:
+        """The given matrix, as ``strategy`` or ``noise``."""
+        given = {"strategy": self.strategy, "noise": self.noise}
+        return {name: array for name, array in given.items() if array is not None}
 
     @cached_property
     def residual(self) -> float:

@@ -1,44 +1,68 @@
-"""The strategies that a plan can name; a new one is a file and a line here.
+"""From a plan's ``noise`` to its strategy.
 
-``build`` turns the plan's ``noise`` into a ``Strategy`` of so many steps. What the plan
-leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the workload and
-the participation, deterministically; its sensitivity is then computed like that of any other.
-Each kind's module gives its sources.
+``build`` turns the noise into a ``Strategy`` of so many steps. The kinds of this package are
+built by ``BUILDERS``. Any other kind is a ``StrategyForm``, which builds itself: its class has
+the fields that a plan gives, ``build``, and says what depends on the number of steps. One file
+and one entry point of the group ``affidavit.strategies`` add it to plans, their JSON Schema,
+the sensitivity that is certified and the noise that is trained with.
+
+What a plan leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the
+workload and the participation, deterministically. Whatever a search returns, the sensitivity
+that is certified is that of the strategy itself, so that a search that ends early costs
+accuracy of the run and never privacy. What was found is kept (``store``), so that it is had
+again, bit by bit. The banded strategy has its columns normalised to 1, so that a record's
+participations at least b̂ apart cost √k.
+
+References: those of each kind's module and of ``affidavit.mechanisms.strategies.optimal``.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies import optimised
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
-from affidavit.mechanisms.strategies.contents import noise_of
+from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.identity_matrix import identity
-from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.square_root import (
-    banded_inverse_root,
-    banded_root,
-    square_root,
+from affidavit.mechanisms.strategies.noise_files import noise_of
+from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
+from affidavit.mechanisms.strategies.optimal.dense import (
+    LARGEST_OPTIMISED,
+    convergence_aware,
+    optimal_banded,
+    optimal_dense,
 )
+from affidavit.mechanisms.strategies.optimal.toeplitz import (
+    best_lambda,
+    optimal_banded_inverse,
+    optimal_toeplitz,
+)
+from affidavit.mechanisms.strategies.participation import Participation
+from affidavit.mechanisms.strategies.store import Arrays, default_store
 from affidavit.mechanisms.strategies.strategy import (
     LARGEST_DENSE,
     LARGEST_VECTOR,
     Strategy,
     TooLarge,
 )
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.mechanisms.strategies.toeplitz import (
+    Toeplitz,
+    banded_inverse_root,
+    banded_root,
+    identity,
+    square_root,
+)
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan import Noise
+from affidavit.plan import Noise, NoiseForm
 
-Array = NDArray[np.float64]
+MOST_BUFFERS = 16
+"""Buffers that are optimised, in some ten seconds; more gain nothing that can be seen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +75,20 @@ class Setting:
     period: int | None = None
 
 
+class StrategyForm(NoiseForm):
+    """A form of ``noise`` that builds its own strategy."""
+
+    @abstractmethod
+    def build(self, setting: Setting) -> Strategy:
+        """The strategy of these fields for ``setting``; its ``kind`` is that of the plan."""
+
+
 class WrongSteps(ValueError):
     """A strategy that is given for another number of steps."""
+
+
+class TooManyBuffers(TooLarge):
+    """More buffers than are optimised; as many may be given."""
 
 
 def build(noise: Noise, setting: Setting) -> Strategy:
@@ -63,37 +99,101 @@ def build(noise: Noise, setting: Setting) -> Strategy:
     ``WrongSteps``, ``NotRemembered`` (a file that nobody handed over) and ``ValueError``
     (a matrix that is not lower triangular with a diagonal).
     """
-    if noise.kind != "bidiagonal" and setting.steps > LARGEST_VECTOR:
+    if not noise.any_length and setting.steps > LARGEST_VECTOR:
         raise TooLarge(f"a strategy of kind {noise.kind} over {setting.steps} steps")
+    if isinstance(noise, StrategyForm):
+        return noise.build(setting)
     return BUILDERS[noise.kind](noise, setting)
 
 
-def _bidiagonal(noise: Any, setting: Setting) -> Strategy:
-    if noise.lambda_ is None:
-        return optimised.bidiagonal(setting)
-    if noise.normalized:
-        return NormalizedBidiagonal.of(noise.lambda_, setting.steps)
-    return Bidiagonal.of(noise.lambda_, setting.steps)
+def _bidiagonal(noise: Any, at: Setting) -> Strategy:
+    if noise.lambda_ is not None:
+        family = NormalizedBidiagonal if noise.normalized else Bidiagonal
+        return family.of(noise.lambda_, at.steps)
+    if not at.workload.is_prefix_sum and at.steps > LARGEST_VECTOR:
+        raise TooLarge(f"optimising λ for {at.steps} steps of a workload with momentum")
+    # O(1) for the prefix sum, so that it is not stored.
+    return Bidiagonal.of(best_lambda(at.steps, at.workload, at.participation), at.steps)
 
 
-def _matrix(noise: Any, setting: Setting) -> Strategy:
-    given = np.array(noise.rows) if noise.file is None else noise_of(noise.sha256)
-    if given.ndim == 1:
-        return Toeplitz.from_noise(given, setting.steps, kind="matrix")
-    if len(given) != setting.steps:
-        raise WrongSteps(f"the matrix has {len(given)} rows and the run {setting.steps} steps")
-    if len(given) > LARGEST_DENSE:
-        raise TooLarge(f"a matrix of {len(given)} rows")
-    dense = Dense.from_noise(given)
-    column = given[:, 0]
-    if np.array_equal(given, toeplitz(column, np.zeros_like(column))):
-        return Toeplitz.from_noise(np.trim_zeros(column, "b"), setting.steps, kind="matrix")
+def _blt(noise: Any, at: Setting) -> Strategy:
+    """The given buffers, or as many optimised ones as the plan asks for."""
+    if noise.decays is not None and noise.scales is not None:
+        return Blt.of(noise.decays, noise.scales, at.steps)
+    if noise.buffers > MOST_BUFFERS:
+        raise TooManyBuffers(f"{noise.buffers} buffers; at most {MOST_BUFFERS} are optimised")
+
+    def search() -> Arrays:
+        decays, scales = optimal_blt(at.steps, noise.buffers, at.workload, at.participation)
+        return {"decays": decays, "scales": scales}
+
+    arrays = _stored(at, {"kind": "blt", "buffers": noise.buffers}, search)
+    return Blt.of(arrays["decays"].tolist(), arrays["scales"].tolist(), at.steps)
+
+
+def _banded_inverse(noise: Any, at: Setting) -> Strategy:
+    """N Toeplitz with the best ``bands`` coefficients."""
+
+    def search() -> Arrays:
+        return {
+            "noise": optimal_banded_inverse(
+                at.steps, at.workload, at.participation, bands=noise.bands
+            )
+        }
+
+    arrays = _stored(at, {"kind": "banded_inverse", "bands": noise.bands}, search)
+    return Toeplitz.from_noise(arrays["noise"], at.steps, kind="banded_inverse")
+
+
+def _banded(noise: Any, at: Setting) -> Strategy:
+    """C with the best ``bands`` diagonals and columns of norm 1; Toeplitz for many steps."""
+    many = at.steps > LARGEST_OPTIMISED
+
+    def search() -> Arrays:
+        if many:
+            column = optimal_toeplitz(at.steps, at.workload, at.participation, bands=noise.bands)
+            return {"strategy": column}
+        return {"strategy": optimal_banded(at.workload.matrix(at.steps), noise.bands)}
+
+    strategy = _stored(at, {"kind": "banded", "bands": noise.bands}, search)["strategy"]
+    if many:
+        return Toeplitz.from_strategy(strategy, at.steps, kind="banded")
+    return Dense.from_strategy(strategy, kind="banded")
+
+
+def _dense(noise: Any, at: Setting) -> Strategy:
+    """The best C of all for the objective, which alone Λ_τ changes."""
+    if at.steps > LARGEST_OPTIMISED:
+        raise TooLarge(f"optimising a dense strategy over {at.steps} steps")
+    tau = None if noise.convergence_aware is None else noise.convergence_aware.tau
+
+    def search() -> Arrays:
+        matrix = at.workload.matrix(at.steps)
+        if tau is not None:
+            matrix = convergence_aware(at.steps, tau) @ matrix
+        strategy, gap = optimal_dense(matrix, at.participation, noise.objective)
+        return {"strategy": strategy, "gap": np.array(gap)}
+
+    arrays = _stored(at, {"kind": "dense", "objective": noise.objective, "tau": tau}, search)
+    return Dense.from_strategy(arrays["strategy"], kind="dense", gap=float(arrays["gap"]))
+
+
+def _matrix(noise: Any, at: Setting) -> Strategy:
+    matrix = np.array(noise.rows) if noise.file is None else noise_of(noise.sha256)
+    if matrix.ndim == 1:
+        return Toeplitz.from_noise(matrix, at.steps, kind="matrix")
+    if len(matrix) != at.steps:
+        raise WrongSteps(f"the matrix has {len(matrix)} rows and the run {at.steps} steps")
+    if len(matrix) > LARGEST_DENSE:
+        raise TooLarge(f"a matrix of {len(matrix)} rows")
+    dense = Dense.from_noise(matrix)
+    column = matrix[:, 0]
+    if np.array_equal(matrix, toeplitz(column, np.zeros_like(column))):
+        return Toeplitz.from_noise(np.trim_zeros(column, "b"), at.steps, kind="matrix")
     return dense
 
 
-Builder = Callable[[Any, Setting], Strategy]
-
-BUILDERS: dict[str, Builder] = {
+BUILDERS: dict[str, Callable[[Any, Setting], Strategy]] = {
     "independent": lambda _, at: identity(at.steps),
     "bidiagonal": _bidiagonal,
     "toeplitz": lambda noise, at: Toeplitz.from_strategy(noise.coefficients, at.steps),
@@ -105,10 +205,26 @@ BUILDERS: dict[str, Builder] = {
     "bisr": lambda noise, at: banded_inverse_root(
         at.steps, bands=noise.bands, momentum=at.workload.momentum
     ),
-    "banded": optimised.banded,
-    "banded_inverse": optimised.banded_inverse,
-    "blt": optimised.blt,
-    "dense": optimised.dense,
+    "banded": _banded,
+    "banded_inverse": _banded_inverse,
+    "blt": _blt,
+    "dense": _dense,
     "tree": lambda noise, at: Tree.of(at.steps, period=at.period if noise.restart else None),
     "matrix": _matrix,
 }
+"""The builder of each kind that this package defines."""
+
+
+def _stored(at: Setting, request: dict[str, Any], search: Callable[[], Arrays]) -> Arrays:
+    """The arrays of this request, from the store if they are there."""
+    turns, workload = at.participation, at.workload
+    whole = {
+        **request,
+        "steps": at.steps,
+        "participation": [turns.schema, turns.participations, turns.separation],
+        "momentum": workload.momentum,
+        "learning_rates": None
+        if workload.learning_rates is None
+        else list(workload.learning_rates[: at.steps]),
+    }
+    return default_store().construct(whole, search).arrays

@@ -5,7 +5,7 @@ a record moves the run by C·diag(ζ)·x with ‖x_i‖ ≤ 1: X becomes D_ζ X 
 errors and its generation are those of C. Up to ``LARGEST_DENSE`` steps the columns are
 scaled; a bound for any number of steps is the largest ζ times sens(C).
 
->>> from affidavit.mechanisms.strategies.identity_matrix import identity
+>>> from affidavit.mechanisms.strategies.toeplitz import identity
 >>> from affidavit.mechanisms.strategies.participation import Participation
 >>> twice = Participation.fixed_epoch(participations=2, separation=1)
 >>> round(Scheduled.of(identity(2), (3.0, 4.0)).sensitivity(twice).value, 12)
@@ -16,7 +16,7 @@ Reference: ``docs/theorems/correlated-noise.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,6 +80,21 @@ class Scheduled(Strategy):
     def residual(self) -> float:
         """That of C; scaling the columns of both sides leaves it as it is."""
         return self.unscaled.residual
+
+    @property
+    def injected(self) -> Strategy:
+        """C, whose noise is injected as it is."""
+        return self.unscaled.injected
+
+    @property
+    def draws(self) -> int:
+        """Those of C."""
+        return self.unscaled.draws
+
+    @property
+    def coefficients(self) -> Mapping[str, Array]:
+        """Those of C; the schedule stands in the plan."""
+        return self.unscaled.coefficients
 
     def noise_columns(self, first: int, last: int) -> Array:
         """Columns of N, which is injected as it is. Shape (T, last - first)."""

@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
+from affidavit.mechanisms.strategies.numerics import UNIT, gamma, root_up
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.rounding import UNIT, gamma, root_up
 
 Array = NDArray[np.float64]
 

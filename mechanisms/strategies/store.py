@@ -1,14 +1,15 @@
 """Constructed strategies, kept by content: what was certified can be had again, bit by bit.
 
-A search gives the same bits on one machine and perhaps others on the next. A certificate
-therefore names the *coefficients* that it judged (``coefficients.coefficients_digest``),
-and the store
-keeps them. An entry is found by the digest of its request (canonical JSON of everything the
-search depends on) and holds named arrays as npz, with a JSON file beside it that gives the
-request, the sha256 of the npz and the digest of the coefficients. Reading is suspicious:
+A search gives the same bits on one machine and perhaps others, as good, on the next. A
+certificate therefore names the *coefficients* of the strategy that it judged by a digest that
+does not depend on any file format (``coefficients_digest``: sha256 over the arrays' names,
+shapes and little-endian doubles), and the store keeps them. An entry is found by the digest of
+its request (canonical JSON of everything the search depends on) and holds named arrays as npz,
+with a JSON file beside it that gives the request, the sha256 of the npz and the digest of the
+coefficients. Reading is suspicious:
 
 * a size above the limit, a wrong sha256, another request, a pickle, or numbers that are not
-  finite make an entry *corrupt*; it is computed again, replaced, and ``Kept.note`` says so;
+  finite make an entry *corrupt*; it is computed again, replaced, and ``StoredArrays.note`` says so;
 * a directory that cannot be written costs the cache and nothing else, and the note says so;
 * the oldest entries go when the directory holds more than ``most_bytes``.
 
@@ -23,6 +24,9 @@ out, wherever they come from.
 ...     again = store.construct(request, lambda: {"decays": np.array([0.6])})
 >>> first.source, again.source, again.arrays["decays"].tolist()
 ('computed', 'kept', [0.5])
+
+>>> coefficients_digest({"noise": np.eye(1)})[:15]
+'sha256:c62b8015'
 
 References: ``numpy.lib.format`` (npy); RFC 8785 (canonical JSON).
 """
@@ -42,10 +46,13 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.lib import format as npy
+from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.coefficients import Array, Arrays, coefficients_digest
-from affidavit.mechanisms.strategies.contents import LARGEST_FILE
+from affidavit.mechanisms.strategies.noise_files import LARGEST_FILE
 from affidavit.plan import canonical_json
+
+Array = NDArray[np.float64]
+Arrays = Mapping[str, Array]
 
 VERSION = 1
 """Part of every request: raised when a search changes what it returns."""
@@ -57,11 +64,11 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class Corrupt(ValueError):
-    """A kept entry that is not what was written."""
+    """A stored entry that is not what was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept:
+class StoredArrays:
     """Arrays with the digest of their coefficients, where they come from, and what went wrong."""
 
     arrays: Arrays
@@ -80,14 +87,14 @@ class Store:
     directory: Path
     most_bytes: int = MOST_BYTES
 
-    def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> Kept:
+    def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> StoredArrays:
         """The kept arrays for ``request``, else those of ``compute``, which are then kept."""
         key = hashlib.sha256(canonical_json({"version": VERSION, **request})).hexdigest()
         note = ""
         try:
-            kept = self._read(key, request)
-            if kept is not None:
-                return kept
+            stored = self._read(key, request)
+            if stored is not None:
+                return stored
         except Corrupt as error:
             note = f"a kept strategy was corrupt ({error}) and has been computed again"
         except OSError as error:
@@ -97,9 +104,11 @@ class Store:
             self._write(key, request, arrays)
         except OSError as error:
             note = f"the strategy could not be kept ({error.strerror}); {note}".rstrip("; ")
-        return Kept(arrays=arrays, digest=coefficients_digest(arrays), source="computed", note=note)
+        return StoredArrays(
+            arrays=arrays, digest=coefficients_digest(arrays), source="computed", note=note
+        )
 
-    def _read(self, key: str, request: Mapping[str, Any]) -> Kept | None:
+    def _read(self, key: str, request: Mapping[str, Any]) -> StoredArrays | None:
         described, archived = self._paths(key)
         try:
             description = _json(_bounded(described, LARGEST_SIDECAR))
@@ -114,7 +123,7 @@ class Store:
         digest = coefficients_digest(arrays)
         if description.get("digest") != digest:
             raise Corrupt("its coefficients have another digest")
-        return Kept(arrays=arrays, digest=digest, source="kept")
+        return StoredArrays(arrays=arrays, digest=digest, source="kept")
 
     def _write(self, key: str, request: Mapping[str, Any], arrays: Arrays) -> None:
         content = packed(arrays)
@@ -211,3 +220,13 @@ def _replace(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def coefficients_digest(arrays: Arrays) -> str:
+    """``sha256:`` and the hexadecimal digest of names, shapes and numbers."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name], dtype="<f8")
+        header = {"name": name, "shape": list(array.shape)}
+        found.update(canonical_json(header) + b"\n" + array.tobytes(order="C"))
+    return "sha256:" + found.hexdigest()

@@ -16,11 +16,24 @@ They are numbers to compare by, not guarantees; the sensitivity is a guarantee.
 
 References: Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2306.08153;
 ``docs/theorems/correlated-noise.md``.
+
+**Balls in bins** (``gram``). With the lots of an epoch as bins and the assignment kept over epochs, a record in bin i
+takes part at steps i, i + b, i + 2b, ..., so that with C ≥ 0 it adds at most
+m_i = Σ_j C[:, i + jb] in every direction. The run's privacy depends on the m_i through
+their products ⟨m_i, m_j⟩ alone.
+
+>>> from affidavit.mechanisms.strategies.toeplitz import identity
+>>> gram(identity(4), bins=2).round(6)
+array([[2., 0.],
+       [0., 2.]])
+
+References: Choquette-Choo, Ganesh, Haque, Steinke and Thakurta, arXiv:2410.06266.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
+from affidavit.mechanisms.strategies.numerics import gamma
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity
 from affidavit.mechanisms.strategies.workload import Workload
@@ -88,6 +102,7 @@ class Streaming:
     ==================  ===============================================================
 
     Where ``scaled`` is true, w_t is then multiplied by the number that ``recurrence`` names.
+    ``period`` is the steps of one tree.
     """
 
     form: Literal["independent", "moving_average", "autoregressive", "buffered", "tree", "rows"]
@@ -95,6 +110,7 @@ class Streaming:
     recurrence: str
     coefficients: tuple[float, ...] = ()
     scaled: bool = False
+    period: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,6 +155,24 @@ class Strategy(ABC):
         Raises ``IllConditioned`` where it is too large for any use.
         """
         return 0.0
+
+    @property
+    def injected(self) -> Strategy:
+        """The strategy whose noise is generated; a public clip schedule leaves it as it is."""
+        return self
+
+    @property
+    def draws(self) -> int:
+        """Columns of N: independent draws that the noise of the run is made of."""
+        return self.steps
+
+    @property
+    def coefficients(self) -> Mapping[str, Array]:
+        """The numbers that this strategy is made of, where its kind and steps do not say them.
+
+        C as ``strategy`` or N as ``noise``, of shape (T, T), or (m,) where it is Toeplitz.
+        """
+        return {}
 
     @abstractmethod
     def noise_columns(self, first: int, last: int) -> Array:
@@ -189,3 +223,48 @@ class Strategy(ABC):
     def _require_dense(self) -> None:
         if self.steps > LARGEST_DENSE:
             raise TooLarge(f"a matrix of {self.steps} x {self.steps}")
+
+
+MOST_ENTRIES = 50_000_000
+"""Entries of all m_i together, 400 MB."""
+EVALUATION = 1e-12
+"""Slack for coefficients that were evaluated from a formula, as a share of each product."""
+
+
+def gram(strategy: Strategy, bins: int) -> Array:
+    """⟨m_i, m_j⟩ in clip norms², shape (bins, bins), each rounded up; zero where it is zero.
+
+    Raises ``ValueError`` where C has a negative entry and ``TooLarge`` where the m_i do not
+    fit.
+    """
+    if not strategy.is_nonnegative:
+        raise ValueError("the Gram matrix of bins needs a strategy without negative entries")
+    steps = strategy.steps
+    if steps * bins > MOST_ENTRIES:
+        raise TooLarge(f"{bins} bins over {steps} steps")
+    means = _means(strategy, bins)
+    found = means.T @ means
+    found = np.maximum(found, found.T) * (1 + gamma(len(means) + steps) + EVALUATION)
+    if strategy.residual:
+        # C = (I + R)⁻¹ Ĉ moves each mean by at most ρ / (1 - ρ) of its length.
+        norms = np.sqrt(np.diagonal(found))
+        found += 2.1 * strategy.residual / (1 - strategy.residual) * np.outer(norms, norms)
+    return np.asarray(found)
+
+
+def _means(strategy: Strategy, bins: int) -> Array:
+    """m_0, ..., m_{b-1} as columns."""
+    column = strategy.strategy_coefficients
+    if column is None:
+        matrix = strategy.strategy_matrix()
+        return np.stack([matrix[:, place::bins].sum(axis=1) for place in range(bins)], axis=1)
+    steps = len(column)
+    whole = -(-steps // bins)
+    padded = np.zeros(whole * bins)
+    padded[:steps] = column
+    # Σ_j S^(jb) c, the first mean; the others are it shifted, cut off at the end.
+    first = np.cumsum(padded.reshape(whole, bins), axis=0).ravel()[:steps]
+    found = np.zeros((steps, bins))
+    for place in range(min(bins, steps)):
+        found[place:, place] = first[: steps - place]
+    return found

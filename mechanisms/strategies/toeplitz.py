@@ -18,11 +18,37 @@ array([1.   , 0.5  , 0.25 , 0.125])
 
 References: Choquette-Choo et al., arXiv:2306.08153 (banded Toeplitz); Kalinin, McKenna,
 Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); ``docs/theorems/correlated-noise.md``.
+
+**Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload of heavy-ball momentum β at a constant rate is the Toeplitz matrix of
+1 / ((1-x)(1-βx)), so that its root has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative and
+decreasing, close to optimal, and known without any search.
+
+* ``sqrt``: C = A^(1/2), all coefficients.
+* ``bsr``: the first b̂ coefficients of it, so that C is banded.
+* ``bisr``: the first b̂ coefficients of N = A^(-1/2), so that the *inverse* is banded.
+
+Learning rates do not enter: a Toeplitz strategy cannot follow them.
+
+>>> square_root(4).strategy_coefficients
+array([1.    , 0.5   , 0.375 , 0.3125])
+>>> banded_inverse_root(4, bands=2).noise_coefficients
+array([ 1. , -0.5,  0. ,  0. ])
+
+References: Fichtenberger, Henzinger and Upadhyay, arXiv:2202.11205; Kalinin and Lampert,
+arXiv:2405.13763 (BSR, momentum); Kalinin, McKenna, Upadhyay and Lampert, arXiv:2505.12128
+(BISR).
+
+**Identity**: independent noise as a strategy, the yardstick of all others.
+
+>>> from affidavit.mechanisms.strategies.participation import Participation
+>>> epochs = Participation.fixed_epoch(participations=4, separation=5)
+>>> round(identity(steps=20).sensitivity(epochs).value, 12)
+2.0
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,9 +57,8 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies.filtering import lfilter
+from affidavit.mechanisms.strategies.numerics import fftconvolve, gamma, lfilter
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.rounding import gamma
 from affidavit.mechanisms.strategies.sensitivity import (
     Sensitivity,
     Unaffordable,
@@ -158,6 +183,12 @@ class Toeplitz(Strategy):
         self._require_dense()
         return np.asarray(toeplitz(self.strategy_coefficients, np.zeros(self.steps)))
 
+    @property
+    def coefficients(self) -> Mapping[str, Array]:
+        """The given first column, as ``strategy`` or ``noise``."""
+        given = {"strategy": self.column, "noise": self.noise_column}
+        return {name: array for name, array in given.items() if array is not None}
+
     @cached_property
     def residual(self) -> float:
         """ρ ≥ ‖Ĉ N - I‖, rounding included.
@@ -217,3 +248,43 @@ def newton_reciprocal(series: Array, steps: int) -> Array:
 def _product(left: Array, right: Array, size: int) -> Array:
     length = next_fast_len(len(left) + len(right), real=True)
     return np.asarray(irfft(rfft(left, length) * rfft(right, length), length)[:size])
+
+
+DIRECT = 8192
+"""Lengths up to which two series are multiplied term by term."""
+
+
+def square_root(steps: int, *, momentum: float = 0.0) -> Toeplitz:
+    """C = A^(1/2) over ``steps``; ``momentum`` is β in [0, 1), here and below."""
+    return Toeplitz.from_strategy(_root(steps, momentum, -0.5), steps, kind="sqrt")
+
+
+def banded_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
+    """BSR: the first ``bands`` coefficients of A^(1/2)."""
+    return Toeplitz.from_strategy(_root(min(bands, steps), momentum, -0.5), steps, kind="bsr")
+
+
+def banded_inverse_root(steps: int, *, bands: int, momentum: float = 0.0) -> Toeplitz:
+    """BISR: N is the first ``bands`` coefficients of A^(-1/2)."""
+    return Toeplitz.from_noise(_root(min(bands, steps), momentum, 0.5), steps, kind="bisr")
+
+
+def _root(length: int, momentum: float, power: float) -> Array:
+    """The first coefficients of ((1-x)(1-βx))^power."""
+    plain = _binomial(length, power)
+    if not momentum:
+        return plain
+    other = plain * momentum ** np.arange(length, dtype=np.float64)
+    product = np.convolve if length <= DIRECT else fftconvolve
+    return np.asarray(product(plain, other)[:length])
+
+
+def _binomial(length: int, power: float) -> Array:
+    """Coefficients of (1-x)^power: a_j = a_{j-1} (j - 1 - power) / j."""
+    places = np.arange(1, length, dtype=np.float64)
+    return np.concatenate([[1.0], np.cumprod((places - 1 - power) / places)])
+
+
+def identity(steps: int) -> Toeplitz:
+    """C = N = I; its sensitivity is √k, never 1 for k > 1 participations."""
+    return Toeplitz.from_noise([1.0], steps, kind="independent")

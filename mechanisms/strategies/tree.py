@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from affidavit.mechanisms.strategies.numerics import root_up
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.rounding import root_up
 from affidavit.mechanisms.strategies.sensitivity import (
     MOST_WORK,
     ROW_WISE,
@@ -82,6 +82,7 @@ class Tree(Strategy):
         return Streaming(
             form="tree",
             buffers=self.period.bit_length(),
+            period=self.period,
             recurrence="w_t = e_t - e_{t-1}, e_t the summed noise of the nodes that make up the "
             "first t + 1 steps; a node's noise is drawn once, when the node is complete",
         )
@@ -95,6 +96,11 @@ class Tree(Strategy):
     def bands(self) -> int:
         """T: the root holds all steps."""
         return self.steps if self.period > 1 else 1
+
+    @property
+    def draws(self) -> int:
+        """At most two nodes a step."""
+        return 2 * self.steps
 
     def noise_columns(self, first: int, last: int) -> Array:
         """Columns first..last-1 of N; shape (T, last - first), one column a node."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.filtering import lfilter
+from affidavit.mechanisms.strategies.numerics import lfilter
 
 Array = NDArray[np.float64]
 

@@ -16,8 +16,7 @@ from affidavit.mechanisms.strategies import (
     Setting,
     build,
     coefficients_digest,
-    coefficients_of,
-    optimised,
+    registry,
 )
 from affidavit.mechanisms.strategies.store import Store, default_store
 from affidavit.plan import Plan
@@ -55,7 +54,7 @@ def test_the_result_names_the_numbers_that_were_judged(
     found = certify(plan).as_result()["strategy"]
     epochs = Participation.fixed_epoch(participations=3, separation=10)
     strategy = build(plan.phases[0].noise, Setting(steps=30, participation=epochs))
-    assert found["digest"] == coefficients_digest(coefficients_of(strategy))
+    assert found["digest"] == coefficients_digest(strategy.coefficients)
     assert found["sensitivity"] == strategy.sensitivity(epochs).value
     assert ("gap" in found) == (noise["kind"] == "dense")
     assert found.get("gap", 0) < 1e-3
@@ -68,7 +67,7 @@ def test_a_second_search_is_not_made(
     first = certify(plan).as_result()["strategy"]
     assert len(list(store.directory.glob("*.npz"))) == 1
     correlation._built.cache_clear()
-    monkeypatch.setattr(optimised, "optimal_dense", pytest.fail)
+    monkeypatch.setattr(registry, "optimal_dense", pytest.fail)
     assert certify(plan).as_result()["strategy"] == first
 
 

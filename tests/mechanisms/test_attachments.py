@@ -14,7 +14,7 @@ from affidavit.gate.answering import answer
 from affidavit.gate.reading import read_plan
 from affidavit.mechanisms.attachments import attach
 from affidavit.mechanisms.lowering import lower
-from affidavit.mechanisms.strategies.contents import content_digest
+from affidavit.mechanisms.strategies.noise_files import content_digest
 from affidavit.plan import MalformedPlan, plan_from
 
 Document = Callable[..., dict[str, Any]]

@@ -20,7 +20,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from affidavit.mechanisms.strategies import Scheduled, Strategy, Tree
+from affidavit.mechanisms.strategies import Strategy
 
 Recurrence = Callable[[int, Tensor, list[Tensor]], Tensor]
 """From a step (from 0), z and what is kept, which is changed, to w; z is not changed."""
@@ -34,8 +34,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
 
     Raises ``TooLarge`` where a matrix is needed and has too many rows.
     """
-    if isinstance(strategy, Scheduled):
-        return recurrence_of(strategy.unscaled)
+    strategy = strategy.injected
     streaming = strategy.streaming
     given = streaming.coefficients
     column = _without_last_zeros(given) if given else ()
@@ -51,8 +50,8 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
             half = len(given) // 2
             return _buffered(given[:half], given[half:])
         case "tree":
-            assert isinstance(strategy, Tree)
-            return _tree(strategy.period)
+            assert streaming.period is not None
+            return _tree(streaming.period)
         case "rows":
             return _rows(strategy)
         case form:
@@ -61,9 +60,7 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
 
 def leaves_as_it_is(strategy: Strategy) -> bool:
     """Whether w_t is z_t, bit for bit, and nothing is kept."""
-    if isinstance(strategy, Scheduled):
-        return leaves_as_it_is(strategy.unscaled)
-    streaming = strategy.streaming
+    streaming = strategy.injected.streaming
     match streaming.form:
         case "independent":
             return True

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from affidavit.mechanisms import noise_multiplier
-from affidavit.mechanisms.strategies import LARGEST_ERROR, Scheduled, Strategy, Tree
+from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy
 from affidavit.plan import Optimizer as Settings
 from affidavit.plan import Plan, Reason, RefusedPlan, pointer_to, schedule
 
@@ -89,8 +89,8 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
     """
     if strategy is None:
         return _filtered(np.ones(steps), momentum**2)
-    if isinstance(strategy, Scheduled):  # a schedule of clip norms leaves the noise as it is
-        return _momentum_variance(strategy.unscaled, momentum, steps)
+    if strategy.injected is not strategy:
+        return _momentum_variance(strategy.injected, momentum, steps)
     if (first := strategy.noise_coefficients) is not None:
         variance: Array = np.cumsum(_filtered(first, momentum) ** 2)
         return variance
@@ -107,10 +107,8 @@ def _momentum_variance(strategy: Strategy | None, momentum: float, steps: int) -
         )
     variance = np.zeros(strategy.steps)
     width = max(1, ENTRIES_AT_A_TIME // strategy.steps)
-    # A tree has a noise of its own for every node, and fewer than two nodes a step.
-    columns_of_n = (2 if isinstance(strategy, Tree) else 1) * strategy.steps
-    for start in range(0, columns_of_n, width):
-        columns = strategy.noise_columns(start, min(start + width, columns_of_n))
+    for start in range(0, strategy.draws, width):
+        columns = strategy.noise_columns(start, min(start + width, strategy.draws))
         rows = _filtered(columns, momentum)
         variance += np.einsum("ij,ij->i", rows, rows)
     return variance

@@ -14,18 +14,17 @@ from pydantic import TypeAdapter
 
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.gram import gram
-from affidavit.mechanisms.strategies.identity_matrix import identity
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.registry import BUILDERS, Setting, WrongSteps, build
 from affidavit.mechanisms.strategies.sensitivity import Unaffordable
-from affidavit.mechanisms.strategies.square_root import (
+from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge, gram
+from affidavit.mechanisms.strategies.toeplitz import (
+    Toeplitz,
     banded_inverse_root,
     banded_root,
+    identity,
     square_root,
 )
-from affidavit.mechanisms.strategies.strategy import Strategy, TooLarge
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import Noise

@@ -8,11 +8,13 @@ from numpy.typing import NDArray
 from scipy.linalg import sqrtm
 from scipy.optimize import minimize
 
-from affidavit.mechanisms.strategies.optimal_banded import optimal_banded
-from affidavit.mechanisms.strategies.optimal_bound import smallest_error
-from affidavit.mechanisms.strategies.optimal_dense import convergence_aware, optimal_dense
-from affidavit.mechanisms.strategies.optimal_dual import Dual
-from affidavit.mechanisms.strategies.optimal_loss import NotOffered
+from affidavit.mechanisms.strategies.optimal.dense import (
+    convergence_aware,
+    optimal_banded,
+    optimal_dense,
+)
+from affidavit.mechanisms.strategies.optimal.dual import Dual, smallest_error
+from affidavit.mechanisms.strategies.optimal.loss import NotOffered
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import of_matrix
 from affidavit.mechanisms.strategies.strategy import TooLarge

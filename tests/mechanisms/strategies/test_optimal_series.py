@@ -14,21 +14,26 @@ import pytest
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies import optimal_toeplitz as module
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.optimal_bidiagonal import best_lambda, squared_sensitivity
-from affidavit.mechanisms.strategies.optimal_blt import optimal_blt
-from affidavit.mechanisms.strategies.optimal_loss import DIVERGED, NotOffered, ToeplitzLoss
-from affidavit.mechanisms.strategies.optimal_sums import cross, ladder
-from affidavit.mechanisms.strategies.optimal_toeplitz import (
+from affidavit.mechanisms.strategies.optimal import toeplitz as module
+from affidavit.mechanisms.strategies.optimal.blt import optimal_blt
+from affidavit.mechanisms.strategies.optimal.loss import (
+    DIVERGED,
+    NotOffered,
+    ToeplitzLoss,
+    cross,
+    ladder,
+)
+from affidavit.mechanisms.strategies.optimal.toeplitz import (
+    best_lambda,
     optimal_banded_inverse,
     optimal_toeplitz,
+    squared_sensitivity,
 )
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.square_root import banded_root
 from affidavit.mechanisms.strategies.strategy import TooLarge
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_root
 from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
@@ -341,7 +346,7 @@ class TestBuffered:
 
 
 def _root(steps: int, momentum: float) -> Array:
-    from affidavit.mechanisms.strategies.square_root import square_root
+    from affidavit.mechanisms.strategies.toeplitz import square_root
 
     found = square_root(steps, momentum=momentum).strategy_coefficients
     assert found is not None

@@ -14,11 +14,15 @@ import pytest
 
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
-from affidavit.mechanisms.strategies.coefficients import coefficients_digest, coefficients_of
-from affidavit.mechanisms.strategies.contents import noise_of, remember
 from affidavit.mechanisms.strategies.dense import Dense
+from affidavit.mechanisms.strategies.noise_files import noise_of, remember
 from affidavit.mechanisms.strategies.scheduled import Scheduled
-from affidavit.mechanisms.strategies.store import Store, default_store, packed
+from affidavit.mechanisms.strategies.store import (
+    Store,
+    coefficients_digest,
+    default_store,
+    packed,
+)
 from affidavit.mechanisms.strategies.strategy import Strategy
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.mechanisms.strategies.tree import Tree
@@ -205,7 +209,7 @@ class TestCoefficients:
     def test_what_a_strategy_is_made_of(
         self, strategy: Strategy, expected: dict[str, object]
     ) -> None:
-        found = coefficients_of(strategy)
+        found = strategy.coefficients
         assert found.keys() == expected.keys()
         for name, array in found.items():
             np.testing.assert_array_equal(array, expected[name])

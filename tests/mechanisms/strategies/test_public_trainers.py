@@ -19,8 +19,8 @@ from scipy.optimize import minimize
 
 from affidavit.certificate import certify
 from affidavit.mechanisms.strategies.dense import Dense
-from affidavit.mechanisms.strategies.identity_matrix import identity
 from affidavit.mechanisms.strategies.participation import Participation
+from affidavit.mechanisms.strategies.toeplitz import identity
 from affidavit.plan import plan_from
 
 Array = NDArray[np.float64]

@@ -15,12 +15,12 @@ from affidavit.mechanisms.strategies import Dense, Scheduled, Strategy, Tree, id
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal, NormalizedBidiagonal
 from affidavit.mechanisms.strategies.blt import Blt
 from affidavit.mechanisms.strategies.registry import BUILDERS
-from affidavit.mechanisms.strategies.square_root import (
+from affidavit.mechanisms.strategies.toeplitz import (
+    Toeplitz,
     banded_inverse_root,
     banded_root,
     square_root,
 )
-from affidavit.mechanisms.strategies.toeplitz import Toeplitz
 from affidavit.trainer.noise import normal
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.noise.recurrence import leaves_as_it_is

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.mechanisms.strategies.contents import (
+from affidavit.mechanisms.strategies.noise_files import (
     NotAStrategyFile,
     NotRemembered,
     content_digest,

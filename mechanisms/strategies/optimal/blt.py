@@ -8,8 +8,8 @@ interlaced poles 1 > θ_1 > θ̂_1 > θ_2 > θ̂_2 > ... > 0 the scales of C are
 so that c_0 = 1, c_t = Σ ω_i θ_i^{t-1} is positive and decreases, and the sensitivity is exact
 for every schema. The error of the prefix sum is e_t = e_∞ + Σ γ_i θ̂_i^t with positive terms
 (heavy-ball momentum at a constant rate adds one pole, β). Hence rms², max² and sens² are
-sums of geometric series over pairs of poles (``optimal_sums``), O(d² log T) for d buffers
-and any T, without cancellation. Learning rates need the quadratic form of ``optimal_loss``
+sums of geometric series over pairs of poles (``loss``), O(d² log T) for d buffers
+and any T, without cancellation. Learning rates need the quadratic form of ``loss``
 and are offered as far as that is.
 
 The search runs over the rates s = -log θ: log s_1, then the logarithms of the gaps in log s
@@ -35,9 +35,17 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.optimal_loss import DIVERGED, Objective, ToeplitzLoss
-from affidavit.mechanisms.strategies.optimal_search import least
-from affidavit.mechanisms.strategies.optimal_sums import Numbers, cross, ladder, outer, pairs
+from affidavit.mechanisms.strategies.optimal.loss import (
+    DIVERGED,
+    Numbers,
+    Objective,
+    ToeplitzLoss,
+    cross,
+    ladder,
+    outer,
+    pairs,
+)
+from affidavit.mechanisms.strategies.optimal.search import least
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.workload import Workload
 
