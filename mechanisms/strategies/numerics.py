@@ -1,17 +1,18 @@
 """Numerics: rounding that is bounded, and filters.
 
-**Rounding**: how far a computed sum of squares may lie below the true one. A sum of n products of doubles, in any order, is off by at most γ_n times the sum of their
-absolute values, γ_n = n·u / (1 - n·u), u = 2^-53; numpy may sum pairwise, in blocks or in
-a BLAS kernel, and the bound holds for all of them.
+**Rounding**: how far a computed sum of squares may lie below the true one. A sum of n products
+of doubles, in any order, is off by at most γ_n times the sum of their absolute values, γ_n =
+n·u / (1 - n·u), u = 2^-53; numpy may sum pairwise, in blocks or in a BLAS kernel, and the bound
+holds for all of them.
 
 >>> gamma(3) > 3 * 2.0**-53
 True
 
 References: Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., section 3.1.
 
-**Filters and convolutions** are what Toeplitz matrices do to vectors. They are scipy's. Its module takes half a second to load, more than most plans take to
-certify, and only correlated noise needs it: so it is loaded at the first use.
-"""
+**Filters and convolutions** are what Toeplitz matrices do to vectors. They are scipy's. Its
+module takes half a second to load, more than most plans take to certify, and only correlated
+noise needs it: so it is loaded at the first use."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ They are numbers to compare by, not guarantees; the sensitivity is a guarantee.
 References: Denisov et al., arXiv:2202.08312; Choquette-Choo et al., arXiv:2306.08153;
 ``docs/theorems/correlated-noise.md``.
 
-**Balls in bins** (``gram``). With the lots of an epoch as bins and the assignment kept over epochs, a record in bin i
-takes part at steps i, i + b, i + 2b, ..., so that with C ≥ 0 it adds at most
-m_i = Σ_j C[:, i + jb] in every direction. The run's privacy depends on the m_i through
+**Balls in bins** (``gram``). With the lots of an epoch as bins and the assignment kept over
+epochs, a record in bin i takes part at steps i, i + b, i + 2b, ..., so that with C ≥ 0 it adds
+at most m_i = Σ_j C[:, i + jb] in every direction. The run's privacy depends on the m_i through
 their products ⟨m_i, m_j⟩ alone.
 
 >>> from affidavit.mechanisms.strategies.toeplitz import identity

@@ -19,9 +19,10 @@ array([1.   , 0.5  , 0.25 , 0.125])
 References: Choquette-Choo et al., arXiv:2306.08153 (banded Toeplitz); Kalinin, McKenna,
 Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); ``docs/theorems/correlated-noise.md``.
 
-**Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload of heavy-ball momentum β at a constant rate is the Toeplitz matrix of
-1 / ((1-x)(1-βx)), so that its root has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative and
-decreasing, close to optimal, and known without any search.
+**Square roots**: C·C = A for the prefix sum or for momentum, and banded relatives. The workload
+of heavy-ball momentum β at a constant rate is the Toeplitz matrix of 1 / ((1-x)(1-βx)), so that
+its root has c(x) = (1-x)^(-1/2) (1-βx)^(-1/2): non-negative and decreasing, close to optimal,
+and known without any search.
 
 * ``sqrt``: C = A^(1/2), all coefficients.
 * ``bsr``: the first b̂ coefficients of it, so that C is banded.

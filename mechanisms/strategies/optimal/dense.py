@@ -37,10 +37,11 @@ Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (dual, orthogonalit
 patterns); Henzinger, Upadhyay and Upadhyay, arXiv:2202.11205 (largest error);
 Koloskova, McKenna, Charles, Rush and McMahan, arXiv:2302.01463 (Λ_τ).
 
-**Banded** (``optimal_banded``): the best strategy whose columns all have norm 1. C is lower triangular with b̂ diagonals. Participations at least b̂ apart then touch columns
-that do not overlap, so that the sensitivity is √k, exactly, for every sign and for every
-pattern at least b̂ apart; and cyclic Poisson sampling amplifies it. What is left is the
-error, ‖A C⁻¹‖. With E = A C⁻¹, W = diag(w) and S = Σ_t w_t ‖E_t‖²,
+**Banded** (``optimal_banded``): the best strategy whose columns all have norm 1. C is lower
+triangular with b̂ diagonals. Participations at least b̂ apart then touch columns that do not
+overlap, so that the sensitivity is √k, exactly, for every sign and for every pattern at least
+b̂ apart; and cyclic Poisson sampling amplifies it. What is left is the error, ‖A C⁻¹‖. With E =
+A C⁻¹, W = diag(w) and S = Σ_t w_t ‖E_t‖²,
 
     ∂ log S / ∂C = -(2/S) (Eᵀ W E) C⁻ᵀ    on the b̂ diagonals,
 

@@ -21,12 +21,13 @@ takes more, and where most steps' weights vanish it may end before the gap is cl
 References: Denisov, McMahan, Rush, Smith and Thakurta, arXiv:2202.08312, section 4;
 Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530, section 3.
 
-**A proved lower bound** on the error of *any* strategy makes the duality gap a fact. Let A be the workload, C any invertible matrix of T columns, X = CᵀC, and let patterns
-π_1, ..., π_m be disjoint. For each pattern and each positive semidefinite G of unit
-diagonal on it, contributions x_i with Gram matrix G show that ⟨X_π, G⟩ ≤ sens(C)². Take
-L with rows grouped by pattern (row i of L is zero outside its pattern's columns) and let
-v_π be the largest squared row norm in π. Then ‖C L‖_F² = ⟨X, L Lᵀ⟩ ≤ sens(C)² Σ v_π, and
-for row weights w ≥ 0, W = diag(w),
+**A proved lower bound** on the error of *any* strategy makes the duality gap a fact. Let A be
+the workload, C any invertible matrix of T columns, X = CᵀC, and let patterns π_1, ..., π_m be
+disjoint. For each pattern and each positive semidefinite G of unit diagonal on it,
+contributions x_i with Gram matrix G show that ⟨X_π, G⟩ ≤ sens(C)². Take L with rows grouped by
+pattern (row i of L is zero outside its pattern's columns) and let v_π be the largest squared
+row norm in π. Then ‖C L‖_F² = ⟨X, L Lᵀ⟩ ≤ sens(C)² Σ v_π, and for row weights w ≥ 0, W =
+diag(w),
 
     ‖W^½ A L‖_* = ‖(W^½ A C⁻¹)(C L)‖_* ≤ ‖W^½ A C⁻¹‖_F · sens(C) · √(Σ v_π),
 

@@ -22,7 +22,8 @@ the rounding. It is exact for columns that are not negative and do not increase.
 References: McKenna, arXiv:2405.15913 (optimising banded Toeplitz); Choquette-Choo et al.,
 arXiv:2306.08153; Kalinin and Lampert, arXiv:2405.13763, Theorem 2.
 
-**Sums of geometric series** by doubling: positive terms only, so nothing cancels. With r = e^{-s}, for rates s ≥ 0 (real part, where complex) and a count K ≥ 1,
+**Sums of geometric series** by doubling: positive terms only, so nothing cancels. With r =
+e^{-s}, for rates s ≥ 0 (real part, where complex) and a count K ≥ 1,
 
     g_K(s)    = Σ_{l<K} r^l,
     H_K(s)    = Σ_{m=1..K} g_m(s) = Σ_{l<K} (K - l) r^l,

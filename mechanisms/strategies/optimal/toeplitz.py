@@ -27,12 +27,13 @@ References: McKenna, arXiv:2405.15913; Choquette-Choo et al., arXiv:2306.08153; 
 McKenna, Upadhyay and Lampert, arXiv:2505.12128 (banded inverse); Fichtenberger, Henzinger
 and Upadhyay, arXiv:2202.11205 (the start).
 
-**The best λ** of bidiagonal noise w_t = z_t - λ z_{t-1} (``best_lambda``). Error and sensitivity are both closed in λ. With N = I - λS and S the shift, the variance of
-step t of A·N·z is a quadratic r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]²,
-q_t = Σ_j A[t,j] A[t,j+1] and p_t = r_t - A[t,0]²; for the prefix sum the rms² is
-1 + (1-λ)² (T-1)/2. The three sums need one pass over the steps, O(T), and every λ is then
-O(1) (for the largest error of a workload with learning rates, O(T)). The sensitivity is
-the closed form of ``bidiagonal``, evaluated in O(log k).
+**The best λ** of bidiagonal noise w_t = z_t - λ z_{t-1} (``best_lambda``). Error and
+sensitivity are both closed in λ. With N = I - λS and S the shift, the variance of step t of
+A·N·z is a quadratic r_t - 2λ q_t + λ² p_t, where r_t = Σ_j A[t,j]², q_t = Σ_j A[t,j] A[t,j+1]
+and p_t = r_t - A[t,0]²; for the prefix sum the rms² is 1 + (1-λ)² (T-1)/2. The three sums need
+one pass over the steps, O(T), and every λ is then O(1) (for the largest error of a workload
+with learning rates, O(T)). The sensitivity is the closed form of ``bidiagonal``, evaluated in
+O(log k).
 
 A is not negative, so that λ < 0 has a larger error at the sensitivity of |λ|: only 0 ≤ λ ≤ 1
 is searched. The product is not convex in λ: it is scanned on a grid that is dense towards 1,
