@@ -22,7 +22,7 @@ from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware
 from affidavit.service.operation import statistics
 from affidavit.service.operation.tracing import Tracing
-from affidavit.service.pages import mistakes
+from affidavit.service.pages import errors
 from affidavit.service.pages.headers import SecurityHeaders
 from affidavit.service.pages.routers import PAGES
 from affidavit.service.routes import ROUTERS
@@ -55,7 +55,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     # Added last, it stands around the others.
     app.add_middleware(RequestMiddleware, meters=services.metrics, tracing=tracing)
     problems.install(app)
-    mistakes.install(app)
+    errors.install(app)
     openapi.install(app)
     require_guards(app)
     return app

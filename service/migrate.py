@@ -21,7 +21,7 @@ from affidavit.service.keysets import keyset_tables
 from affidavit.service.ledger import ledger_tables
 from affidavit.service.lifecycle import lifecycle_tables
 from affidavit.service.log import log_tables
-from affidavit.service.pages import session_tables
+from affidavit.service.pages import saved_views, sessions
 from affidavit.service.policies import policy_tables
 from affidavit.service.runs import run_tables
 from affidavit.service.tables import metadata
@@ -32,7 +32,8 @@ MODULES = (
     keyset_tables,
     log_tables,
     lifecycle_tables,
-    session_tables,
+    saved_views,
+    sessions,
     policy_tables,
     run_tables,
 )

@@ -1,75 +1,165 @@
-"""``/approvals``: what waits for a decision, and the decision with the diff (``approval_view``)."""
+"""``/approvals``: what waits for a decision, and the decision beside what is new.
+
+An approver decides about an envelope and sees what is new in it: the plan field by field
+against the last usable certificate of the same plan name and data set, and its guarantee
+beside that one's. If there is no such certificate, all of it is new, and the page says so.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import ColumnElement, Connection, select, tuple_
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.cursors import InvalidCursor
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.plan import changes, plan_from
+from affidavit.service.cursors import cursor_at, read_cursor
+from affidavit.service.lifecycle.issuing import statement_of
+from affidavit.service.lifecycle.lifecycle_tables import approvals as decisions
 from affidavit.service.lifecycle.refusals import Impossible
-from affidavit.service.lifecycle.wanted import MalformedDecision, read_decision
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
-from affidavit.service.pages.approval_view import (
-    FieldChange,
-    PendingLine,
-    ToDecide,
-    is_pending,
-    pending,
-    to_decide,
+from affidavit.service.lifecycle.standing import (
+    REJECTED,
+    REVOKED,
+    SUPERSEDED,
+    Status,
+    key_revoked_at,
 )
-from affidavit.service.pages.forms import TheForm
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.problems import invalid_cursor
-from affidavit.service.routes.certificates import no_such
+from affidavit.service.lifecycle.wanted import MalformedDecision, read_decision
+from affidavit.service.pages.access import Approver, Reader
+from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.text import field_value, messages_of, up
+from affidavit.service.routes.certificate import no_such
+from affidavit.service.routes.parameters import CertificateId
 from affidavit.service.routes.refused import impossible
-from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
+from affidavit.service.store import StoredCertificate, current
+from affidavit.service.tables import certificates, requests
 
 router = APIRouter()
 
-Viewer = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
-Approver = Annotated[Actor, page_actor(Scope.APPROVE)]
+COLUMNS = (
+    *("id", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta", "adjacency"),
+    *("approvals_given", "approvals_required", "created_at", "not_after"),
+)
+LISTED = 50
+MOST_REQUESTERS = 5
+SHOWN = 2000
+"""Characters of a value on the page."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
-    """What is decided about, and why the last try could not be kept."""
+class PendingLine:
+    """A certificate that waits for approvals; ε is a decimal rounded up."""
 
-    found: ToDecide
+    id: str
+    untrusted: bool
+    name: str | None
+    dataset: str | None
+    verdict: str
+    epsilon: str | None
+    delta: str | None
+    adjacency: str
+    given: int
+    required: int
+    created_at: datetime
+    not_after: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pending:
+    """A page of what waits; ``next`` is the cursor of the following one."""
+
+    lines: tuple[PendingLine, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldChange:
+    """A field that differs; None on a side that does not have it."""
+
+    pointer: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionLine:
+    """A decision about an issue of this certificate."""
+
+    issue: int
+    decision: str
+    approver: str
+    at: datetime
+    comment: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarantee:
+    """A certificate's guarantee, as far as a comparison needs it."""
+
+    id: str
+    verdict: str
+    epsilon: str | None
+    delta: str | None
+    adjacency: str
+    unit: str
+    noise: str | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApprovalRequest:
+    """One certificate with everything that a decision about it depends on."""
+
+    line: PendingLine
+    envelope: str
+    issue: int
+    status: str
+    guarantee: Guarantee
+    base: Guarantee | None
+    changes: tuple[FieldChange, ...]
+    decisions: tuple[DecisionLine, ...]
+    asked_by: tuple[str, ...]
+    policy: str
+    waivers: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecisionPage:
+    """A request for approval, and why the last decision was not accepted."""
+
+    found: ApprovalRequest
     open: bool
     wrong: str | None = None
     comment: str = ""
 
 
 @page(router, "/approvals")
-def waiting(
+def approvals(
     request: Request,
-    _: Viewer,
+    _: Reader,
     services: TheServices,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
     """What waits, latest first."""
-    try:
-        with services.engine.connect() as connection:
-            view = pending(connection, datetime.now(UTC), cursor)
-    except InvalidCursor as error:
-        raise invalid_cursor(error) from None
-    return answer(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
+    with services.engine.connect() as connection:
+        view = pending(connection, datetime.now(UTC), cursor)
+    return respond(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
 
 
 @page(router, "/approvals/{certificate_id}")
-def one(
-    request: Request, _: Viewer, services: TheServices, certificate_id: CertificateId
+def approval(
+    request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
     """One certificate with what is new in it, and the decision's form while it waits."""
-    return _shown(request, _decision(services, certificate_id))
+    return _respond(request, services, certificate_id)
 
 
 @action(router, "/approvals/{certificate_id}")
@@ -78,51 +168,182 @@ async def decide(
     actor: Approver,
     services: TheServices,
     certificate_id: CertificateId,
-    sent: TheForm,
+    form: SubmittedForm,
 ) -> Response:
     """Approve or reject the envelope that was shown, by the use case of the API."""
-    asked = {name: sent.get(name) for name in ("decision", "envelope", "comment")}
+    fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
-        wanted = read_decision(json.dumps(asked).encode())
+        decision = read_decision(json.dumps(fields).encode())
         at = datetime.now(UTC)
-        found = await run_in_threadpool(services.approve, certificate_id, wanted, actor, at)
+        result = await run_in_threadpool(services.approve, certificate_id, decision, actor, at)
     except MalformedDecision as error:
-        wrong = " ".join(f"{reason.message} {reason.remedy}" for reason in error.reasons)
-        return await _again(request, services, certificate_id, wrong, sent.get("comment"), 422)
+        wrong, status = messages_of(error.reasons), 422
     except Impossible as error:
-        status = impossible(error).status
-        wrong = f"{error} ({error.code})"
-        return await _again(request, services, certificate_id, wrong, sent.get("comment"), status)
-    if found is None:
-        raise no_such(certificate_id)
-    done = "rejected" if wanted.decision == "reject" else "issued" if found.issued else "approved"
-    return see_other(f"/approvals/{certificate_id}", done=done)
+        wrong, status = f"{error} ({error.code})", impossible(error).status
+    else:
+        if result is None:
+            raise no_such(certificate_id)
+        done = "issued" if result.issued else "approved"
+        if decision.decision == "reject":
+            done = "rejected"
+        return see_other(f"/approvals/{certificate_id}", done=done)
+    return await run_in_threadpool(
+        _respond, request, services, certificate_id, wrong, form.get("comment"), status
+    )
 
 
-async def _again(
+def pending(connection: Connection, now: datetime, cursor: str | None) -> Pending:
+    """What waits for approvals, latest first; raises ``InvalidCursor``."""
+    place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
+    columns = [certificates.c[name] for name in COLUMNS]
+    query = select(*columns).where(*awaiting(now)).order_by(*(key.desc() for key in place))
+    if cursor is not None:
+        after = tuple_(*read_cursor(cursor, str, bool), types=[key.type for key in place])
+        query = query.where(tuple_(*place) < after)
+    rows = connection.execute(query.limit(LISTED + 1)).all()
+    lines = tuple(map(_line, rows[:LISTED]))
+    last = lines[-1] if len(rows) > LISTED else None
+    return Pending(
+        lines=lines,
+        next=None if last is None else cursor_at(last.created_at, last.id, last.untrusted),
+    )
+
+
+def awaiting(now: datetime) -> tuple[ColumnElement[bool], ...]:
+    """The conditions of a row of ``certificates`` that waits for approvals at ``now``."""
+    return (
+        certificates.c.approvals_given < certificates.c.approvals_required,
+        certificates.c.not_after >= now,
+        ~SUPERSEDED,
+        ~REVOKED,
+        ~REJECTED,
+        ~key_revoked_at(now),
+    )
+
+
+def approval_request(connection: Connection, certificate_id: str) -> ApprovalRequest | None:
+    """One certificate in its current state, with its changes; None if it does not exist."""
+    certificate = current(connection, certificate_id)
+    if certificate is None:
+        return None
+    base = _base(connection, certificate)
+    predicate = statement_of(certificate)["predicate"]
+    return ApprovalRequest(
+        line=_line(certificate),
+        envelope=certificate.envelope_digest,
+        issue=certificate.issue,
+        status=certificate.status.value,
+        guarantee=_guarantee(certificate),
+        base=None if base is None else _guarantee(base),
+        changes=() if base is None else plan_changes(base, certificate),
+        decisions=_decisions(connection, certificate),
+        asked_by=_requesters(connection, certificate),
+        policy=f"{predicate['policy']['name']} v{predicate['policy']['version']}",
+        waivers=tuple(f"{w['code']}: {w['waiver']['reason']}" for w in predicate["waived"]),
+        warnings=tuple(warning["message"] for warning in predicate["warnings"]),
+    )
+
+
+def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[FieldChange, ...]:
+    """The fields in which the plans of two certificates differ."""
+    first, second = (
+        plan_from(statement_of(certificate)["predicate"]["plan"]) for certificate in (before, after)
+    )
+    return tuple(
+        FieldChange(
+            pointer=change.pointer,
+            before=field_value(change.before, SHOWN),
+            after=field_value(change.after, SHOWN),
+        )
+        for change in changes(first, second)
+    )
+
+
+def _base(connection: Connection, certificate: StoredCertificate) -> StoredCertificate | None:
+    """The last usable certificate of that plan name and data set before ``certificate``."""
+    if certificate.name is None:
+        return None
+    query = (
+        select(certificates.c.id)
+        .where(
+            certificates.c.name == certificate.name,
+            certificates.c.dataset == certificate.dataset,
+            certificates.c.id != certificate.id,
+            certificates.c.created_at < certificate.created_at,
+            certificates.c.verdict == "certified",
+            certificates.c.approvals_given >= certificates.c.approvals_required,
+            ~SUPERSEDED,
+            ~REVOKED,
+        )
+        .order_by(certificates.c.created_at.desc())
+        .limit(1)
+    )
+    base = connection.execute(query).scalar()
+    return None if base is None else current(connection, base)
+
+
+def _guarantee(certificate: StoredCertificate) -> Guarantee:
+    predicate = statement_of(certificate)["predicate"]
+    noise = (predicate.get("noise_multiplier") or {}).get("joint")
+    return view_of(
+        Guarantee,
+        certificate,
+        epsilon=up(certificate.epsilon_upper),
+        delta=up(certificate.delta),
+        unit=predicate["plan"]["dataset"]["unit"],
+        noise=None if noise is None else f"{float(noise):.6g}",
+    )
+
+
+def _line(row: Any) -> PendingLine:
+    """A row of ``certificates``, or a stored certificate, in one line."""
+    return view_of(
+        PendingLine,
+        row,
+        epsilon=up(row.epsilon_upper),
+        delta=up(row.delta),
+        given=row.approvals_given,
+        required=row.approvals_required,
+    )
+
+
+def _decisions(connection: Connection, certificate: StoredCertificate) -> tuple[DecisionLine, ...]:
+    query = (
+        select(*(decisions.c[name] for name in DecisionLine.__dataclass_fields__))
+        .where(
+            decisions.c.certificate_id == certificate.id,
+            decisions.c.untrusted == certificate.untrusted,
+        )
+        .order_by(decisions.c.id)
+    )
+    return tuple(DecisionLine(**row) for row in connection.execute(query).mappings())
+
+
+def _requesters(connection: Connection, certificate: StoredCertificate) -> tuple[str, ...]:
+    query = (
+        select(requests.c.requester)
+        .where(requests.c.certificate_id == certificate.id)
+        .distinct()
+        .limit(MOST_REQUESTERS)
+    )
+    return tuple(sorted(connection.execute(query).scalars()))
+
+
+def _respond(
     request: Request,
     services: Services,
     certificate_id: str,
-    wrong: str,
-    comment: str,
-    status: int,
+    wrong: str | None = None,
+    comment: str = "",
+    status: int = 200,
 ) -> Response:
-    view = await run_in_threadpool(_decision, services, certificate_id, wrong, comment)
-    return _shown(request, view, status)
-
-
-def _decision(
-    services: Services, certificate_id: str, wrong: str | None = None, comment: str = ""
-) -> Decision:
     with services.engine.connect() as connection:
-        found = to_decide(connection, certificate_id)
-    if found is None:
+        approval = approval_request(connection, certificate_id)
+    if approval is None:
         raise no_such(certificate_id)
-    return Decision(found=found, open=is_pending(found), wrong=wrong, comment=comment)
-
-
-def _shown(request: Request, view: Decision, status: int = 200) -> Response:
-    rows = Rows(FieldChange, view.found.changes)
-    return answer(
+    is_open = approval.status == Status.AWAITING_APPROVAL.value
+    view = DecisionPage(found=approval, open=is_open, wrong=wrong, comment=comment)
+    rows = Rows(FieldChange, approval.changes)
+    return respond(
         request, view, template="approval.html", rows=rows, status=status, title="changes"
     )

@@ -1,39 +1,64 @@
-"""``/audit``: the log, its checkpoint, one entry's proof, and a stretch hashed again."""
+"""``/audit``: the log, its checkpoint, one entry's proof, and a range of entries verified.
+
+Entries come in the order of the log, newest first, in pages that follow a cursor; a search
+by kind or subject follows its index. Only what a checkpoint covers is shown; entries that
+wait for their place in the tree are counted.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, get_args
+from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection, Select, func, select
 
 from affidavit.certificate import PublicKey
 from affidavit.certificate.log import MOST_LEAVES
-from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.audit import snapshot
-from affidavit.service.log.reader import NotLogged
-from affidavit.service.log.stored_tree import MAX_RANGE, RangeCheck, verify_range
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import PRIVATE, answer, page
-from affidavit.service.pages.audit_view import EXPORT, PAGE, Entry, Search, audit_view, entry_view
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.pages.kept_checkpoint import LONGEST, Held, NoCheckpoint, hold
-from affidavit.service.pages.wishes import is_data
+from affidavit.service.log.entries import EntryKind
+from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
+from affidavit.service.log.reader import LogReader, NotLogged
+from affidavit.service.log.stored_tree import MAX_RANGE, RangeCheck, last_checkpoint, verify_range
+from affidavit.service.pages.access import Auditor
+from affidavit.service.pages.checkpoint_upload import (
+    LONGEST,
+    CheckpointComparison,
+    InvalidCheckpoint,
+    compare_checkpoint,
+)
+from affidavit.service.pages.renderers import Rows, is_data, view_of
+from affidavit.service.pages.response import download, page, respond
+from affidavit.service.pages.text import capitalized, short, shortened
 from affidavit.service.problems import Problem
 from affidavit.service.routes.log_checkpoint import TEXT, not_logged
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
 
-Auditor = Annotated[Actor, page_actor(Scope.AUDIT)]
+KINDS: tuple[str, ...] = get_args(EntryKind)
+PAGE = 50
+EXPORT = 1000
+"""Entries on a page, and in one export."""
+MOST_WAITING = 1000
+_SUMMARY_FIELDS = 4
+_SUMMARY_LENGTH = 64
+_OF_CERTIFICATES = frozenset({"certificate", "refusal", "approval", "revocation"})
+_DULL = frozenset({"key_id", "expires_at", "digest", "envelope", "envelope_digest", "seq"})
+"""Fields that say little in a summary; the entry's own page has them."""
+
 Index = Annotated[int, Path(ge=0, le=MOST_LEAVES)]
 Text = Annotated[str, Field(max_length=255)]
 Number = Annotated[str, Field(max_length=20)]
 
 
-class Wanted(BaseModel):
-    """The parameters; an empty field of a form is one that was left out."""
+class AuditQuery(BaseModel):
+    """The parameters of ``/audit``; an empty field is the same as none."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,19 +71,106 @@ class Wanted(BaseModel):
     done: Text = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointView:
+    """The newest checkpoint, its signature verified."""
+
+    origin: str
+    size: int
+    root: str
+    signed_at: datetime | None
+    key_id: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An entry of the log; ``said`` summarizes its body.
+
+    ``page`` is the page of its subject, None if it has none.
+    """
+
+    index: int
+    kind: str
+    subject: str
+    actor: str
+    at: str
+    said: str
+    leaf_hash: str
+    page: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search of the log by kind or subject, before a place in it."""
+
+    kind: str = ""
+    subject: str = ""
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """A part of the log; ``next`` is where it goes on, None at its end.
+
+    ``checked`` is a range that was hashed again, ``held`` the saved checkpoint ``kept``
+    compared with the log; ``wrong`` and ``not_held`` say why there is none.
+    """
+
+    checkpoint: CheckpointView | None
+    waiting: int
+    search: Search
+    kinds: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    next: int | None
+    checked: RangeCheck | None = None
+    wrong: str = ""
+    kept: str = ""
+    held: CheckpointComparison | None = None
+    not_held: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvedEntry:
+    """One entry, the exact bytes that were hashed, and its inclusion proof."""
+
+    entry: Entry
+    content: str
+    proof: tuple[str, ...]
+    checkpoint: CheckpointView
+
+
 @page(router, "/audit")
 def audit(
-    request: Request, _: Auditor, services: TheServices, wanted: Annotated[Wanted, Query()]
+    request: Request, _: Auditor, services: TheServices, parameters: Annotated[AuditQuery, Query()]
 ) -> Response:
     """The newest entries, or those of a kind or about a subject."""
-    search = Search(kind=wanted.kind, subject=wanted.subject.strip(), before=wanted.before)
-    checked, wrong = _checked(services, wanted)
-    held, not_held = _held(services, wanted.kept)
+    search = Search(
+        kind=parameters.kind, subject=parameters.subject.strip(), before=parameters.before
+    )
+    checked, wrong = _checked_range(services, parameters)
+    held, not_held = _checkpoint_comparison(services, parameters.kept)
     limit = EXPORT if is_data(request) else PAGE
     with snapshot(services.engine) as connection:
-        view = audit_view(connection, search, limit, checked=checked, wrong=wrong)
-    view = replace(view, kept=wanted.kept, held=held, not_held=not_held)
-    return answer(
+        checkpoint = checkpoint_of(connection)
+        size = 0 if checkpoint is None else checkpoint.size
+        rows = connection.execute(_entries(search, size).limit(limit + 1)).all()
+        waiting = _waiting(connection)
+    cursor = "id" if search.kind or search.subject else "leaf_index"
+    view = Audit(
+        checkpoint=checkpoint,
+        waiting=waiting,
+        search=search,
+        kinds=KINDS,
+        entries=tuple(_entry(row.leaf_index, row.leaf_hash, row.content) for row in rows[:limit]),
+        next=getattr(rows[limit - 1], cursor) if len(rows) > limit else None,
+        checked=checked,
+        wrong=wrong,
+        kept=parameters.kept,
+        held=held,
+        not_held=not_held,
+    )
+    return respond(
         request,
         view,
         template="audit.html",
@@ -69,13 +181,12 @@ def audit(
 
 @router.get("/audit/checkpoint", include_in_schema=False, response_class=Response)
 def checkpoint(_: Auditor, services: TheServices) -> Response:
-    """The newest checkpoint as a file, to be kept somewhere else."""
+    """The newest checkpoint as a file, to be saved somewhere else."""
     try:
         note = services.log.latest().note
     except NotLogged as error:
         raise not_logged(error) from None
-    headers = {**PRIVATE, "Content-Disposition": 'attachment; filename="checkpoint.txt"'}
-    return Response(note, 200, headers, media_type=f"{TEXT}; charset=utf-8")
+    return download(note, f"{TEXT}; charset=utf-8", "checkpoint.txt")
 
 
 @page(router, "/audit/{index}")
@@ -83,39 +194,155 @@ def entry(request: Request, _: Auditor, services: TheServices, index: Index) -> 
     """One entry and its proof."""
     try:
         with snapshot(services.engine) as connection:
-            view = entry_view(services.log, connection, index)
+            view = proved_entry(services.log, connection, index)
     except NotLogged:
         raise Problem(404, "not_found", f"the log has no signed entry {index}.") from None
-    return answer(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
+    return respond(request, view, template="audit_entry.html", rows=Rows(Entry, (view.entry,)))
 
 
-def _checked(services: Services, wanted: Wanted) -> tuple[RangeCheck | None, str]:
-    """The stretch that was asked for, hashed again; or what is wrong with what was asked."""
-    if not wanted.start and not wanted.end:
+def proved_entry(log: LogReader, connection: Connection, index: int) -> ProvedEntry:
+    """The entry at ``index``, its proof verified; raises ``NotLogged``."""
+    proof = log.inclusion(index, None, None)
+    leaves = log.entries(index, index)
+    checkpoint = checkpoint_of(connection)
+    if not leaves or checkpoint is None:
+        raise NotLogged(f"the first {proof.size} entries of the log have no such leaf")
+    return ProvedEntry(
+        entry=_entry(index, leaves[0].leaf_hash, leaves[0].content),
+        content=leaves[0].content,
+        proof=tuple(hash_.hex() for hash_ in proof.hashes),
+        checkpoint=checkpoint,
+    )
+
+
+def checkpoint_of(connection: Connection) -> CheckpointView | None:
+    """The newest checkpoint; raises ``LogDamaged`` if its signature is wrong."""
+    signed = last_checkpoint(connection)
+    if signed is None:
+        return None
+    return view_of(
+        CheckpointView,
+        signed.checkpoint,
+        root=signed.checkpoint.root_hash.hex(),
+        key_id=signed.key.key_id,
+        note=signed.note,
+    )
+
+
+def _entries(search: Search, size: int) -> Select[Any]:
+    columns = (
+        log_leaves.c.leaf_index,
+        log_leaves.c.leaf_hash,
+        log_entries.c.content,
+        log_entries.c.id,
+    )
+    query = select(*columns).select_from(log_leaves.join(log_entries))
+    query = query.where(log_leaves.c.leaf_index < size)
+    if not search.kind and not search.subject:
+        if search.before is not None:
+            query = query.where(log_leaves.c.leaf_index < search.before)
+        return query.order_by(log_leaves.c.leaf_index.desc())
+    if search.kind:
+        query = query.where(log_entries.c.kind == search.kind)
+    if search.subject:
+        query = query.where(log_entries.c.subject == search.subject)
+    if search.before is not None:
+        query = query.where(log_entries.c.id < search.before)
+    return query.order_by(log_entries.c.id.desc())
+
+
+def _waiting(connection: Connection) -> int:
+    """Entries without a place in the tree, counted up to a bound."""
+    some = select(log_pending.c.entry_id).limit(MOST_WAITING + 1).subquery()
+    return int(connection.execute(select(func.count()).select_from(some)).scalar_one())
+
+
+def _entry(index: int, leaf: bytes, content: str) -> Entry:
+    entry: Mapping[str, Any] = json.loads(content)
+    return view_of(
+        Entry,
+        entry,
+        index=index,
+        said=_summary(entry["body"]),
+        leaf_hash=bytes(leaf).hex(),
+        page=_page(entry["kind"], entry["subject"], entry["body"]),
+    )
+
+
+def _page(kind: str, subject: str, body: Mapping[str, Any]) -> str | None:
+    """The page of the subject of an entry.
+
+    >>> _page("run", "4dd9a3c5", {}), _page("budget", "digits/example/add_remove", {})
+    ('/runs/4dd9a3c5', '/datasets/digits?ledger=example/add_remove')
+    """
+    if kind in _OF_CERTIFICATES:
+        return f"/certificates/{quote(subject, safe=':')}"
+    match kind:
+        case "run":
+            return f"/runs/{quote(subject, safe='')}"
+        case "budget" if subject.count("/") == 2:
+            dataset, ledger = subject.split("/", 1)
+            return f"/datasets/{quote(dataset, safe='')}?ledger={quote(ledger)}"
+        case "policy" if isinstance(body.get("name"), str) and isinstance(body.get("version"), int):
+            return f"/policies/{quote(body['name'], safe='')}/{body['version']}"
+        case "waiver":
+            return "/waivers"
+        case "keyset":
+            return "/keys"
+    return None
+
+
+def _summary(body: Mapping[str, Any]) -> str:
+    """The first few plain fields of a body, in one line.
+
+    >>> _summary({"action": "created", "name": "ci", "scopes": ["submit"]})
+    'action created, name ci'
+    """
+    plain = [
+        f"{name.replace('_', ' ')} {_plain(value)}"
+        for name, value in body.items()
+        if isinstance(value, str | int | float) and name not in _DULL and value != ""
+    ]
+    return ", ".join(plain[:_SUMMARY_FIELDS])
+
+
+def _plain(value: str | float) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = str(value)
+    return short(text) if text.startswith("sha256:") else shortened(text, _SUMMARY_LENGTH + 1)
+
+
+def _checked_range(services: Services, query: AuditQuery) -> tuple[RangeCheck | None, str]:
+    """The requested range, hashed again; or what is wrong with the request."""
+    if not query.start and not query.end:
         return None, ""
-    start, end = (_number(text) for text in (wanted.start, wanted.end))
+    start, end = (_number(text) for text in (query.start, query.end))
     if start is None or end is None or end < start:
-        return None, "Give the first and the last entry as whole numbers, the first not larger."
+        return None, "Enter the first and the last entry as whole numbers, the first not larger."
     if end - start >= MAX_RANGE:
-        return None, f"At most {MAX_RANGE:,} entries are hashed at a time; give a shorter stretch."
+        return (
+            None,
+            f"At most {MAX_RANGE:,} entries can be verified at a time; choose a shorter range.",
+        )
     try:
         with snapshot(services.engine) as connection:
             return verify_range(connection, start, end), ""
     except ValueError as error:
-        said = str(error)
-        return None, f"{said[0].upper()}{said[1:]}."
+        return None, f"{capitalized(str(error))}."
 
 
-def _held(services: Services, kept: str) -> tuple[Held | None, str]:
-    """The checkpoint that was given, held to the log; or why that cannot be done."""
-    if not kept.strip():
+def _checkpoint_comparison(
+    services: Services, text: str
+) -> tuple[CheckpointComparison | None, str]:
+    """The saved checkpoint compared with the log; or why that is not possible."""
+    if not text.strip():
         return None, ""
     records = [*services.store.keys(), *services.keyring.public_records()]
     try:
-        return hold(kept, services.log, map(PublicKey.from_record, records)), ""
-    except NoCheckpoint as error:
-        said = str(error)
-        return None, f"{said[0].upper()}{said[1:]}."
+        return compare_checkpoint(text, services.log, map(PublicKey.from_record, records)), ""
+    except InvalidCheckpoint as error:
+        return None, f"{capitalized(str(error))}."
 
 
 def _number(text: str) -> int | None:

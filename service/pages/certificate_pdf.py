@@ -19,7 +19,7 @@ from fpdf import FPDF, XPos, YPos
 from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule, Scale, is_shown
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
-from affidavit.service.pages.verification_view import VERIFY
+from affidavit.service.pages.verification import VERIFY
 
 SYMBOLS = {
     "ε": "e",
@@ -168,7 +168,7 @@ def _head(made: _Document, view: CertificateView) -> None:
     made.ln(1)
     made.say(view.sentence, HEADING, "B")
     if view.standing is not None:
-        made.say(f"IT MAY NOT BE USED: {view.standing}", BODY, "B")
+        made.say(f"DO NOT USE: {view.standing}", BODY, "B")
     for waived in view.waived:
         made.say(
             f"Waived: {waived.code}. {waived.message} {waived.granted_by} let it pass for "

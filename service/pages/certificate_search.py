@@ -1,10 +1,11 @@
-"""What the list of certificates shows: a search, its facets and their counts.
+"""The list of certificates: a search, its facets and their counts.
 
-A search is by beginnings: of a certificate's id or its plan's digest where it is hexadecimal,
+A search matches beginnings: of a certificate's id or its plan's digest if it is hexadecimal,
 else of a plan's or data set's name. Facets narrow it further, and each value of a facet is
 counted with the other facets as they are. Only the newest ``COUNTED`` are counted, so that a page
-costs the same however many certificates there are; pages are cut by place. The newest stand first,
-and of those that have ended the last to end; where a team or a mechanism is asked for, the newest.
+costs the same however many certificates there are; pages are cut by place. The newest come first;
+a list of expired certificates begins with the last to expire, unless it is of one team or
+mechanism.
 
 ε bands are by the certified upper bound and say nothing about δ, adjacency or unit: two
 certificates of one band may not mean the same.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import isfinite
 from typing import Annotated, Any, Literal, get_args
@@ -33,7 +34,6 @@ from sqlalchemy import (
     tuple_,
 )
 
-from affidavit.accountants import decimal_up
 from affidavit.plan import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.keysets.keyset_tables import revoked_keys
@@ -46,15 +46,16 @@ from affidavit.service.lifecycle.standing import (
     key_revoked_at,
     status_at,
 )
-from affidavit.service.pages.one_of import one_of
+from affidavit.service.pages.renderers import view_of
 from affidavit.service.pages.saved_views import SavedView
+from affidavit.service.pages.text import up
+from affidavit.service.sql import any_of
 from affidavit.service.tables import certificate_facets, certificates
 
 LISTED = 50
 COUNTED = 2000
 """The newest certificates that are counted; where there are more the page says so."""
 SOON = timedelta(days=30)
-DIGITS = 6
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _CURSOR = (str, bool)
 
@@ -84,37 +85,30 @@ _LIMITS: dict[Band, tuple[float, float]] = {
 }
 
 
-def _nothing(value: Any) -> Any:
-    """A field of a form that was left empty is none."""
-    return None if value == "" else value
+EMPTY = BeforeValidator(lambda value: None if value == "" else value)
+"""An empty field of a form is None."""
 
 
-class Wanted(BaseModel):
-    """The parameters of the page; one that is not known is refused, not passed over."""
+class CertificateSearch(BaseModel):
+    """The parameters of the page; an unknown one is refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    q: Annotated[Annotated[str, Field(max_length=128)] | None, BeforeValidator(_nothing)] = None
-    dataset: Annotated[Annotated[str, Field(max_length=64)] | None, BeforeValidator(_nothing)] = (
-        None
-    )
-    requester: Annotated[
-        Annotated[str, Field(max_length=255)] | None, BeforeValidator(_nothing)
-    ] = None
-    verdict: Annotated[Verdict | None, BeforeValidator(_nothing)] = None
-    standing: Annotated[Standing | None, BeforeValidator(_nothing)] = None
-    epsilon: Annotated[Band | None, BeforeValidator(_nothing)] = None
-    mechanism: Annotated[OptimizerName | None, BeforeValidator(_nothing)] = None
-    ends: Annotated[Ends | None, BeforeValidator(_nothing)] = None
-    cursor: Annotated[Annotated[str, Field(max_length=512)] | None, BeforeValidator(_nothing)] = (
-        None
-    )
+    q: Annotated[str | None, Field(max_length=128), EMPTY] = None
+    dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
+    requester: Annotated[str | None, Field(max_length=255), EMPTY] = None
+    verdict: Annotated[Verdict | None, EMPTY] = None
+    standing: Annotated[Standing | None, EMPTY] = None
+    epsilon: Annotated[Band | None, EMPTY] = None
+    mechanism: Annotated[OptimizerName | None, EMPTY] = None
+    ends: Annotated[Ends | None, EMPTY] = None
+    cursor: Annotated[str | None, Field(max_length=512), EMPTY] = None
 
     @property
-    def narrowing(self) -> dict[str, str]:
+    def filters(self) -> dict[str, str]:
         """What narrows the list, by the name of its parameter."""
-        given = self.model_dump(exclude_none=True, exclude={"cursor"})
-        return {name: str(value) for name, value in given.items()}
+        values = self.model_dump(exclude_none=True, exclude={"cursor"})
+        return {name: str(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,38 +168,40 @@ class CertificateList:
     views: tuple[SavedView, ...] = ()
 
 
-def certificate_list(connection: Connection, wanted: Wanted, now: datetime) -> CertificateList:
-    """The page that is ``wanted``; raises ``InvalidCursor``."""
+def certificate_list(
+    connection: Connection, search: CertificateSearch, now: datetime
+) -> CertificateList:
+    """The page of ``search``; raises ``InvalidCursor``."""
     keys = select(revoked_keys.c.key_id).where(revoked_keys.c.since <= now)
-    revoked = connection.scalars(keys).all() if wanted.standing == "key_revoked" else ()
-    rows = connection.execute(page_query(wanted, now, revoked)).mappings().all()
+    revoked = connection.scalars(keys).all() if search.standing == "key_revoked" else ()
+    rows = connection.execute(page_query(search, now, revoked)).mappings().all()
     shown = rows[:LISTED]
     last = shown[-1] if len(rows) > LISTED else None
-    rest = wanted.model_copy(update=dict.fromkeys(_VALUES))
+    rest = search.model_copy(update=dict.fromkeys(_VALUES))
     tally = _tally(connection, tally_query(rest, now, revoked))
-    # Of the newest there may be few that are wanted: those are counted for themselves.
+    # Few of the newest may match the search: those are counted by themselves.
     exact = tally
-    if tally.cut and rest != wanted:
-        exact = _tally(connection, tally_query(wanted, now, revoked))
+    if tally.cut and rest != search:
+        exact = _tally(connection, tally_query(search, now, revoked))
     return CertificateList(
-        order=_time(wanted),
+        order=_time(search),
         lines=tuple(_line(row) for row in shown),
-        total=exact.with_each(wanted.narrowing),
-        facets=tuple(_facets(wanted, tally)),
-        wanted=wanted.narrowing,
+        total=exact.with_each(search.filters),
+        facets=tuple(_facets(search, tally)),
+        wanted=search.filters,
         next=None
         if last is None
-        else cursor_at(last[_time(wanted)], last["id"], last["untrusted"]),
+        else cursor_at(last[_time(search)], last["id"], last["untrusted"]),
     )
 
 
-def page_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+def page_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
     """The rows of a page and one more, in their order.
 
     ``revoked`` are the ids of keys: the database knows how many rows each of them signed, and
     reads by the key or by the time.
     """
-    place = _place(wanted)
+    place = _place(search)
     facets = certificate_facets.c
     query = (
         select(
@@ -215,27 +211,27 @@ def page_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[
             status_at(now).label("status"),
         )
         .select_from(_joined(outer=True))
-        .where(*_conditions(wanted, now, revoked))
+        .where(*_conditions(search, now, revoked))
     )
-    if wanted.cursor is not None:
-        after = read_cursor(wanted.cursor, *_CURSOR)
+    if search.cursor is not None:
+        after = read_cursor(search.cursor, *_CURSOR)
         types = [column.type for column in place]
         query = query.where(tuple_(*place) < tuple_(*after, types=types))
     return query.order_by(*(column.desc() for column in place)).limit(LISTED + 1)
 
 
-def tally_query(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> Select[Any]:
+def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]) -> Select[Any]:
     """How many of each verdict, band and end there are together, of the newest ``COUNTED``."""
-    kept = certificates.c
+    columns = certificates.c
     newest = (
         select(
-            kept.verdict.label("verdict"),
-            _band_of(kept.epsilon_upper).label("epsilon"),
-            _end_of(kept.not_after, now).label("ends"),
+            columns.verdict.label("verdict"),
+            _band_of(columns.epsilon_upper).label("epsilon"),
+            _end_of(columns.not_after, now).label("ends"),
         )
-        .select_from(_joined(outer=False) if _by_facets(wanted) else certificates)
-        .where(*_conditions(wanted, now, revoked))
-        .order_by(_place(wanted)[0].desc())
+        .select_from(_joined(outer=False) if _by_facets(search) else certificates)
+        .where(*_conditions(search, now, revoked))
+        .order_by(_place(search)[0].desc())
         .limit(COUNTED + 1)
         .subquery()
     )
@@ -259,23 +255,23 @@ _COLUMNS = (
 )
 
 
-def _by_facets(wanted: Wanted) -> bool:
-    return wanted.mechanism is not None or wanted.requester is not None
+def _by_facets(search: CertificateSearch) -> bool:
+    return search.mechanism is not None or search.requester is not None
 
 
-def _place(wanted: Wanted) -> tuple[ColumnElement[Any], ...]:
+def _place(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
     """What a list is in the order of, in the table whose index reads no more than it shows."""
-    kept, facets = certificates.c, certificate_facets.c
-    if _by_facets(wanted):
+    columns, facets = certificates.c, certificate_facets.c
+    if _by_facets(search):
         return facets.created_at, facets.certificate_id, facets.untrusted
-    return kept[_time(wanted)], kept.id, kept.untrusted
+    return columns[_time(search)], columns.id, columns.untrusted
 
 
-def _time(wanted: Wanted) -> Time:
+def _time(search: CertificateSearch) -> Time:
     """The column of the times that a list is in the order of."""
     # What has ended lies far back among what was made.
-    ended = wanted.ends == "over" or wanted.standing == "expired"
-    return "not_after" if ended and not _by_facets(wanted) else "created_at"
+    ended = search.ends == "over" or search.standing == "expired"
+    return "not_after" if ended and not _by_facets(search) else "created_at"
 
 
 def _joined(*, outer: bool) -> Any:
@@ -288,35 +284,37 @@ def _joined(*, outer: bool) -> Any:
     return certificates.join(certificate_facets, same, isouter=outer)
 
 
-def _conditions(wanted: Wanted, now: datetime, revoked: Sequence[str]) -> list[ColumnElement[bool]]:
-    found: list[ColumnElement[bool]] = [~SUPERSEDED]
-    kept, facets = certificates.c, certificate_facets.c
+def _conditions(
+    search: CertificateSearch, now: datetime, revoked: Sequence[str]
+) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [~SUPERSEDED]
+    columns, facets = certificates.c, certificate_facets.c
     for column, value in (
-        (kept.verdict, wanted.verdict),
-        (kept.dataset, wanted.dataset),
-        (facets.mechanism, wanted.mechanism),
-        (facets.requester, wanted.requester),
+        (columns.verdict, search.verdict),
+        (columns.dataset, search.dataset),
+        (facets.mechanism, search.mechanism),
+        (facets.requester, search.requester),
     ):
         if value is not None:
-            found.append(column == value)
-    if wanted.q is not None:
-        found.append(_begins(wanted.q.strip()))
-    if wanted.epsilon is not None:
-        found.append(_banded(wanted.epsilon))
-    if wanted.ends is not None:
-        found += _ending(wanted.ends, now)
-    if wanted.standing is not None:
-        found += _standing(wanted.standing, now, revoked)
-    return found
+            conditions.append(column == value)
+    if search.q is not None:
+        conditions.append(_begins(search.q.strip()))
+    if search.epsilon is not None:
+        conditions.append(_banded(search.epsilon))
+    if search.ends is not None:
+        conditions += _ending(search.ends, now)
+    if search.standing is not None:
+        conditions += _standing(search.standing, now, revoked)
+    return conditions
 
 
 def _begins(text: str) -> ColumnElement[bool]:
-    kept = certificates.c
-    if found := _HEX.fullmatch(text):
-        start = f"sha256:{found[1]}"
-        return or_(*(column.startswith(start) for column in (kept.id, kept.plan_digest)))
-    columns = (kept.name, kept.dataset)
-    return or_(*(column.startswith(text, autoescape=True) for column in columns))
+    columns = certificates.c
+    if match := _HEX.fullmatch(text):
+        start = f"sha256:{match[1]}"
+        return or_(*(column.startswith(start) for column in (columns.id, columns.plan_digest)))
+    names = (columns.name, columns.dataset)
+    return or_(*(column.startswith(text, autoescape=True) for column in names))
 
 
 def _banded(band: Band) -> ColumnElement[bool]:
@@ -351,39 +349,33 @@ def _standing(
     standing: Standing, now: datetime, revoked: Sequence[str]
 ) -> list[ColumnElement[bool]]:
     """As ``status_at`` has it, in parts of which each has its index."""
-    kept = certificates.c
-    waits = kept.approvals_given < kept.approvals_required
+    columns = certificates.c
+    waits = columns.approvals_given < columns.approvals_required
     undecided = [~REVOKED, ~REJECTED, ~key_revoked_at(now)]
     match standing:
         case "revoked":
-            return [one_of(kept.id, select(revocations.c.certificate_id)), REVOKED]
+            return [any_of(columns.id, select(revocations.c.certificate_id)), REVOKED]
         case "rejected":
             rejected = select(approvals.c.certificate_id).where(approvals.c.decision == "reject")
-            return [one_of(kept.id, rejected), ~REVOKED, REJECTED]
+            return [any_of(columns.id, rejected), ~REVOKED, REJECTED]
         case "key_revoked":
-            return [kept.key_id.in_(revoked), ~REVOKED, ~REJECTED]
+            return [columns.key_id.in_(revoked), ~REVOKED, ~REJECTED]
         case "expired":
-            return [*undecided, kept.not_after < now]
+            return [*undecided, columns.not_after < now]
         case "awaiting_approval":
-            return [*undecided, kept.not_after >= now, waits]
+            return [*undecided, columns.not_after >= now, waits]
         case "active":
-            return [*undecided, kept.not_after >= now, ~waits]
+            return [*undecided, columns.not_after >= now, ~waits]
 
 
 def _line(row: RowMapping) -> CertificateLine:
-    same = {name: row[name] for name in CertificateLine.__dataclass_fields__ if name in row}
-    return CertificateLine(
-        **{
-            **same,
-            "status": Status(row["status"]),
-            "epsilon_at_most": _up(row["epsilon_upper"]),
-            "delta": _up(row["delta"]),
-        }
+    return view_of(
+        CertificateLine,
+        row,
+        status=Status(row["status"]),
+        epsilon_at_most=up(row["epsilon_upper"]),
+        delta=up(row["delta"]),
     )
-
-
-def _up(value: float | None) -> str | None:
-    return None if value is None else decimal_up(value, DIGITS)
 
 
 # ---- facets -------------------------------------------------------------------------
@@ -423,8 +415,8 @@ def _tally(connection: Connection, query: Select[Any]) -> _Tally:
     return _Tally(numbers=numbers, cut=sum(numbers.values()) > COUNTED)
 
 
-def _facets(wanted: Wanted, tally: _Tally) -> Iterator[Facet]:
-    chosen = wanted.narrowing
+def _facets(search: CertificateSearch, tally: _Tally) -> Iterator[Facet]:
+    chosen = search.filters
     for name, (label, values) in _VALUES.items():
         yield Facet(
             name=name,
@@ -439,8 +431,3 @@ def _facets(wanted: Wanted, tally: _Tally) -> Iterator[Facet]:
                 for value, text in values.items()
             ),
         )
-
-
-def with_views(found: CertificateList, views: tuple[SavedView, ...]) -> CertificateList:
-    """``found`` with what somebody keeps."""
-    return replace(found, views=views)

@@ -1,7 +1,7 @@
-"""What the page of one certificate shows, read off its signed bytes and from beside them.
+"""One certificate as its page shows it.
 
-Numbers of the guarantee are those that were signed, shortened outward. What may change, where
-it stands, who approved, which runs used it, is read from the database at the same time.
+The numbers of the guarantee are the signed ones, rounded outward. What changes after signing,
+its status, approvals and runs, is read from the database at the same time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate.log import Inclusion
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.history import history
@@ -20,22 +19,93 @@ from affidavit.service.lifecycle.issuing import statement_of
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.pages.certificate_standing import (
-    IssueShown,
-    WaivedShown,
-    issue_shown,
-    standing,
-    waived_shown,
-)
-from affidavit.service.pages.checklist import ADJACENCIES, Item, checklist
-from affidavit.service.pages.run_view import record_said
-from affidavit.service.pages.verification_view import Verification, trusted, verification
+from affidavit.service.pages.checklist import Item, checklist
+from affidavit.service.pages.renderers import view_of
+from affidavit.service.pages.runs import read_provenance
+from affidavit.service.pages.text import ADJACENCIES, down, up
+from affidavit.service.pages.verification import Verification, trusted_keys, verification
 from affidavit.service.runs import rows
 from affidavit.service.runs.rows import Run
 from affidavit.service.services import Services
 from affidavit.service.store import StoredCertificate
 
-DIGITS = 6
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaivedRule:
+    """A rule of the policy that this certificate breaks with a waiver."""
+
+    code: str
+    message: str
+    waiver: str
+    reason: str
+    owner: str
+    granted_by: str
+    expires: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IssueView:
+    """One issue of this certificate with the decisions about it."""
+
+    issue: int
+    untrusted: bool
+    status: str
+    verdict: str
+    envelope_digest: str
+    key_id: str
+    created_at: str
+    not_after: str
+    required: int
+    decisions: tuple[dict[str, Any], ...]
+    revocation: dict[str, Any] | None
+
+    @property
+    def rejection(self) -> dict[str, Any] | None:
+        """The decision that rejected it."""
+        return next(
+            (decision for decision in self.decisions if decision["decision"] == "reject"), None
+        )
+
+
+def standing(certificate: StoredCertificate, issues: tuple[IssueView, ...]) -> str | None:
+    """Why the certificate may not be used, and what to do; None if it may."""
+    match certificate.status:
+        case Status.AWAITING_APPROVAL:
+            given, required = certificate.approvals_given, certificate.approvals_required
+            return f"It has {given} of {required} required approvals."
+        case Status.EXPIRED:
+            return f"It expired on {certificate.not_after:%Y-%m-%d}; submit the plan again."
+        case Status.KEY_REVOKED:
+            return "The key that signed it was revoked; submit the plan again."
+        case Status.SUPERSEDED:
+            return "A later issue supersedes it."
+        case Status.REVOKED:
+            return _because(issues, "revocation", "Revoked by {revoked_by}: {reason} ({code}).")
+        case Status.REJECTED:
+            return _because(issues, "rejection", "Rejected by {approver}: {comment}")
+        case Status.ACTIVE:
+            return None
+
+
+def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
+    for issue in issues:
+        decision = issue.revocation if what == "revocation" else issue.rejection
+        if decision is not None:
+            return words.format(**{"comment": "no reason was given", **decision})
+    return words.split(" by ", maxsplit=1)[0] + "."
+
+
+def _issue(issue: Mapping[str, Any]) -> IssueView:
+    """An issue as the history of a certificate has it."""
+    approvals = issue["approvals"]
+    return view_of(
+        IssueView,
+        issue,
+        required=approvals["required"],
+        decisions=tuple(approvals["decisions"]),
+    )
+
+
 MOST_RUNS = 20
 UNITS = {"example": "record", "user": "user"}
 
@@ -56,7 +126,7 @@ class Guarantee:
 
     @property
     def words(self) -> str:
-        """The guarantee in one line, with everything that it means nothing without."""
+        """The guarantee in one line, with everything that gives the number its meaning."""
         chance = "" if self.confidence is None else f" with confidence {self.confidence}"
         return (
             f"ε ≤ {self.epsilon_at_most} at δ = {self.delta}{chance} "
@@ -87,8 +157,8 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReasonShown:
-    """Why nothing, or not this, may be claimed; and what to do."""
+class ReasonView:
+    """Why a plan was not certified, and what to do."""
 
     code: str
     pointer: str
@@ -97,8 +167,8 @@ class ReasonShown:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunShown:
-    """A run of this certificate, and the weights that came of it."""
+class RunView:
+    """A run of this certificate, and the weights that it released."""
 
     id: str
     state: str
@@ -128,7 +198,7 @@ class CertificateView:
     strategies: tuple[dict[str, Any], ...]
     engines: tuple[Engine, ...]
     agreement: str
-    reasons: tuple[ReasonShown, ...]
+    reasons: tuple[ReasonView, ...]
     warnings: tuple[dict[str, str], ...]
     plan: dict[str, Any]
     plan_digest: str
@@ -136,7 +206,7 @@ class CertificateView:
     mechanism: str
     claim: str | None
     policy: dict[str, Any]
-    waived: tuple[WaivedShown, ...]
+    waived: tuple[WaivedRule, ...]
     ledger: dict[str, Any] | None
     requester: str
     created_at: datetime
@@ -147,8 +217,8 @@ class CertificateView:
     tree_size: int | None
     verification: Verification
     checklist: tuple[Item, ...]
-    runs: tuple[RunShown, ...]
-    issues: tuple[IssueShown, ...]
+    runs: tuple[RunView, ...]
+    issues: tuple[IssueView, ...]
     may_be_approved: bool
 
     @property
@@ -163,84 +233,80 @@ class CertificateView:
 
 
 def certificate_view(
-    services: Services, found: StoredCertificate, now: datetime
+    services: Services, certificate: StoredCertificate, now: datetime
 ) -> CertificateView:
-    """The page of ``found``."""
-    predicate = statement_of(found)["predicate"]
+    """The page of ``certificate``."""
+    predicate = statement_of(certificate)["predicate"]
     with services.engine.connect() as connection:
-        wanted = rows.Filters(certificate_id=found.id)
-        runs = rows.page(connection, wanted, None, MOST_RUNS)
-    place = _place(services, found)
+        filters = rows.Filters(certificate_id=certificate.id)
+        runs = rows.page(connection, filters, None, MOST_RUNS)
+    place = _place(services, certificate)
     plan = predicate["plan"]
-    issues = tuple(issue_shown(item) for item in history(services.engine, found.id))
-    said = standing(found, issues)
-    revoked = said if found.status is Status.REVOKED else None
-    bundle = with_inclusion(services.log, found.bundle)
+    issues = tuple(_issue(issue) for issue in history(services.engine, certificate.id))
+    unusable = standing(certificate, issues)
+    revoked = unusable if certificate.status is Status.REVOKED else None
+    bundle = with_inclusion(services.log, certificate.bundle)
     guarantee = _guarantee(predicate)
     engines = _engines(predicate)
     conformant = next((run.id for run in runs if run.state == "settled"), None)
-    return CertificateView(
-        id=found.id,
-        issue=found.issue,
-        untrusted=found.untrusted,
-        name=found.name,
-        verdict=found.verdict,
-        status=found.status,
+    return view_of(
+        CertificateView,
+        certificate,
         sentence=sentence(predicate, guarantee),
-        standing=said,
+        standing=unusable,
         guarantee=guarantee,
         joint_noise=predicate["noise_multiplier"]["joint"],
-        noise=tuple(_noise(entry) for entry in predicate["noise_multiplier"]["releases"]),
+        noise=tuple(map(_noise, predicate["noise_multiplier"]["releases"])),
         sampling=tuple(predicate["sampling"]),
         strategies=tuple(predicate["strategies"]),
         engines=engines,
         agreement=agreement(engines),
-        reasons=tuple(_reason(element) for element in predicate["reasons"]),
+        reasons=tuple(
+            view_of(ReasonView, {"pointer": "", "remedy": "", **reason})
+            for reason in predicate["reasons"]
+        ),
         warnings=tuple(predicate["warnings"]),
         plan=plan,
-        plan_digest=found.plan_digest,
-        dataset=found.dataset,
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
         claim=_claim(plan),
         policy=dict(predicate["policy"]),
-        waived=tuple(waived_shown(member) for member in predicate["waived"]),
+        waived=tuple(
+            view_of(WaivedRule, {**rule["waiver"], **rule}, waiver=rule["waiver"]["id"])
+            for rule in predicate["waived"]
+        ),
         ledger=predicate.get("ledger"),
         requester=predicate["requester"],
-        created_at=found.created_at,
-        not_after=found.not_after,
-        key_id=found.key_id,
-        envelope_digest=found.envelope_digest,
         leaf=None if place is None else place.leaf_index,
         tree_size=None if place is None else place.tree_size,
-        verification=verification(bundle, trusted(services), now, revoked),
+        verification=verification(bundle, trusted_keys(services), now, revoked),
         checklist=checklist(predicate, conformant),
-        runs=tuple(_run(item) for item in runs),
+        runs=tuple(map(_run, runs)),
         issues=issues,
-        may_be_approved=found.status is Status.AWAITING_APPROVAL,
+        may_be_approved=certificate.status is Status.AWAITING_APPROVAL,
     )
 
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
-    """The verdict in one sentence; a lower bound is never its answer."""
+    """The verdict in one sentence; it never claims a lower bound."""
     codes = [item["code"] for item in predicate["reasons"]]
     by_policy = refused_by_policy(predicate["verdict"], codes)
     match predicate["verdict"]:
         case "certified" if guarantee is not None:
             return f"Certified: {guarantee.words}."
         case "under_noised" if guarantee is not None:
-            asked = _asked(predicate["plan"], guarantee)
-            return f"Too little noise: only {guarantee.words} is proved, and {asked}."
+            target = _target(predicate["plan"], guarantee)
+            return f"Under-noised: only {guarantee.words} is proved, and {target}."
         case "refused" if guarantee is not None and by_policy:
-            return f"Refused by the policy, though {guarantee.words} is proved."
+            return f"Refused by the policy, although {guarantee.words} is proved."
         case "undecided":
-            return "Undecided: independent engines contradict each other, and nothing is claimed."
+            return "Undecided: independent engines contradict each other, so nothing is certified."
         case _:
-            return "Refused: nothing may be claimed about this plan."
+            return "Refused: no guarantee can be certified for this plan."
 
 
-def _asked(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
+def _target(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
     if guarantee.target_epsilon is not None:
-        return f"ε = {guarantee.target_epsilon} is asked"
+        return f"the target is ε = {guarantee.target_epsilon}"
     claimed = _claim(plan)
     return "more is claimed" if claimed is None else f"ε = {claimed} is claimed"
 
@@ -248,109 +314,92 @@ def _asked(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
 def agreement(engines: tuple[Engine, ...]) -> str:
     """How the engines agree, in one sentence."""
     if not engines:
-        return "No engine was asked: the plan was refused before any accounting."
+        return "No engine ran: the plan was refused before accounting."
     if len(engines) == 1:
-        return "One engine covers this plan; there is no independent second opinion."
+        return "One engine supports this plan; there is no independent second opinion."
     others = [engine for engine in engines if not engine.decides]
     if all(other.agrees == "meets" for other in others):
-        return f"{len(engines)} independent engines agree: their brackets of ε meet."
+        return f"{len(engines)} independent engines agree: their brackets of ε overlap."
     return (
-        "The engines agree to within the documented accuracy of the second; where brackets do not "
-        "meet, the one that decides is ours, which is proved on both sides."
+        "The engines agree within the documented accuracy of the second. Where brackets do not "
+        "overlap, ours decides, which is proved on both sides."
     )
 
 
 def _guarantee(predicate: Mapping[str, Any]) -> Guarantee | None:
-    said = predicate["guarantee"]
-    if said is None:
+    guarantee = predicate["guarantee"]
+    if guarantee is None:
         return None
     return Guarantee(
-        epsilon_at_most=_up(said["epsilon"]["upper"]),
-        epsilon_at_least=_down(said["epsilon"]["lower"]),
-        delta=_up(said["delta"]["upper"]),
-        adjacency=ADJACENCIES.get(said["adjacency"], said["adjacency"]),
-        unit=UNITS.get(said["unit"], said["unit"]),
-        confidence=said.get("confidence"),
-        target_epsilon=_shown(said["target"]["epsilon"]),
-        target_delta=_shown(said["target"]["delta"]),
-        mu=None if said["mu"] is None else _up(said["mu"]),
+        epsilon_at_most=up(guarantee["epsilon"]["upper"]),
+        epsilon_at_least=down(guarantee["epsilon"]["lower"]),
+        delta=up(guarantee["delta"]["upper"]),
+        adjacency=ADJACENCIES.get(guarantee["adjacency"], guarantee["adjacency"]),
+        unit=UNITS.get(guarantee["unit"], guarantee["unit"]),
+        confidence=guarantee.get("confidence"),
+        target_epsilon=_rounded(guarantee["target"]["epsilon"]),
+        target_delta=_rounded(guarantee["target"]["delta"]),
+        mu=up(guarantee["mu"]),
     )
 
 
-def _noise(said: Mapping[str, Any]) -> Noise:
-    name = said["name"] if "phase" not in said else f"phase {said['phase'] + 1}, {said['name']}"
+def _noise(release: Mapping[str, Any]) -> Noise:
+    phase = f"phase {release['phase'] + 1}, " if "phase" in release else ""
     return Noise(
-        release=name,
-        blocks=said["count"],
-        given=None if said["given"] is None else _down(said["given"], 7),
-        required=None if said["required"] is None else _up(said["required"], 7),
+        release=f"{phase}{release['name']}",
+        blocks=release["count"],
+        given=down(release["given"], 7),
+        required=up(release["required"], 7),
     )
 
 
 def _engines(predicate: Mapping[str, Any]) -> tuple[Engine, ...]:
-    said = predicate["accountants"]
+    accountants = predicate["accountants"]
     return tuple(
         Engine(
-            name=each["name"],
-            version=each["version"],
-            at_least=_down(each["epsilon"]["lower"], 8),
-            at_most=_up(each["epsilon"]["upper"], 8),
+            name=accountant["name"],
+            version=accountant["version"],
+            at_least=down(accountant["epsilon"]["lower"], 8),
+            at_most=up(accountant["epsilon"]["upper"], 8),
             decides=number == 0,
-            agrees="decides" if number == 0 else _meets(said[0]["epsilon"], each["epsilon"]),
+            agrees=_agrees(accountants[0]["epsilon"], accountant["epsilon"])
+            if number
+            else "decides",
         )
-        for number, each in enumerate(said)
+        for number, accountant in enumerate(accountants)
     )
 
 
-def _meets(one: Mapping[str, str], other: Mapping[str, str]) -> str:
+def _agrees(one: Mapping[str, str], other: Mapping[str, str]) -> str:
     apart = float(one["upper"]) < float(other["lower"]) or float(other["upper"]) < float(
         one["lower"]
     )
     return "near" if apart else "meets"
 
 
-def _reason(said: Mapping[str, Any]) -> ReasonShown:
-    return ReasonShown(
-        code=said["code"],
-        pointer=said.get("pointer", ""),
-        message=said["message"],
-        remedy=said.get("remedy", ""),
-    )
-
-
 def _claim(plan: Mapping[str, Any]) -> str | None:
-    said = (plan.get("claim") or {}).get("epsilon")
-    return None if said is None else str(said)
+    epsilon = (plan.get("claim") or {}).get("epsilon")
+    return None if epsilon is None else str(epsilon)
 
 
-def _place(services: Services, found: StoredCertificate) -> Inclusion | None:
+def _place(services: Services, certificate: StoredCertificate) -> Inclusion | None:
     try:
-        return services.log.inclusion_of(found.bundle)
+        return services.log.inclusion_of(certificate.bundle)
     except LogDamaged:
         return None
 
 
-def _run(run: Run) -> RunShown:
+def _run(run: Run) -> RunView:
     outcome = run.outcome or {}
-    record = record_said(outcome.get("provenance"))
-    return RunShown(
-        id=run.id,
-        state=run.state,
+    record = read_provenance(outcome.get("provenance"))
+    return view_of(
+        RunView,
+        run,
         steps=outcome.get("steps_charged"),
         record=outcome.get("record"),
         weights=None if record is None else record.subject_digest,
-        requested_by=run.requested_by,
-        changed_at=run.changed_at,
     )
 
 
-def _up(text: str, digits: int = DIGITS) -> str:
-    return decimal_up(float(text), digits)
-
-
-def _down(text: str, digits: int = DIGITS) -> str:
-    return decimal_down(float(text), digits)
-
-
-def _shown(text: str | None) -> str | None:
+def _rounded(text: str | None) -> str | None:
     return None if text is None else f"{float(text):g}"

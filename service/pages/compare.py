@@ -1,50 +1,44 @@
-"""``/compare``: two plans side by side, and which single change moved ε.
+"""``/compare``: two plans side by side, and which single change moved ε most.
 
-The two are certificates, by their ids in the URL, or plans that were pasted as YAML. They are
-accounted as drafts are, in the bounded processes; nothing is stored.
+The two are certificates, by their ids in the URL, or plans pasted as YAML. They are accounted
+as drafts are, in the bounded processes; nothing is stored.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants import decimal_up
 from affidavit.certificate import Alone, Assessment, PlansCompared
-from affidavit.plan import ABSENT, Plan, Reason, as_document
+from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.errors import AccountingUnavailable
-from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page
-from affidavit.service.pages.forms import TheForm
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.pages.plan_form import check, yaml_of
-from affidavit.service.pages.plan_view import sentence_of
-from affidavit.service.pages.templating import words
-from affidavit.service.problems import unavailable
+from affidavit.service.pages.access import Reader
+from affidavit.service.pages.errors import unavailable
+from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.new_plan import sentence_of
+from affidavit.service.pages.plan_form import parse, yaml_of
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import action, page, respond
+from affidavit.service.pages.text import field_value, up, words
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
 
 router = APIRouter()
 
-TEMPLATE = "compare.html"
-DIGITS = 6
 LONGEST = 256 * 1024
-"""Characters of a plan that is pasted."""
+"""Characters of a pasted plan."""
 SHOWN = 200
-"""Characters of a value that are shown."""
+"""Characters of a value on the page."""
 MOVED = {
     "raised": "raised",
     "lowered": "lowered",
     "unmoved": "not moved",
     "not_told_apart": "not told apart",
 }
-Viewer = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
 Id = Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")]
 
 
@@ -81,10 +75,10 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """The page; without ``ranking`` and with ``obstacles`` where the two are not ranked."""
+    """The page; if the plans cannot be ranked, ``obstacles`` instead of ``ranking``."""
 
-    first: str
-    second: str
+    first: str = ""
+    second: str = ""
     first_yaml: str
     second_yaml: str
     first_reasons: tuple[Reason, ...] = ()
@@ -102,15 +96,15 @@ class Comparison:
 
 
 @page(router, "/compare")
-async def compare(
-    request: Request, _: Viewer, services: TheServices, first: Id = None, second: Id = None
+async def compare_certificates(
+    request: Request, _: Reader, services: TheServices, first: Id = None, second: Id = None
 ) -> Response:
-    """The certificates ``first`` and ``second`` compared, or the form that asks for two."""
+    """The certificates ``first`` and ``second`` compared, or the form that takes two ids."""
     ids = first or "", second or ""
-    plans = [await run_in_threadpool(_plan, services, item) if item else None for item in ids]
-    missing = tuple(name for name, plan in zip(ids, plans, strict=True) if name and plan is None)
+    plans = [await run_in_threadpool(_plan, services, id_) if id_ else None for id_ in ids]
+    missing = tuple(id_ for id_, plan in zip(ids, plans, strict=True) if id_ and plan is None)
     texts = ["" if plan is None else yaml_of(as_document(plan)) for plan in plans]
-    blank = Comparison(
+    view = Comparison(
         first=ids[0],
         second=ids[1],
         first_yaml=texts[0],
@@ -118,115 +112,101 @@ async def compare(
         missing=missing,
     )
     if plans[0] is None or plans[1] is None:
-        return _shown(request, blank, status=404 if missing else 200)
-    return await _compared(request, services, blank, plans[0], plans[1])
+        return _respond(request, view, status=404 if missing else 200)
+    return await _compare(request, services, view, plans[0], plans[1])
 
 
 @action(router, "/compare")
 async def compare_texts(
-    request: Request, _: Viewer, services: TheServices, sent: TheForm
+    request: Request, _: Reader, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Two plans that were pasted."""
-    texts = [sent.get(name)[:LONGEST] for name in ("first", "second")]
-    checked = [check(text) for text in texts]
-    blank = Comparison(
-        first="",
-        second="",
+    """Two pasted plans compared."""
+    texts = [form.get(name)[:LONGEST] for name in ("first", "second")]
+    first, second = map(parse, texts)
+    view = Comparison(
         first_yaml=texts[0],
         second_yaml=texts[1],
-        first_reasons=checked[0].reasons,
-        second_reasons=checked[1].reasons,
+        first_reasons=first.reasons,
+        second_reasons=second.reasons,
     )
-    if checked[0].plan is None or checked[1].plan is None:
-        return _shown(request, blank, status=422)
-    return await _compared(request, services, blank, checked[0].plan, checked[1].plan)
+    if first.plan is None or second.plan is None:
+        return _respond(request, view, status=422)
+    return await _compare(request, services, view, first.plan, second.plan)
 
 
-async def _compared(
-    request: Request, services: Services, blank: Comparison, first: Plan, second: Plan
+async def _compare(
+    request: Request, services: Services, view: Comparison, first: Plan, second: Plan
 ) -> Response:
     try:
-        found = await services.preview_plan.compare(first, second)
+        result = await services.preview_plan.compare(first, second)
     except AccountingUnavailable as error:
-        problem = unavailable(error)
-        told = problem.detail.replace("nothing was stored. ", "")
-        return _shown(request, replace(blank, trouble=told), status=problem.status)
-    return _shown(request, replace(blank, **_found(blank, found, (first, second))))
+        trouble, status = unavailable(error)
+        return _respond(request, replace(view, trouble=trouble), status=status)
+    return _respond(request, replace(view, **_result(view, result, (first, second))))
 
 
-def _found(blank: Comparison, found: PlansCompared, plans: tuple[Plan, Plan]) -> dict[str, Any]:
-    strongest, noisiest = found.strongest, found.strongest_on_noise
+def _result(view: Comparison, result: PlansCompared, plans: tuple[Plan, Plan]) -> dict[str, Any]:
+    strongest, noisiest = result.strongest, result.strongest_on_noise
     return {
-        "sides": tuple(
-            _side(certificate or None, plan, each)
-            for certificate, plan, each in zip(
-                (blank.first, blank.second), plans, (found.first, found.second), strict=True
-            )
+        "sides": (
+            _side(view.first, plans[0], result.first),
+            _side(view.second, plans[1], result.second),
         ),
-        "sentence": found.sentence.replace("add_remove", words("add_remove")),
-        "ranking": found.ranking,
-        "obstacles": found.obstacles,
-        "rows": tuple(_row(item, item in (strongest, noisiest)) for item in found.alone),
+        "sentence": result.sentence.replace("add_remove", words("add_remove")),
+        "ranking": result.ranking,
+        "obstacles": result.obstacles,
+        "rows": tuple(_row(change, change in (strongest, noisiest)) for change in result.alone),
         "furthest": None if strongest is None else strongest.change.pointer,
         "furthest_on_noise": None if noisiest is None else noisiest.change.pointer,
-        "act_together": found.act_together,
+        "act_together": result.act_together,
     }
 
 
-def _side(certificate: str | None, plan: Plan, found: Assessment) -> Side:
-    bounded = found.epsilon is not None and found.verdict != "refused"
-    return Side(
-        certificate=certificate,
+def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:
+    return view_of(
+        Side,
+        assessment,
+        certificate=certificate or None,
         name=plan.name,
-        verdict=found.verdict,
-        sentence=sentence_of(found),
-        epsilon=_epsilon(found) if bounded else None,
-        delta=None if found.delta is None else decimal_up(found.delta.upper, DIGITS),
-        adjacency=found.adjacency,
-        unit=found.unit,
-        noise=None if found.joint is None else f"{found.joint:.6g}",
+        sentence=sentence_of(assessment),
+        epsilon=_epsilon(assessment),
+        delta=None if assessment.delta is None else up(assessment.delta.upper),
+        noise=_noise(assessment),
     )
 
 
-def _row(each: Alone, furthest: bool) -> ChangeRow:
-    found = each.assessment
+def _row(alone: Alone, furthest: bool) -> ChangeRow:
+    assessment = alone.assessment
     return ChangeRow(
-        field=each.change.pointer,
-        first=_value(each.change.before),
-        second=_value(each.change.after),
-        verdict=None if found is None else found.verdict,
-        epsilon=None if found is None else _epsilon(found),
-        noise=None if found is None or found.joint is None else f"{found.joint:.6g}",
-        epsilon_moved=MOVED.get(each.moved or ""),
-        noise_moved=MOVED.get(each.noise_moved or ""),
+        field=alone.change.pointer,
+        first=field_value(alone.change.before, SHOWN),
+        second=field_value(alone.change.after, SHOWN),
+        verdict=None if assessment is None else assessment.verdict,
+        epsilon=None if assessment is None else _epsilon(assessment),
+        noise=None if assessment is None else _noise(assessment),
+        epsilon_moved=MOVED.get(alone.moved or ""),
+        noise_moved=MOVED.get(alone.noise_moved or ""),
         furthest=furthest,
-        why_not=" ".join(reason.message for reason in each.reasons) or None,
+        why_not=" ".join(reason.message for reason in alone.reasons) or None,
     )
 
 
-def _epsilon(found: Assessment) -> str | None:
-    if found.epsilon is None or found.verdict in ("refused", "undecided"):
+def _epsilon(assessment: Assessment) -> str | None:
+    """The upper bound of ε; None if nothing is certified."""
+    if assessment.epsilon is None or assessment.verdict in ("refused", "undecided"):
         return None
-    return decimal_up(found.epsilon.upper, DIGITS)
+    return up(assessment.epsilon.upper)
 
 
-def _value(value: Any) -> str | None:
-    if value is ABSENT:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+def _noise(assessment: Assessment) -> str | None:
+    return None if assessment.joint is None else f"{assessment.joint:.6g}"
 
 
 def _plan(services: Services, certificate_id: str) -> Plan | None:
-    found = services.store.find(certificate_id)
-    return None if found is None else plan_of(found)
+    certificate = services.store.find(certificate_id)
+    return None if certificate is None else plan_of(certificate)
 
 
-def _shown(request: Request, view: Comparison, status: int = 200) -> Response:
-    return answer(
-        request,
-        view,
-        template=TEMPLATE,
-        rows=Rows(ChangeRow, view.rows),
-        status=status,
-    )
+def _respond(request: Request, view: Comparison, status: int = 200) -> Response:
+    rows = Rows(ChangeRow, view.rows)
+    return respond(request, view, template="compare.html", rows=rows, status=status)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.certificate import Keyset, PublicKey, read_keyset
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import answer, page
-from affidavit.service.pages.forms_of_a_view import Rows
+from affidavit.certificate import PublicKey, read_keyset
+from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import page, respond
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -35,7 +33,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class RootKey:
     """A key that signs keysets and nothing else."""
 
     key_id: str
@@ -43,69 +41,65 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeysetShown:
+class KeysetView:
     """The newest keyset."""
 
     version: int
     digest: str
     threshold: int
-    roots: tuple[Root, ...]
+    roots: tuple[RootKey, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What the page shows; ``keyset`` is None where none was published."""
+    """The page; ``keyset`` is None if none was published."""
 
     keys: tuple[Key, ...]
-    keyset: KeysetShown | None
-
-
-def keys_view(services: Services, now: datetime) -> Keys:
-    """Every key that signs or signed here, newest window first."""
-    kept = [*services.store.keys(), *services.keyring.public_records()]
-    records = {record["key_id"]: record for record in kept}
-    raw = services.keysets.newest()
-    signed = None if raw is None else read_keyset(raw)
-    revoked = {} if signed is None else {item.key_id: item for item in signed.keyset.revoked}
-    signing = services.keyring.current().key_id
-    keys = [
-        _key(
-            PublicKey.from_record(record),
-            signing=signing,
-            since=None if (found := revoked.get(key_id)) is None else found.since,
-            reason="" if found is None else found.reason,
-            now=now,
-        )
-        for key_id, record in records.items()
-    ]
-    return Keys(
-        keys=tuple(sorted(keys, key=lambda key: (key.not_before, key.key_id), reverse=True)),
-        keyset=None if signed is None else _keyset(signed.keyset, signed.digest),
-    )
+    keyset: KeysetView | None
 
 
 @page(router, "/keys")
-def keys(
-    request: Request, _: Annotated[Actor, page_actor(*Scope)], services: TheServices
-) -> Response:
-    """The keys, to whoever is known."""
+def keys(request: Request, _: Anyone, services: TheServices) -> Response:
+    """Every key that signs or signed here, newest first."""
     view = keys_view(services, datetime.now(UTC))
-    return answer(request, view, template="keys.html", rows=Rows(Key, view.keys))
+    return respond(request, view, template="keys.html", rows=Rows(Key, view.keys))
 
 
-def _key(public: PublicKey, *, signing: str, since: str | None, reason: str, now: datetime) -> Key:
-    return Key(
-        key_id=public.key_id,
-        label=public.label,
-        algorithm="ed25519",
-        not_before=public.not_before,
-        not_after=public.not_after,
-        state=_state(public, signing, since, now),
-        revoked_since=since,
-        reason=reason,
-        development=public.development,
-        public_key=public.as_record()["public_key"],
-    )
+def keys_view(services: Services, now: datetime) -> Keys:
+    """The keys as they are at ``now``."""
+    records = [*services.store.keys(), *services.keyring.public_records()]
+    public_keys = {record["key_id"]: PublicKey.from_record(record) for record in records}
+    raw = services.keysets.newest()
+    signed = None if raw is None else read_keyset(raw)
+    revocations = {} if signed is None else {key.key_id: key for key in signed.keyset.revoked}
+    signing = services.keyring.current().key_id
+    keys = []
+    for public in sorted(
+        public_keys.values(), key=lambda key: (key.not_before, key.key_id), reverse=True
+    ):
+        revocation = revocations.get(public.key_id)
+        since = None if revocation is None else revocation.since
+        keys.append(
+            view_of(
+                Key,
+                public,
+                algorithm="ed25519",
+                state=_state(public, signing, since, now),
+                revoked_since=since,
+                reason="" if revocation is None else revocation.reason,
+                public_key=public.as_record()["public_key"],
+            )
+        )
+    keyset = None
+    if signed is not None:
+        roots = signed.keyset.roots
+        keyset = KeysetView(
+            version=signed.keyset.version,
+            digest=signed.digest,
+            threshold=roots.threshold,
+            roots=tuple(view_of(RootKey, root) for root in roots.keys),
+        )
+    return Keys(keys=tuple(keys), keyset=keyset)
 
 
 def _state(public: PublicKey, signing: str, since: str | None, now: datetime) -> str:
@@ -116,13 +110,3 @@ def _state(public: PublicKey, signing: str, since: str | None, now: datetime) ->
     if now < public.not_before:
         return "later"
     return "signs" if public.key_id == signing else "valid"
-
-
-def _keyset(keyset: Keyset, digest: str) -> KeysetShown:
-    roots = keyset.roots
-    return KeysetShown(
-        version=keyset.version,
-        digest=digest,
-        threshold=roots.threshold,
-        roots=tuple(Root(key_id=key.key_id, label=key.label) for key in roots.keys),
-    )

@@ -1,44 +1,140 @@
-"""``/plans/new``: a plan typed into a form, checked as one types, and submitted.
+"""``/plans/new``: a plan entered in a form, checked while typing, and submitted.
 
-One form posts to one path, and its button says what is to be done: ``validate`` reads the plan
-and nothing more, ``check`` accounts it, ``certify`` submits it by the use case of the API.
+One form posts to one path, and its button says what to do: ``validate`` reads the plan and
+nothing more, ``check`` accounts it, ``certify`` submits it by the use case of the API.
+
+A preview is no certificate: the plan is accounted as ``affidavit check`` does, judged by the
+policy of its data set, and forgotten. It shows what would be signed if it were submitted now.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.plan import Plan, as_document
+from affidavit.certificate import Assessment
+from affidavit.plan import Plan, Reason, as_document, digest
 from affidavit.service import store
 from affidavit.service.errors import AccountingUnavailable
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor
 from affidavit.service.openapi import ID_PATTERN, YAML
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
-from affidavit.service.pages.forms import Form, TheForm
-from affidavit.service.pages.plan_form import START, PlanForm, check, yaml_of
-from affidavit.service.pages.plan_view import Mode, NewPlan, answered, new_plan
-from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.problems import unavailable
+from affidavit.service.pages.access import Submitter
+from affidavit.service.pages.errors import unavailable
+from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.plan_form import (
+    RELEASE,
+    SECTIONS,
+    START,
+    Field,
+    ParsedPlan,
+    PlanForm,
+    parse,
+    yaml_of,
+)
+from affidavit.service.pages.renderers import is_fragment, view_of
+from affidavit.service.pages.response import action, base_url, page, respond, see_other
+from affidavit.service.pages.text import down, up, words
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
-from affidavit.service.use_cases.preview_plan import Pictures
+from affidavit.service.use_cases.draw_curve import NoCurve, plan_of
+from affidavit.service.use_cases.preview_plan import Draft, Pictures
 
 router = APIRouter()
 
 TEMPLATE = "new_plan.html"
 LONGEST = 256 * 1024
-"""Characters of a plan written as YAML."""
-Submitter = Annotated[Actor, page_actor(Scope.SUBMIT)]
+"""Characters of a plan as YAML."""
+Mode = Literal["form", "yaml"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FieldView:
+    """A field with its value and what is wrong with it."""
+
+    name: str
+    id: str
+    label: str
+    kind: str
+    hint: str
+    choices: tuple[tuple[str, str], ...]
+    value: str
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SectionView:
+    """Fields under one heading."""
+
+    title: str
+    about: str
+    fields: tuple[FieldView, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoiseLine:
+    """A release's noise multiplier, as the plan gives it and as its target requires it."""
+
+    name: str
+    count: int
+    given: str | None
+    required: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preview:
+    """What a plan would get; ε and δ are decimals rounded up."""
+
+    verdict: str
+    sentence: str
+    epsilon: str | None
+    epsilon_lower: str | None
+    delta: str | None
+    adjacency: str
+    unit: str
+    joint: str | None
+    noise: tuple[NoiseLine, ...]
+    engine: str | None
+    reasons: tuple[Reason, ...]
+    warnings: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    policy: str
+    waived: tuple[str, ...]
+    approvals: int
+    budget: str | None
+    fits: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewPlan:
+    """The page; ``answer`` is the preview of an accounted plan, ``trouble`` why there is none.
+
+    ``part`` says that the browser shows the form already and gets its errors alone.
+    """
+
+    mode: Mode
+    sections: tuple[SectionView, ...]
+    releases: tuple[SectionView, ...]
+    yaml: str
+    readable: bool
+    typed: bool
+    reasons: tuple[Reason, ...]
+    elsewhere: tuple[Reason, ...]
+    curl: str
+    digest: str | None
+    answer: Preview | None = None
+    trouble: str | None = None
+    no_curve: str | None = None
+    part: bool = False
 
 
 @page(router, "/plans/new", csv=False)
-def form(
+def new_plan(
     request: Request,
     _: Submitter,
     services: TheServices,
@@ -48,96 +144,199 @@ def form(
     certificate = None if like is None else services.store.find(like)
     if certificate is not None:
         yaml = yaml_of(as_document(plan_of(certificate)))
-        return _shown(request, _view(services, request, "yaml", PlanForm.of({}), yaml))
-    begun = PlanForm.of(START)
-    view = _view(services, request, "form", begun, begun.yaml)
-    # Nobody has typed anything yet that could be wrong.
-    return _shown(request, _untouched(view))
+        return _respond(request, _view(request, "yaml", PlanForm.of({}), yaml))
+    form = PlanForm.of(START)
+    # Nobody has entered anything yet that could be wrong.
+    return _respond(request, replace(_view(request, "form", form, form.yaml), typed=False))
 
 
 @action(router, "/plans/new")
-async def act(request: Request, actor: Submitter, services: TheServices, sent: TheForm) -> Response:
+async def submit_form(
+    request: Request, actor: Submitter, services: TheServices, submitted: SubmittedForm
+) -> Response:
     """What the button says."""
-    mode: Mode = "yaml" if sent.get("mode") == "yaml" else "form"
-    wanted = sent.get("do")
-    form = _form(sent, more=1 if wanted == "more" else 0)
-    yaml = "\n".join(sent.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
-    view = _view(services, request, "yaml" if wanted == "yaml" else mode, form, yaml)
-    match wanted:
+    mode: Mode = "yaml" if submitted.get("mode") == "yaml" else "form"
+    button = submitted.get("do")
+    form = PlanForm.of(submitted.first_values(), more_releases=1 if button == "more" else 0)
+    yaml = "\n".join(submitted.all("yaml"))[:LONGEST] if mode == "yaml" else form.yaml
+    view = _view(request, "yaml" if button == "yaml" else mode, form, yaml)
+    match button:
         case "certify":
-            return await _certified(request, actor, services, view)
+            return await _certify(request, actor, services, view)
         case "check":
-            return await _checked(request, actor, services, view)
+            return await _preview(request, actor, services, view)
         case "validate":
-            return _shown(request, view, fragment="findings")
+            return _respond(request, view, fragment="findings")
         case _:
-            return _shown(request, _untouched(view))
+            return _respond(request, replace(view, typed=False))
 
 
-async def _checked(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
-    """The page with what the plan would get; the answer alone where htmx asks for it."""
-    plan = check(view.yaml).plan
+async def _preview(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
+    """The page with what the plan would get; the preview alone for htmx."""
+    plan = parse(view.yaml).plan
     if plan is None:
-        return _shown(request, view, fragment="answer", status=422)
+        return _respond(request, view, fragment="answer", status=422)
     try:
-        draft, drawn = await asyncio.gather(
-            services.preview_plan.assess(plan, actor.name), _drawn(services, plan)
+        draft, curves = await asyncio.gather(
+            services.preview_plan.assess(plan, actor.name), _curves(services, plan)
         )
     except AccountingUnavailable as error:
-        trouble = unavailable(error)
-        told = replace(view, trouble=_nothing_stored(trouble.detail))
-        return _shown(request, told, fragment="answer", status=trouble.status)
-    found = replace(
-        view, answer=answered(draft), no_curve=drawn if isinstance(drawn, str) else None
-    )
-    return _shown(request, found, () if isinstance(drawn, str) else drawn, fragment="answer")
+        trouble, status = unavailable(error)
+        return _respond(request, replace(view, trouble=trouble), fragment="answer", status=status)
+    view = replace(view, answer=preview_of(draft))
+    if isinstance(curves, str):
+        return _respond(request, replace(view, no_curve=curves), fragment="answer")
+    return _respond(request, view, curves, fragment="answer")
 
 
-async def _drawn(services: Services, plan: Plan) -> Pictures | str:
-    """The pictures, or why there are none; a curve that takes too long spoils no answer."""
+async def _curves(services: Services, plan: Plan) -> Pictures | str:
+    """The pictures, or why there are none; a curve that takes too long delays no preview."""
     try:
         return await services.preview_plan.draw(plan)
     except NoCurve as error:
         return " ".join(reason.message for reason in error.reasons) or "there is no curve."
     except AccountingUnavailable as error:
-        return _nothing_stored(unavailable(error).detail)
+        return unavailable(error)[0]
 
 
-async def _certified(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
-    """To the certificate, whatever its verdict; back to the form where there is no plan."""
+async def _certify(request: Request, actor: Actor, services: Services, view: NewPlan) -> Response:
+    """Go to the certificate, whatever its verdict; stay on the form if it is not a plan."""
     if not view.readable:
-        return _shown(request, view, status=422)
-    asked = store.PlanRequest(
+        return _respond(request, view, status=422)
+    submission = store.Request(
         requester=actor.name,
         received_at=datetime.now(UTC),
         content_type=YAML[0],
         body=view.yaml.encode("utf-8", "replace"),
     )
     try:
-        found = await services.submit_plan(asked, "yaml")
+        result = await services.submit_plan(submission, "yaml")
     except AccountingUnavailable as error:
-        trouble = unavailable(error)
-        return _shown(request, replace(view, trouble=trouble.detail), status=trouble.status)
-    if found.created:
-        request.state.verdict = found.certificate.verdict
-    return see_other(f"/certificates/{found.certificate.id}")
+        trouble, status = unavailable(error)
+        return _respond(request, replace(view, trouble=trouble), status=status)
+    if result.created:
+        request.state.verdict = result.certificate.verdict
+    return see_other(f"/certificates/{result.certificate.id}")
 
 
-def _form(sent: Form, more: int) -> PlanForm:
-    given = {name: texts[0] for name, texts in sent.fields.items() if texts}
-    return PlanForm.of(given, more_releases=more)
+def preview_of(draft: Draft) -> Preview:
+    """The preview of an accounted draft."""
+    assessment, ledger = draft.assessment, draft.ledger
+    bounded = assessment.epsilon is not None and math.isfinite(assessment.epsilon.upper)
+    return view_of(
+        Preview,
+        assessment,
+        sentence=sentence_of(assessment),
+        epsilon=up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
+        epsilon_lower=None if assessment.epsilon is None else down(assessment.epsilon.lower),
+        delta=None if assessment.delta is None else up(assessment.delta.upper),
+        # Rounded up, for it may be copied to where noise is configured.
+        joint=up(assessment.joint),
+        noise=tuple(
+            NoiseLine(
+                name=release.name,
+                count=release.count,
+                given=None if release.given is None else f"{release.given:.6g}",
+                required=up(release.required),
+            )
+            for release in assessment.releases
+        ),
+        engine=assessment.accountants[0].name if assessment.accountants else None,
+        warnings=tuple(warning.message for warning in assessment.warnings),
+        policy=f"{draft.policy.name} v{draft.policy.version}",
+        waived=tuple(waived.reason.code for waived in draft.judgement.waived),
+        approvals=draft.policy.approvals,
+        budget=None if ledger is None else _budget(ledger),
+        fits=None if ledger is None else bool(ledger["fits"]),
+    )
 
 
-def _view(services: Services, request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
-    base = services.public_url or f"{request.url.scheme}://{request.url.netloc}"
-    return new_plan(mode, form, yaml, check(yaml), base)
+def sentence_of(assessment: Assessment) -> str:
+    """The verdict in one sentence, with everything that gives its number a meaning."""
+    epsilon, delta = assessment.epsilon, assessment.delta
+    if epsilon is None or delta is None or not math.isfinite(epsilon.upper):
+        return "Refused: no guarantee can be certified for this plan."
+    chance = "" if assessment.confidence is None else f", {assessment.confidence}"
+    bound = (
+        f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)} "
+        f"({words(assessment.adjacency)}, per {assessment.unit}{chance})"
+    )
+    match assessment.verdict:
+        case "certified":
+            return f"Would be certified: {bound}."
+        case "under_noised":
+            target = assessment.target_epsilon
+            less = "the plan claims less" if target is None else f"the target is ε = {target:g}"
+            return f"Under-noised: {bound} is proved, but {less}."
+        case "undecided":
+            return "Undecided: independent engines contradict each other; nothing is certified."
+        case _:
+            return f"Refused by the policy, although {bound} is proved."
 
 
-def _untouched(view: NewPlan) -> NewPlan:
-    return replace(view, typed=False)
+def curl_of(base: str) -> str:
+    """The command that submits the plan from a shell; ``base`` is quoted, whatever it is."""
+    address = shlex.quote(f"{base.rstrip('/')}/v1/certificates")
+    return (
+        f"curl -sS {address} -H 'Content-Type: application/yaml' "
+        '-H "Authorization: Bearer $AFFIDAVIT_TOKEN" --data-binary @plan.yaml'
+    )
 
 
-def _shown(
+def _view(request: Request, mode: Mode, form: PlanForm, yaml: str) -> NewPlan:
+    parsed = parse(yaml)
+    return NewPlan(
+        mode=mode,
+        sections=tuple(
+            SectionView(
+                title=section.title,
+                about=section.about,
+                fields=tuple(_field(f, f.name, form, parsed) for f in section.fields),
+            )
+            for section in SECTIONS
+        ),
+        releases=tuple(
+            SectionView(
+                title=f"Release {row + 1}",
+                about="",
+                fields=tuple(_field(f, f"releases.{row}.{f.name}", form, parsed) for f in RELEASE),
+            )
+            for row in range(form.releases)
+        ),
+        yaml=yaml,
+        readable=parsed.plan is not None,
+        typed=True,
+        reasons=parsed.reasons,
+        elsewhere=parsed.elsewhere if mode == "form" else parsed.reasons,
+        curl=curl_of(base_url(request)),
+        digest=None if parsed.plan is None else digest(parsed.plan),
+    )
+
+
+def _field(field: Field, name: str, form: PlanForm, parsed: ParsedPlan) -> FieldView:
+    reasons = parsed.at_field.get(name, ())
+    return view_of(
+        FieldView,
+        field,
+        name=name,
+        id="f-" + name.replace(".", "-").replace("_", "-"),
+        value=form.value(name),
+        errors=tuple(f"{reason.message} {reason.remedy}" for reason in reasons),
+    )
+
+
+def _budget(ledger: Mapping[str, object]) -> str:
+    """How much of the budget is spent, in words."""
+    budget, spent, after = ledger["budget"], ledger["spent"], ledger["with_this_run"]
+    assert isinstance(budget, Mapping)
+    assert isinstance(spent, Mapping)
+    sentence = f"{spent['epsilon']} of ε = {budget['epsilon']} is spent"
+    if isinstance(after, Mapping):
+        return f"{sentence}; with this run {after['epsilon']}"
+    return sentence
+
+
+def _respond(
     request: Request,
     view: NewPlan,
     pictures: Pictures = (),
@@ -146,11 +345,7 @@ def _shown(
     status: int = 200,
 ) -> Response:
     drawn = {f"picture_{index}": svg for index, svg in enumerate(pictures)}
-    # htmx leaves a page as it is for an answer that is an error.
+    # htmx does not show a response that is an error.
     part = fragment is not None and is_fragment(request)
-    view, told = replace(view, part=part), 200 if part else status
-    return answer(request, view, template=TEMPLATE, drawn=drawn, fragment=fragment, status=told)
-
-
-def _nothing_stored(detail: str) -> str:
-    return detail.replace("nothing was stored. ", "")
+    view, status = replace(view, part=part), 200 if part else status
+    return respond(request, view, template=TEMPLATE, drawn=drawn, fragment=fragment, status=status)

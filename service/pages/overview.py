@@ -1,29 +1,140 @@
-"""``/``: what needs somebody, first."""
+"""``/``: what needs attention, and whether the log is in order.
+
+Each list has its newest or most urgent few, read by an index, and a link to all of them.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from sqlalchemy import ColumnElement, Connection, Select, select
 
+from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.standing import Status, status_at
 from affidavit.service.log.audit import snapshot
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import answer, page
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.pages.overview_view import Item, overview_view
+from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.approvals import awaiting
+from affidavit.service.pages.audit import CheckpointView, checkpoint_of
+from affidavit.service.pages.datasets import LedgerLine, ledger_page
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import page, respond
+from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.services import TheServices
+from affidavit.service.tables import certificates
 from affidavit.service.use_cases.check_readiness import check_readiness
 
 router = APIRouter()
 
+FEW = 6
+SOON = timedelta(days=30)
+LEDGER_PAGES = 4
+"""Pages of ledgers that are searched for budgets at risk."""
+LOOKED_AT = 500
+"""Certificates that expire first, and runs that failed last, that are searched."""
+NOT_CERTIFIED = ("refused", "under_noised", "undecided")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateLine:
+    """A certificate in one line."""
+
+    id: str
+    name: str | None
+    dataset: str | None
+    verdict: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRun:
+    """A failed run; ``code`` says why, ``not_conformant`` that its record does not conform."""
+
+    id: str
+    certificate: str
+    code: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Something that is wrong with the service itself, and what to do."""
+
+    code: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Anything that needs attention, in one line of the table of all of them."""
+
+    what: str
+    subject: str
+    name: str
+    at: datetime | None
+    said: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The page; lists that the actor may not see are empty."""
+
+    sees_certificates: bool
+    at_risk: tuple[LedgerLine, ...]
+    more_ledgers: bool
+    awaiting: tuple[CertificateLine, ...]
+    expiring: tuple[CertificateLine, ...]
+    more_expiring: bool
+    refused: tuple[CertificateLine, ...]
+    failed: tuple[FailedRun, ...]
+    checkpoint: CheckpointView | None
+    troubles: tuple[Trouble, ...]
+    anything: bool
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """All of it as one table."""
+        items = [
+            Item(
+                what="budget",
+                subject=ledger.dataset,
+                name=f"{ledger.unit}, {ledger.adjacency}",
+                at=None,
+                said=f"{ledger.standing}: ε {ledger.spent} of {ledger.epsilon} at δ {ledger.delta}",
+            )
+            for ledger in self.at_risk
+        ]
+        for what, lines in (
+            ("awaiting approval", self.awaiting),
+            ("expiring", self.expiring),
+            ("not certified", self.refused),
+        ):
+            items += [
+                Item(
+                    what=what, subject=line.id, name=line.name or "", at=line.at, said=line.verdict
+                )
+                for line in lines
+            ]
+        items += [
+            Item(what="failed run", subject=run.id, name="", at=run.at, said=run.code)
+            for run in self.failed
+        ]
+        items += [
+            Item(what="service", subject=trouble.code, name="", at=None, said=trouble.message)
+            for trouble in self.troubles
+        ]
+        return tuple(items)
+
 
 @page(router, "/")
-def overview(
-    request: Request, actor: Annotated[Actor, page_actor(*Scope)], services: TheServices
-) -> Response:
-    """The overview, to whoever is known."""
+def overview(request: Request, actor: Anyone, services: TheServices) -> Response:
+    """What needs attention, as far as ``actor`` may see it."""
     ready = check_readiness(
         services.engine,
         services.head,
@@ -34,6 +145,121 @@ def overview(
     rules = services.policies.rulebook()
     with snapshot(services.engine) as connection:
         view = overview_view(connection, rules, actor, ready.reasons, datetime.now(UTC))
-    return answer(
+    return respond(
         request, view, template="overview.html", rows=Rows(Item, view.items), title="overview"
     )
+
+
+def overview_view(
+    connection: Connection,
+    rules: Rulebook,
+    actor: Actor,
+    reasons: tuple[Reason, ...],
+    now: datetime,
+) -> Overview:
+    """The page for ``actor``; ``reasons`` say why the service is not ready."""
+    sees = any(actor.may(scope) for scope in (Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT))
+    at_risk, more_ledgers = _at_risk(connection, rules)
+    expiring, more_expiring = _expiring(connection, now) if sees else ((), False)
+    return Overview(
+        sees_certificates=sees,
+        at_risk=at_risk,
+        more_ledgers=more_ledgers,
+        awaiting=_awaiting(connection, now) if sees else (),
+        expiring=expiring,
+        more_expiring=more_expiring,
+        refused=_refused(connection) if sees else (),
+        failed=_failed(connection),
+        checkpoint=checkpoint_of(connection),
+        troubles=tuple(view_of(Trouble, reason, remedy=reason.remedy or "") for reason in reasons),
+        anything=_anything(connection),
+    )
+
+
+def _anything(connection: Connection) -> bool:
+    """Whether there is a certificate; in the order of an index, to read one row alone."""
+    first = select(certificates.c.id).order_by(certificates.c.id).limit(1)
+    return connection.execute(first).first() is not None
+
+
+def _at_risk(connection: Connection, rules: Rulebook) -> tuple[tuple[LedgerLine, ...], bool]:
+    """Budgets that are nearly or fully spent, fullest first, and whether not all were searched."""
+    at_risk: list[LedgerLine] = []
+    cursor = None
+    for _ in range(LEDGER_PAGES):
+        ledgers = ledger_page(connection, rules, cursor)
+        at_risk += [line for line in ledgers.lines if line.standing != "within budget"]
+        cursor = ledgers.next
+        if cursor is None:
+            break
+    at_risk.sort(key=lambda line: line.share, reverse=True)
+    return tuple(at_risk[:FEW]), cursor is not None
+
+
+def _expiring(connection: Connection, now: datetime) -> tuple[tuple[CertificateLine, ...], bool]:
+    """Active certificates that expire soon, soonest first, and whether not all were searched."""
+    some = (
+        _lines(certificates.c.not_after.label("at"))
+        .add_columns(status_at(now).label("status"))
+        .where(certificates.c.not_after > now, certificates.c.not_after <= now + SOON)
+        .order_by(certificates.c.not_after)
+        .limit(LOOKED_AT)
+        .subquery()
+    )
+    rows = connection.execute(select(some).order_by(some.c.at)).all()
+    expiring = [
+        view_of(CertificateLine, row)
+        for row in rows
+        if row.status == Status.ACTIVE.value and row.verdict == "certified"
+    ]
+    return tuple(expiring[:FEW]), len(rows) == LOOKED_AT and len(expiring) < FEW
+
+
+def _awaiting(connection: Connection, now: datetime) -> tuple[CertificateLine, ...]:
+    """The newest certificates that wait for approvals."""
+    query = _lines(certificates.c.created_at.label("at")).where(*awaiting(now))
+    return _read(connection, query.order_by(certificates.c.created_at.desc()).limit(FEW))
+
+
+def _refused(connection: Connection) -> tuple[CertificateLine, ...]:
+    """The newest plans that were not certified; each verdict by its index."""
+    refused: list[CertificateLine] = []
+    for verdict in NOT_CERTIFIED:
+        query = (
+            _lines(certificates.c.created_at.label("at"))
+            .where(certificates.c.verdict == verdict)
+            .order_by(certificates.c.created_at.desc())
+            .limit(FEW)
+        )
+        refused += _read(connection, query)
+    return tuple(sorted(refused, key=lambda line: line.at, reverse=True)[:FEW])
+
+
+def _failed(connection: Connection) -> tuple[FailedRun, ...]:
+    """Of the runs that failed last, those whose record does not conform first."""
+    query = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body, runs.c.certificate_id)
+        .join(runs)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(LOOKED_AT)
+    )
+    failed = [
+        FailedRun(
+            id=row.run_id,
+            certificate=row.certificate_id,
+            code=str(json.loads(row.body).get("code") or "failed"),
+            at=row.at,
+        )
+        for row in connection.execute(query)
+    ]
+    return tuple(sorted(failed, key=lambda run: run.code != "not_conformant")[:FEW])
+
+
+def _lines(at: ColumnElement[datetime]) -> Select[Any]:
+    table = certificates.c
+    return select(table.id, table.name, table.dataset, table.verdict, at)
+
+
+def _read(connection: Connection, query: Select[Any]) -> tuple[CertificateLine, ...]:
+    return tuple(view_of(CertificateLine, row) for row in connection.execute(query))

@@ -1,11 +1,11 @@
-"""The form of a new plan: from what was typed to the YAML that is read, shown and submitted.
+"""The form of a new plan, and the YAML that it stands for.
 
-What is typed becomes a YAML document as it stands, and only the reader of plans decides what
-is wrong with it: a number that is none is passed on as text and refused by its name, so that
-the form, the command line and the API refuse alike. A field that is left empty is left out.
+What is entered becomes a YAML document as it is, and only the parser of plans decides what is
+wrong with it: an invalid number is passed on as text and refused by its field's name, so that
+the form, the command line and the API refuse alike. An empty field is left out.
 
-The form has the fields that most plans use. Whatever else a plan can say is written as YAML,
-and a plan that was begun in the form goes on there.
+The form has the fields that most plans use. Everything else is written as YAML, which takes
+over what the form holds.
 
 >>> form = PlanForm.of({"dataset.size": "1000", "releases.0.name": "all", "notes": ""})
 >>> print(form.yaml, end="")
@@ -34,12 +34,13 @@ from affidavit.plan import (
     Scheme,
     parse_plan,
 )
+from affidavit.service.pages.text import escaped
 
 MOST_RELEASES = 12
 LONGEST = 10_000
 """Characters of one field that are read."""
-ASKED = "null"
-"""What stands for a number that is to be found: the most steps or the largest lot that fit."""
+SOLVE = "null"
+"""Asks for a number to be solved for: the most steps or the largest lot that fit."""
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _BARE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _NOT_BARE = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
@@ -87,22 +88,18 @@ SCHEMES: dict[Scheme, str] = {
     "full_batch": "full batch",
 }
 UNITS: dict[PrivacyUnit, str] = {"example": "one example", "user": "one user"}
-NOISES = {
-    "independent": "independent",
-    "bidiagonal": "bidiagonal",
-}
-
-OPTIMIZERS = {arg: arg for arg in get_args(OptimizerName)}
+NOISES = {"independent": "independent", "bidiagonal": "bidiagonal"}
+OPTIMIZERS = {name: name for name in get_args(OptimizerName)}
 
 SECTIONS = (
     Section(
-        "What it is called",
-        (Field(name="name", label="Plan name", kind="text", hint="Letters, digits, . _ -"),),
+        "Plan",
+        (Field(name="name", label="Name", kind="text", hint="Letters, digits, . _ -"),),
     ),
     Section(
         "Data set",
         (
-            Field(name="dataset.name", label="Name", kind="text", hint="As its budget names it"),
+            Field(name="dataset.name", label="Name", kind="text", hint="As in its budget"),
             Field(name="dataset.size", label="Records N"),
             _choice("dataset.unit", "Protects", UNITS),
             Field(
@@ -110,7 +107,7 @@ SECTIONS = (
             ),
             _choice("adjacency", "Neighbours", ADJACENCIES),
         ),
-        "What one neighbouring data set differs by, and what ε is about.",
+        "The privacy unit and the neighbouring data sets that ε is defined for.",
     ),
     Section(
         "Lots and steps",
@@ -119,37 +116,33 @@ SECTIONS = (
             Field(name="sampling.lot_size", label="Lot size B", hint="Expected or fixed"),
             Field(name="sampling.max_lot_size", label="Largest lot", hint="Truncated Poisson"),
             Field(name="sampling.groups", label="Groups", hint="Cyclic Poisson"),
-            Field(name="steps", label="Steps T", hint="Optimiser steps; null: the most that fit"),
-            Field(name="epochs", label="or epochs", hint="Instead of steps"),
+            Field(name="steps", label="Steps T", hint="Optimizer steps; null: solve for the most"),
+            Field(name="epochs", label="Epochs", hint="Instead of steps"),
         ),
-        "As the trainer really samples. What it does decides what may be claimed.",
+        "Sampling as the trainer performs it; the guarantee depends on it.",
     ),
     Section(
-        "Noise and optimiser",
+        "Noise and optimizer",
         (
             _choice("noise.kind", "Noise over steps", NOISES),
-            Field(name="noise.lambda", label="λ", hint="Bidiagonal; empty: the best one"),
-            _choice(
-                "optimizer.name",
-                "Optimiser",
-                {element: element for element in get_args(OptimizerName)},
-            ),
+            Field(name="noise.lambda", label="λ", hint="Bidiagonal; empty: solve for the best"),
+            _choice("optimizer.name", "Optimizer", OPTIMIZERS),
         ),
     ),
     Section(
         "Target",
         (
-            Field(name="target.epsilon", label="ε", hint="In nats; empty: answered"),
-            Field(name="target.delta", label="δ", hint="Below 1/N; empty: answered"),
+            Field(name="target.epsilon", label="ε", hint="In nats; empty: computed"),
+            Field(name="target.delta", label="δ", hint="Below 1/N; empty: computed"),
         ),
-        "With noise left empty it is solved for; with noise given the plan is checked.",
+        "Leave the noise empty to solve for it, or enter it to check the plan.",
     ),
 )
 RELEASE = (
     Field(name="name", label="Release", kind="text"),
     Field(name="count", label="Blocks"),
     Field(name="clip_norm", label="Clip norm C"),
-    Field(name="noise_multiplier", label="Noise multiplier σ", hint="Empty: solved for"),
+    Field(name="noise_multiplier", label="Noise multiplier σ", hint="Empty: solve for it"),
 )
 START = {
     "dataset.unit": "example",
@@ -160,12 +153,12 @@ START = {
     "releases.0.name": "all",
     "releases.0.clip_norm": "1",
 }
-"""What a new form is filled with."""
+"""The initial values of the form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanForm:
-    """What was typed, and the YAML that it says; ``releases`` is the number of rows shown."""
+    """The entered values and their YAML; ``releases`` is the number of rows of the form."""
 
     values: Mapping[str, str]
     releases: int
@@ -173,20 +166,20 @@ class PlanForm:
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, more_releases: int = 0) -> Self:
-        """The form with ``given``, of which only its own fields are read."""
+        """The form with the fields of ``given`` that it has."""
         typed = {name: given[name][:LONGEST].strip() for name in _names() if name in given}
         values, rows = _without_gaps(typed)
         shown = min(MOST_RELEASES, max(1, rows) + more_releases)
         return cls(values=values, releases=shown, yaml=_yaml(values, rows))
 
     def value(self, name: str) -> str:
-        """What stands in a field."""
+        """The value of a field."""
         return self.values.get(name, "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
-    """A text read as a plan: the plan, or the reasons why it is none.
+class ParsedPlan:
+    """A text parsed as a plan: the plan, or the reasons why it is invalid.
 
     ``at_field`` are those about a field of the form, by its name; ``elsewhere`` the rest.
     """
@@ -212,16 +205,16 @@ def _names() -> Iterator[str]:
     yield from release_names(MOST_RELEASES)
 
 
-def check(yaml: str) -> Checked:
-    """Read ``yaml`` as a plan; what is wrong is told of at the fields that it is about."""
+def parse(yaml: str) -> ParsedPlan:
+    """Parse ``yaml`` as a plan; reasons are assigned to the fields that they are about."""
     try:
-        return Checked(plan=parse_plan(yaml.encode("utf-8", "replace"), "yaml"))
+        return ParsedPlan(plan=parse_plan(yaml.encode("utf-8", "replace"), "yaml"))
     except MalformedPlan as error:
         return refused(error.reasons)
 
 
-def refused(reasons: Sequence[Reason]) -> Checked:
-    """Reasons, sorted to the fields that they are about."""
+def refused(reasons: Sequence[Reason]) -> ParsedPlan:
+    """The reasons of an invalid plan, by the fields that they are about."""
     names = frozenset(_names())
     at_field: dict[str, tuple[Reason, ...]] = {}
     elsewhere = []
@@ -231,14 +224,16 @@ def refused(reasons: Sequence[Reason]) -> Checked:
             at_field[name] = (*at_field.get(name, ()), reason)
         else:
             elsewhere.append(reason)
-    return Checked(plan=None, reasons=tuple(reasons), at_field=at_field, elsewhere=tuple(elsewhere))
+    return ParsedPlan(
+        plan=None, reasons=tuple(reasons), at_field=at_field, elsewhere=tuple(elsewhere)
+    )
 
 
 # ---- YAML ---------------------------------------------------------------------------
 
 
 def yaml_of(document: Mapping[str, Any]) -> str:
-    """A plan's or a policy's document as the YAML that a person would go on with."""
+    """The document of a plan or a policy as YAML for people to edit."""
     first = [name for name in _ORDER if name in document]
     empty = [name for name in _EMPTY if not document.get(name)]
     rest = [name for name in document if name not in (*_ORDER, *empty)]
@@ -253,12 +248,12 @@ _ORDER = (
 
 
 _EMPTY = ("extra", "accountants", "caps")
-"""Fields of plans and policies that say nothing when they are empty."""
+"""Fields of plans and policies that are left out when they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A number as it was typed."""
+    """A number as it was entered."""
 
     text: str
 
@@ -294,7 +289,7 @@ def _put(document: dict[str, Any], name: str, kind: Kind, values: Mapping[str, s
 
 
 def _typed(given: str, kind: Kind) -> str | _Token:
-    plain = kind == "number" and (_NUMBER.fullmatch(given) or given == ASKED)
+    plain = kind == "number" and (_NUMBER.fullmatch(given) or given == SOLVE)
     return _Token(given) if plain else given
 
 
@@ -332,11 +327,5 @@ def _scalar(value: Any) -> str:
     if isinstance(value, str) and _BARE.fullmatch(value) and value.lower() not in _NOT_BARE:
         return value
     # Unlike JSON, YAML has an escape for every character and does not join surrogates.
-    return "".join(map(_printable, json.dumps(value, ensure_ascii=False)))
-
-
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    number = ord(character)
-    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else escaped(char) for char in text)

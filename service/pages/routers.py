@@ -1,4 +1,4 @@
-"""The pages, one file each; a new one is a file and a line here."""
+"""The routers of all pages; a new page is a file and a line here."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from affidavit.service.pages import (
     certificate,
     certificates,
     compare,
+    dataset,
     datasets,
     keys,
     new_plan,
     overview,
     policies,
+    policy_simulation,
     runs,
     sign_in,
-    sign_in_provider,
-    static_files,
+    templating,
     tokens,
     waivers,
 )
 
 PAGES = (
-    static_files.router,
+    templating.router,
     sign_in.router,
-    sign_in_provider.router,
     overview.router,
     audit.router,
     tokens.router,
@@ -34,7 +34,9 @@ PAGES = (
     certificate.router,
     compare.router,
     datasets.router,
+    dataset.router,
     new_plan.router,
+    policy_simulation.router,
     policies.router,
     runs.router,
     waivers.router,

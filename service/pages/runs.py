@@ -1,75 +1,193 @@
-"""``/runs``: the queue, one run as it goes on, asking for one and stopping it (``run_view``)."""
+"""``/runs``: the queue, one run as it goes on, a form to start a run, and a way to stop it.
+
+A failed run says so first, with the code of its end. What the worker reported is read from
+the provenance that it signed; the service verified the signature before it settled the run.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from datetime import datetime
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection, select
+from starlette.concurrency import run_in_threadpool
 
-from affidavit.accountants import decimal_up
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.plan import Reason
 from affidavit.service.command import CommandContext
-from affidavit.service.cursors import InvalidCursor
-from affidavit.service.errors import AccountingUnavailable, DomainError
+from affidavit.service.errors import AccountingUnavailable, DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.ledger import document
+from affidavit.service.ledger import rows as ledger_rows
 from affidavit.service.ledger.rows import Reservation
 from affidavit.service.openapi import ID_PATTERN
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
-from affidavit.service.pages.forms import Form, TheForm
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.pages.run_view import EventLine, RunLine, RunView, run_of, runs_of
-from affidavit.service.pages.run_view import Runs as RunsView
-from affidavit.service.pages.wishes import is_fragment
-from affidavit.service.problems import Problem, invalid_cursor
-from affidavit.service.requests import in_thread
+from affidavit.service.pages.access import Anyone, Submitter, page_actor
+from affidavit.service.pages.forms import Form, SubmittedForm
+from affidavit.service.pages.renderers import Rows, is_fragment, view_of
+from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.pages.text import up
+from affidavit.service.problems import Problem
 from affidavit.service.routes.runs import RunId
-from affidavit.service.runs.rows import Filters
+from affidavit.service.runs import rows
+from affidavit.service.runs.rows import Filters, Run
+from affidavit.service.runs.run_tables import run_events
 from affidavit.service.runs.wanted import read_cancellation, read_run
 from affidavit.service.services import Services, TheServices
-from affidavit.service.wanted import MalformedRequest
+from affidavit.service.tables import certificates
 
 router = APIRouter()
 
 LISTED = 50
 PARTS = 20
-"""Stretches of a run for which what was spent so far is worked out, each once."""
-DIGITS = 6
+"""Parts of a run for which what was spent so far is computed, each once."""
+EVENTS = {
+    "queued": "queued, waiting for a worker",
+    "claimed": "claimed by a worker",
+    "requeued": "returned to the queue",
+    "cancel_asked": "asked to stop",
+    "running": "first step started; its budget is committed",
+    "resumed": "resumed by another worker",
+    "settled": "settled: the record conforms to the certificate",
+    "failed": "failed",
+    "cancelled": "cancelled",
+}
 State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled", ""]
-Concerned = Annotated[
-    Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.WORK, Scope.ADMIN)
-]
-Submitter = Annotated[Actor, page_actor(Scope.SUBMIT)]
 Stopper = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.ADMIN)]
 QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Queue:
-    """The page of runs, with what it was narrowed to."""
+class RunLine:
+    """A run in one line; ``steps`` were reported, and ``steps_charged`` of one that ended."""
 
-    runs: RunsView
+    id: str
+    state: str
+    queue: str
+    priority: int
+    certificate: str
+    name: str | None
+    dataset: str | None
+    worker: str | None
+    steps: int
+    steps_certified: int
+    steps_charged: int | None
+    cancel_asked: bool
+    code: str | None
+    by: str
+    requested_at: datetime
+    changed_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runs:
+    """A page of runs; ``next`` is the cursor of the following one."""
+
+    lines: tuple[RunLine, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queue:
+    """The page of runs, and the filters."""
+
+    runs: Runs
     state: str
     queue: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
-    """The form of a run as it was filled in, and what is wrong with it."""
+class RunForm:
+    """The form of a new run as it was filled in, and what is wrong with it."""
 
     values: dict[str, str]
     reasons: tuple[Reason, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EventLine:
+    """An event of a run."""
+
+    seq: int
+    kind: str
+    tells: str
+    at: datetime
+    actor: str
+    fence: int | None
+    worker: str | None
+    code: str | None
+    message: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FindingLine:
+    """A finding of conformance; a noted one leaves the guarantee as it is."""
+
+    code: str
+    line: int
+    message: str
+    noted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What the worker's signed provenance says of the record."""
+
+    digest: str | None
+    conformant: bool
+    charged: int
+    released: int
+    to_charge: int
+    findings: tuple[FindingLine, ...]
+    began: str
+    ended: str
+    builder: str
+    subject: str
+    subject_digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunView:
+    """One run: its progress, its events, its record, and what the ledger says of it.
+
+    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed.
+    """
+
+    line: RunLine
+    ended: bool
+    certified_steps: int
+    share: float
+    reservation: str
+    reservation_state: str
+    reserved: str
+    charged: str
+    steps_charged: int | None
+    data: str
+    model: str
+    output: str
+    time_limit: int | None
+    message: str | None
+    events: tuple[EventLine, ...]
+    record: Record | None
+    unit: str
+    adjacency: str
+    so_far: str | None = None
+    so_far_steps: int | None = None
+
+
+# ---- the queue ----------------------------------------------------------------------
+
+
 @page(router, "/runs")
 def queue(
     request: Request,
-    _: Concerned,
+    _: Anyone,
     services: TheServices,
     state: State = "",
     queue: QueueName = None,
@@ -77,15 +195,39 @@ def queue(
 ) -> Response:
     """The latest runs, of one state or queue or of all."""
     filters = Filters(state=state or None, queue=queue or None)
-    try:
-        found, following = services.runs.queue.page(filters, cursor, LISTED)
-    except InvalidCursor as error:
-        raise invalid_cursor(error) from None
+    runs, following = services.runs.queue.page(filters, cursor, LISTED)
     with services.engine.connect() as connection:
-        listed = runs_of(connection, found, following)
-    view = Queue(runs=listed, state=state, queue=queue or "")
-    rows = Rows(RunLine, listed.lines)
-    return answer(request, view, template="runs.html", rows=rows, fragment="queue")
+        lines = _lines(connection, runs)
+    view = Queue(runs=Runs(lines=lines, next=following), state=state, queue=queue or "")
+    return respond(request, view, template="runs.html", rows=Rows(RunLine, lines), fragment="queue")
+
+
+def _lines(connection: Connection, runs: list[Run]) -> tuple[RunLine, ...]:
+    """``runs``, with the names of their certificates' plans."""
+    ids = {run.certificate_id for run in runs}
+    query = select(certificates.c.id, certificates.c.name, certificates.c.dataset).where(
+        certificates.c.id.in_(ids)
+    )
+    names = {row.id: (row.name, row.dataset) for row in connection.execute(query)}
+    return tuple(_line(run, *names.get(run.certificate_id, (None, None))) for run in runs)
+
+
+def _line(run: Run, name: str | None, dataset: str | None) -> RunLine:
+    outcome = run.outcome or {}
+    return view_of(
+        RunLine,
+        run,
+        certificate=run.certificate_id,
+        name=name,
+        dataset=dataset,
+        steps_certified=run.certified_steps,
+        steps_charged=outcome.get("steps_charged"),
+        code=outcome.get("code"),
+        by=run.requested_by,
+    )
+
+
+# ---- starting and stopping ----------------------------------------------------------
 
 
 @page(router, "/runs/new", csv=False)
@@ -94,69 +236,118 @@ def new_run(
     _: Submitter,
     certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
 ) -> Response:
-    """The form that asks for a run."""
-    view = Wanted(values={"certificate": certificate or ""})
-    return answer(request, view, template="new_run.html")
+    """The form of a new run."""
+    view = RunForm(values={"certificate": certificate or ""})
+    return respond(request, view, template="new_run.html")
 
 
 @action(router, "/runs/new")
-async def request_run(
-    request: Request, actor: Submitter, services: TheServices, sent: TheForm
+async def start_run(
+    request: Request, actor: Submitter, services: TheServices, form: SubmittedForm
 ) -> Response:
-    """Queue a run by the use case of the API."""
-    asked = _asked(sent)
+    """Queue a run, by the use case of the API."""
     try:
-        wanted = read_run(json.dumps(asked).encode())
-        call = CommandContext.of(actor, request, None, wanted)
-        run, _ = await services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
+        run_request = read_run(json.dumps(_fields(form)).encode())
+        call = CommandContext.of(actor, request, None, run_request)
+        run, _ = await services.runs.request(run_request, call, anybodys=actor.may(Scope.ADMIN))
     except MalformedRequest as error:
-        return _refused(request, sent, error.reasons, 422)
+        reasons, status = error.reasons, 422
     except DomainError as refusal:
         reason = Reason(
             code=refusal.code, pointer="", message=refusal.message, remedy=refusal.remedy
         )
-        return _refused(request, sent, (reason,), refusal.status)
-    return see_other(f"/runs/{run.id}")
-
-
-@page(router, "/runs/{run_id}")
-async def run(request: Request, _: Concerned, services: TheServices, run_id: RunId) -> Response:
-    """How far it is, what happened, what it did and what it was charged."""
-    view, reservation = await in_thread(lambda: _read(services, run_id))
-    if view.ended and is_fragment(request):
-        # What was watched is over, and all of the page is another now.
-        return Response(headers={"HX-Refresh": "true"})
-    view = await _with_spent(services, view, reservation)
-    rows = Rows(EventLine, view.events)
-    return answer(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
+        reasons, status = (reason,), refusal.status
+    else:
+        return see_other(f"/runs/{run.id}")
+    view = RunForm(values=form.first_values(), reasons=reasons)
+    return respond(request, view, template="new_run.html", status=status)
 
 
 @action(router, "/runs/{run_id}/cancel")
-async def cancel(
-    request: Request, actor: Stopper, services: TheServices, run_id: RunId, sent: TheForm
+async def stop_run(
+    request: Request, actor: Stopper, services: TheServices, run_id: RunId, form: SubmittedForm
 ) -> Response:
-    """Stop it, if it is theirs or they administer."""
-    found = await in_thread(lambda: services.runs.queue.find(run_id))
-    if found.requested_by != actor.name and not actor.may(Scope.ADMIN):
-        raise Problem(403, "not_yours", "somebody else asked for it; ask them.")
+    """Stop a run of one's own, or any run as an administrator."""
+    run = await run_in_threadpool(services.runs.queue.find, run_id)
+    if run.requested_by != actor.name and not actor.may(Scope.ADMIN):
+        raise Problem(403, "not_yours", "somebody else started this run; ask them to stop it.")
     try:
-        wanted = read_cancellation(json.dumps({"reason": sent.get("reason")}).encode())
+        cancellation = read_cancellation(json.dumps({"reason": form.get("reason")}).encode())
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
-    call = CommandContext.of(actor, request, None, wanted)
-    await in_thread(lambda: services.runs.queue.cancel(run_id, wanted.reason, call))
+    call = CommandContext.of(actor, request, None, cancellation)
+    await run_in_threadpool(services.runs.queue.cancel, run_id, cancellation.reason, call)
     return see_other(f"/runs/{run_id}", done="stopped")
 
 
+def _fields(form: Form) -> dict[str, object]:
+    """The form as a request of the API; empty fields are left out."""
+    texts = ("certificate", "data", "model", "output", "queue", "reservation")
+    fields: dict[str, object] = {name: form.get(name) for name in texts if form.get(name)}
+    for name in ("priority", "time_limit"):
+        text = form.get(name)
+        if text:
+            fields[name] = int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else text
+    if form.get("gpu"):
+        fields["requirements"] = {"gpu": True}
+    return fields
+
+
+# ---- one run ------------------------------------------------------------------------
+
+
+@page(router, "/runs/{run_id}")
+async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId) -> Response:
+    """The progress of a run, its events, its record and its charge."""
+    view, reservation = await run_in_threadpool(_read, services, run_id)
+    if view.ended and is_fragment(request):
+        # The run has ended, which changes the whole page.
+        return Response(headers={"HX-Refresh": "true"})
+    view = await _with_spent(services, view, reservation)
+    rows = Rows(EventLine, view.events)
+    return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
+
+
 def _read(services: Services, run_id: str) -> tuple[RunView, Reservation]:
+    """One run with its reservation; raises ``UnknownRun``."""
     with services.engine.connect() as connection:
-        return run_of(connection, run_id)
+        run = rows.find(connection, run_id)
+        reservation = ledger_rows.find_reservation(connection, run.reservation_id)
+        query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
+        events = tuple(_event(row) for row in connection.execute(query))
+    assert reservation is not None
+    outcome = run.outcome or {}
+    charged = outcome.get("steps_charged")
+    done = run.steps if charged is None else charged
+    return RunView(
+        line=_line(run, reservation.name, reservation.scope.dataset),
+        ended=run.outcome is not None,
+        certified_steps=reservation.certified_steps,
+        share=min(1.0, done / reservation.certified_steps),
+        reservation=reservation.id,
+        reservation_state=reservation.state,
+        reserved=up(document.cost_document(reservation.cost)["epsilon"]),
+        charged=up(document.cost_document(reservation.charged)["epsilon"]),
+        steps_charged=charged,
+        **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
+        message=outcome.get("message"),
+        events=events,
+        record=read_provenance(outcome.get("provenance")),
+        unit=reservation.scope.unit,
+        adjacency=reservation.scope.adjacency,
+    ), reservation
+
+
+def _event(row: Any) -> EventLine:
+    body = json.loads(row.body)
+    detail = {name: body.get(name) for name in ("worker", "code", "message")}
+    return view_of(EventLine, row, tells=EVENTS.get(row.kind, row.kind), **detail)
 
 
 async def _with_spent(services: Services, view: RunView, reservation: Reservation) -> RunView:
-    """``view`` of a run that is under way, with what its steps so far cost at most.
+    """``view`` of a run in progress, with an upper bound of what its steps so far cost.
 
-    That is worked out for twentieths of the run, so that whoever watches asks for few.
+    The bound is computed for twentieths of the run, so that watching it computes few.
     """
     if view.ended or not view.line.steps:
         return view
@@ -166,26 +357,41 @@ async def _with_spent(services: Services, view: RunView, reservation: Reservatio
         cost = await services.desk.cost_of_steps(reservation, steps)
     except (AccountingUnavailable, DomainError):
         return view
-    found = (cost or reservation.cost).epsilon.value(UNIT)
-    if not math.isfinite(found):
+    epsilon = (cost or reservation.cost).epsilon.value(UNIT)
+    if not math.isfinite(epsilon):
         return view
-    return replace(view, so_far=decimal_up(found, DIGITS), so_far_steps=steps)
+    return replace(view, so_far=up(epsilon), so_far_steps=steps)
 
 
-def _asked(sent: Form) -> dict[str, object]:
-    """What the form says as the API is told it; fields that were left empty are left out."""
-    texts = ("certificate", "data", "model", "output", "queue", "reservation")
-    found: dict[str, object] = {name: sent.get(name) for name in texts if sent.get(name)}
-    for name in ("priority", "time_limit"):
-        given = sent.get(name)
-        if given:
-            found[name] = int(given) if re.fullmatch(r"-?[0-9]{1,10}", given) else given
-    if sent.get("gpu"):
-        found["requirements"] = {"gpu": True}
-    return found
-
-
-def _refused(request: Request, sent: Form, reasons: tuple[Reason, ...], status: int) -> Response:
-    values = {name: texts[0] for name, texts in sent.fields.items() if texts and name != "csrf"}
-    view = Wanted(values=values, reasons=reasons)
-    return answer(request, view, template="new_run.html", status=status)
+def read_provenance(envelope: Any) -> Record | None:
+    """The record as a verified provenance describes it; None if there is none."""
+    if envelope is None:
+        return None
+    try:
+        statement = json.loads(base64.b64decode(envelope["payload"], validate=True))
+        subject = statement["subject"][0]
+        details = statement["predicate"]["runDetails"]
+        conformance = details["byproducts"][0]["annotations"]["conformance"]
+        return Record(
+            digest=conformance["head"],
+            conformant=conformance["conformant"],
+            charged=conformance["steps"]["charged"],
+            released=conformance["steps"]["released"],
+            to_charge=conformance["steps"]["to_charge"],
+            findings=tuple(
+                FindingLine(
+                    code=str(finding["code"]),
+                    line=int(finding["line"]),
+                    message=str(finding["message"]),
+                    noted=bool(finding["noted"]),
+                )
+                for finding in conformance["findings"]
+            ),
+            began=str(details["metadata"]["startedOn"]),
+            ended=str(details["metadata"]["finishedOn"]),
+            builder=str(details["builder"]["id"]),
+            subject=str(subject["name"]),
+            subject_digest=str(subject["digest"]["sha256"]),
+        )
+    except (binascii.Error, KeyError, IndexError, TypeError, ValueError):
+        return None

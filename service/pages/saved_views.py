@@ -1,7 +1,7 @@
-"""Searches that people keep: a name and the query of a page, for whoever kept it.
+"""Saved searches: a name and the query string of a page, for the person who saved it.
 
-A search holds no cursor and nothing that the page itself would refuse: it is read by the page
-before it is kept. Everybody has at most ``MOST`` of a page, and sees only their own.
+A query holds no cursor and nothing that the page would refuse: the page reads it before it is
+saved. Everybody has at most ``MOST`` of a page, and sees only their own.
 """
 
 from __future__ import annotations
@@ -10,18 +10,41 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import Engine, delete, func, insert, select
+from sqlalchemy import (
+    Column,
+    Engine,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    delete,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.service.database import writer
-from affidavit.service.pages.session_tables import saved_views
+from affidavit.service.tables import UtcDateTime, metadata
 
 MOST = 50
 LONGEST = 64
 
+saved_views = Table(
+    "saved_views",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("owner", String(255), nullable=False),
+    Column("page", String(64), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("query", Text, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    UniqueConstraint("owner", "page", "name", name="saved_views_once"),
+)
 
-class NotKept(ValueError):
-    """A search that is not kept; the text says why."""
+
+class InvalidSavedView(ValueError):
+    """A search that cannot be saved; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +57,7 @@ class SavedView:
 
 
 class SavedViews:
-    """The kept searches of one page."""
+    """The saved searches of one page."""
 
     def __init__(self, engine: Engine, page: str) -> None:
         self._engine = engine
@@ -42,30 +65,30 @@ class SavedViews:
 
     def of(self, owner: str) -> tuple[SavedView, ...]:
         """Those of ``owner``, by name."""
-        kept = saved_views.c
+        columns = saved_views.c
         query = (
-            select(kept.id, kept.name, kept.query)
-            .where(kept.owner == owner, kept.page == self._page)
-            .order_by(kept.name)
+            select(columns.id, columns.name, columns.query)
+            .where(columns.owner == owner, columns.page == self._page)
+            .order_by(columns.name)
             .limit(MOST)
         )
         with self._engine.connect() as connection:
             rows = connection.execute(query).mappings()
             return tuple(SavedView(**row) for row in rows)
 
-    def keep(self, owner: str, name: str, query: str, at: datetime) -> None:
-        """Keep a search; raises ``NotKept``."""
+    def save(self, owner: str, name: str, query: str, at: datetime) -> None:
+        """Save a search; raises ``InvalidSavedView``."""
         name = name.strip()
         if not name or len(name) > LONGEST or not name.isprintable():
-            raise NotKept(f"give it a name of 1 to {LONGEST} printable characters.")
+            raise InvalidSavedView(f"enter a name of 1 to {LONGEST} printable characters.")
         if not query:
-            raise NotKept("there is nothing to keep: narrow the list first.")
-        kept = saved_views.c
-        mine = select(func.count()).where(kept.owner == owner, kept.page == self._page)
+            raise InvalidSavedView("there is no filter to save; narrow the list first.")
+        columns = saved_views.c
+        count = select(func.count()).where(columns.owner == owner, columns.page == self._page)
         try:
             with writer(self._engine).begin() as connection:
-                if connection.execute(mine).scalar_one() >= MOST:
-                    raise NotKept(f"you keep {MOST} searches already; forget one first.")
+                if connection.execute(count).scalar_one() >= MOST:
+                    raise InvalidSavedView(f"you have {MOST} saved searches; delete one first.")
                 connection.execute(
                     insert(saved_views).values(
                         id=str(uuid.uuid4()),
@@ -77,14 +100,16 @@ class SavedViews:
                     )
                 )
         except IntegrityError:
-            raise NotKept("you keep a search of that name already; choose another.") from None
+            raise InvalidSavedView(
+                "you have a saved search of that name; choose another name."
+            ) from None
 
-    def forget(self, owner: str, view_id: str) -> None:
-        """Forget one of ``owner``'s own; one that is not there is forgotten already."""
-        kept = saved_views.c
+    def delete(self, owner: str, view_id: str) -> None:
+        """Delete one of ``owner``'s own, if it exists."""
+        columns = saved_views.c
         with writer(self._engine).begin() as connection:
             connection.execute(
                 delete(saved_views).where(
-                    kept.id == view_id, kept.owner == owner, kept.page == self._page
+                    columns.id == view_id, columns.owner == owner, columns.page == self._page
                 )
             )

@@ -1,13 +1,18 @@
-"""Sessions: who is signed in with a browser, and for how long.
-
-Rules it keeps:
+"""Browser sessions, and the cookies that carry them.
 
 - The cookie is 256 random bits, new at every sign-in; the database has its SHA-256.
 - A session ends 12 hours after it began, after an hour without a request, when its person
   signs out, and at once when its token is revoked or expires.
 - A session by token may do what the token may now, looked up for each request. One by the
   OpenID provider may do what the groups allowed at sign-in, until it ends.
-- That a session is still in use is written at most once a minute.
+- That a session is in use is written at most once a minute.
+
+Over https the names of cookies begin with ``__Host-``, so that no neighbouring host can set
+them, and they are sent over https alone. Scripts cannot read them, and other sites' forms do
+not send them. ``AFFIDAVIT_PUBLIC_URL`` says whether it is https, for behind a proxy that
+ends TLS every request looks like http.
+
+References: RFC 6265bis 4.1.3.2 (cookie name prefixes).
 """
 
 from __future__ import annotations
@@ -15,26 +20,61 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Engine, delete, insert, select, update
+from fastapi import Request, Response
+from sqlalchemy import (
+    CheckConstraint,
+    Column,
+    Engine,
+    ForeignKey,
+    Index,
+    String,
+    Table,
+    delete,
+    insert,
+    select,
+    update,
+)
 
 from affidavit.service.database import reader, writer
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
 from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.pages.session_tables import sessions
+from affidavit.service.tables import UtcDateTime, metadata
+
+if TYPE_CHECKING:
+    from affidavit.service.services import Services
 
 LONGEST = timedelta(hours=12)
 IDLE = timedelta(hours=1)
 SEEN = timedelta(minutes=1)
-"""How often it is written down that a session is in use."""
+"""How often the use of a session is written down."""
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("actor", String(255), nullable=False),
+    Column("scopes", String(255), nullable=False),
+    Column("token_id", String(12), ForeignKey("tokens.id")),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("seen_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    CheckConstraint("expires_at > created_at", name="sessions_expire_later"),
+    Index("sessions_by_expiry", "expires_at"),
+)
+"""Who is signed in with a browser, until when, by the SHA-256 of the cookie.
+
+A session by token names the token and not what it allows, which is looked up for each request;
+one by the OpenID provider has the scopes of the provider's groups when it began.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class NewSession:
     """A new session: the cookie's value, and when it ends at the latest."""
 
     cookie: str
@@ -49,11 +89,10 @@ class Sessions:
         self._writer = writer(engine)
         self._tokens = tokens
 
-    def begin(self, caller: Caller, *, at: datetime, until: datetime | None = None) -> Begun:
-        """Begin a session for ``caller``, to end at ``until`` if that is soon; others' ends
-        that have come are cleared away."""
+    def begin(self, caller: Caller, *, at: datetime) -> NewSession:
+        """Begin a session for ``caller``, and delete the expired ones."""
         cookie = secrets.token_urlsafe(32)
-        ends = min(at + LONGEST, until or at + LONGEST)
+        ends = at + LONGEST
         with self._writer.begin() as connection:
             connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
             connection.execute(
@@ -67,10 +106,10 @@ class Sessions:
                     expires_at=ends,
                 )
             )
-        return Begun(cookie, ends)
+        return NewSession(cookie, ends)
 
     def find(self, cookie: str, *, at: datetime) -> Caller | None:
-        """Who is signed in with ``cookie``; None where nobody is any more."""
+        """Who is signed in with ``cookie``; None if nobody is."""
         query = select(sessions).where(sessions.c.digest == _digest(cookie))
         with self._reader.connect() as connection:
             row = connection.execute(query).mappings().first()
@@ -78,7 +117,9 @@ class Sessions:
             return None
         caller = self._caller(row)
         if caller is not None and row["seen_at"] <= at - SEEN:
-            self._seen(row["digest"], at)
+            with self._writer.begin() as connection:
+                change = update(sessions).where(sessions.c.digest == row["digest"])
+                connection.execute(change.values(seen_at=at))
         return caller
 
     def end(self, cookie: str) -> None:
@@ -92,15 +133,62 @@ class Sessions:
                 return caller_of(self._tokens.with_id(row["token_id"]))
             except AuthenticationError:
                 return None
-        known = {item.value for item in Scope}
-        scopes = frozenset(Scope(entry) for entry in row["scopes"].split() if entry in known)
+        known = {scope.value for scope in Scope}
+        scopes = frozenset(Scope(name) for name in row["scopes"].split() if name in known)
         return Caller(Actor(row["actor"], scopes), row["actor"])
-
-    def _seen(self, digest: str, at: datetime) -> None:
-        with self._writer.begin() as connection:
-            change = update(sessions).where(sessions.c.digest == digest)
-            connection.execute(change.values(seen_at=at))
 
 
 def _digest(cookie: str) -> str:
     return hashlib.sha256(cookie.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+# ---- cookies ------------------------------------------------------------------------
+
+SESSION = "affidavit_session"
+FORM = "affidavit_form"
+"""Binds a form to a browser before anybody is signed in."""
+SIGN_IN = "affidavit_sign_in"
+"""What only this browser knows of a sign-in at the OpenID provider."""
+
+
+def read_cookie(request: Request, name: str) -> str | None:
+    """The value of a cookie."""
+    return request.cookies.get(_cookie_name(request, name)) or None
+
+
+def write_cookie(
+    request: Request, response: Response, name: str, value: str, until: datetime | None = None
+) -> None:
+    """Set a cookie until then, or until the browser is closed."""
+    response.set_cookie(
+        _cookie_name(request, name),
+        value,
+        expires=None if until is None else until.astimezone(UTC),
+        path="/",
+        secure=is_secure(request),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def delete_cookie(request: Request, response: Response, name: str) -> None:
+    """Delete a cookie from the browser."""
+    response.delete_cookie(
+        _cookie_name(request, name),
+        path="/",
+        secure=is_secure(request),
+        httponly=True,
+        samesite="lax",
+    )
+
+
+def is_secure(request: Request) -> bool:
+    """Whether browsers reach this service over https."""
+    services: Services = request.app.state.services
+    if services.public_url is not None:
+        return services.public_url.startswith("https://")
+    return request.url.scheme == "https"
+
+
+def _cookie_name(request: Request, name: str) -> str:
+    return f"__Host-{name}" if is_secure(request) else name

@@ -1,33 +1,43 @@
-"""``/sign-in`` and ``/sign-out``: a session for who holds a token.
+"""``/sign-in`` and ``/sign-out``: a session by token or by the OpenID provider.
 
-What is typed is judged as a bearer token is, and is answered with a cookie; the token
-itself goes no further. Where to go afterwards is a path of this service and nothing else.
+A token is checked as a bearer token is, and is answered with a cookie; the token itself goes
+no further. Where to go afterwards is a path of this service and nothing else.
+
+What only this browser knows of a sign-in at the provider is in a cookie of its own for ten
+minutes, deleted when the browser comes back, however that ends.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.access import not_known, open_to_all
 from affidavit.service.identity.authentication import Caller
+from affidavit.service.identity.code_flow import Attempt, CodeFlow
 from affidavit.service.identity.credentials import AuthenticationError
+from affidavit.service.identity.provider_keys import ProviderUnavailable
 from affidavit.service.identity.tokens import PREFIX
-from affidavit.service.pages import cookies
-from affidavit.service.pages.answer import answer, see_other
-from affidavit.service.pages.csrf import require_own
-from affidavit.service.pages.forms import TheForm
+from affidavit.service.pages import sessions
+from affidavit.service.pages.forms import SubmittedForm, require_form_token
+from affidavit.service.pages.response import respond, see_other
+from affidavit.service.problems import Problem
 from affidavit.service.services import Services, TheServices
 
-router = APIRouter()
+CALLBACK = "/sign-in/callback"
+LASTS = timedelta(minutes=10)
+
+router = APIRouter(
+    dependencies=[open_to_all()], include_in_schema=False, default_response_class=Response
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignIn:
-    """What the sign-in page shows."""
+    """The sign-in page; ``next`` is where to go from there."""
 
     next: str
     ended: bool = False
@@ -36,75 +46,74 @@ class SignIn:
     wrong: str = ""
 
 
-@router.get(
-    "/sign-in",
-    dependencies=[open_to_all()],
-    include_in_schema=False,
-    response_class=Response,
-)
+@router.get("/sign-in")
 def sign_in(request: Request, services: TheServices) -> Response:
-    """The form; ``next`` is where to go from there."""
+    """The form."""
     view = SignIn(
         next=local(request.query_params.get("next", "")),
         ended="ended" in request.query_params,
         open_here=services.authenticator.open_to_this_machine(),
         with_provider=services.code_flow is not None,
     )
-    return answer(request, view, template="sign_in.html")
+    return respond(request, view, template="sign_in.html")
 
 
-@router.post(
-    "/sign-in",
-    dependencies=[open_to_all()],
-    include_in_schema=False,
-    response_class=Response,
-)
-async def take_token(request: Request, services: TheServices, form: TheForm) -> Response:
-    """A session for the holder of the token that was typed."""
-    require_own(request, form)
+@router.post("/sign-in")
+async def sign_in_by_token(
+    request: Request, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Begin a session for the holder of a token."""
+    require_form_token(request, form)
     to = local(form.get("next"))
     try:
         caller = await _holder(services, form.get("token"))
     except AuthenticationError as unknown:
         not_known(services, request, unknown)  # counted, as a bad bearer token is
-        view = SignIn(next=to, wrong=unknown.detail, with_provider=services.code_flow is not None)
-        return await run_in_threadpool(answer, request, view, template="sign_in.html", status=422)
-    return await run_in_threadpool(begin, request, services, caller, to)
+        return await run_in_threadpool(_again, request, services, to, unknown.detail, 422)
+    return await run_in_threadpool(_begin, request, services, caller, to)
 
 
-@router.post(
-    "/sign-out",
-    dependencies=[open_to_all()],
-    include_in_schema=False,
-    response_class=Response,
-)
-def sign_out(request: Request, services: TheServices, form: TheForm) -> Response:
-    """End the session, here and in the database."""
-    require_own(request, form)
-    cookie = cookies.read(request, cookies.SESSION)
+@router.post("/sign-out")
+def sign_out(request: Request, services: TheServices, form: SubmittedForm) -> Response:
+    """End the session, in the browser and in the database."""
+    require_form_token(request, form)
+    cookie = sessions.read_cookie(request, sessions.SESSION)
     if cookie is not None:
         services.sessions.end(cookie)
-    done = see_other("/sign-in", done="signed_out")
-    cookies.remove(request, done, cookies.SESSION)
-    return done
+    response = see_other("/sign-in", done="signed_out")
+    sessions.delete_cookie(request, response, sessions.SESSION)
+    return response
 
 
-def begin(
-    request: Request,
-    services: Services,
-    caller: Caller,
-    to: str,
-    until: datetime | None = None,
-) -> Response:
-    """Begin a session and go ``to`` where its person wanted to go; an older one ends."""
-    old = cookies.read(request, cookies.SESSION)
-    if old is not None:
-        services.sessions.end(old)
-    begun = services.sessions.begin(caller, at=datetime.now(UTC), until=until)
-    done = see_other(to)
-    cookies.write(request, done, cookies.SESSION, begun.cookie, begun.expires_at)
-    cookies.remove(request, done, cookies.FORM)
-    return done
+@router.get("/sign-in/provider")
+def to_provider(request: Request, services: TheServices) -> Response:
+    """Send the browser to the provider."""
+    flow = _flow(services)
+    attempt = Attempt.new(local(request.query_params.get("next", "")))
+    response = see_other(flow.leave(attempt, _callback(services)))
+    until = datetime.now(UTC) + LASTS
+    sessions.write_cookie(request, response, sessions.SIGN_IN, attempt.packed(), until)
+    return response
+
+
+@router.get(CALLBACK)
+def from_provider(request: Request, services: TheServices) -> Response:
+    """Begin a session for the person that the provider names."""
+    flow = _flow(services)
+    attempt = Attempt.unpacked(sessions.read_cookie(request, sessions.SIGN_IN) or "")
+    to = "/" if attempt is None else local(attempt.next)
+    try:
+        actor = flow.arrive(attempt, dict(request.query_params), _callback(services))
+    except AuthenticationError as unknown:
+        not_known(services, request, unknown)  # counted, as a bad token is
+        response = _again(request, services, to, unknown.detail, 422)
+    except ProviderUnavailable:
+        detail = "the OpenID provider does not answer; try again later."
+        response = _again(request, services, to, detail, 503)
+    else:
+        response = _begin(request, services, Caller(actor, actor.name), to)
+    sessions.delete_cookie(request, response, sessions.SIGN_IN)
+    return response
 
 
 def local(path: str) -> str:
@@ -119,6 +128,23 @@ def local(path: str) -> str:
     return "/"
 
 
+def _begin(request: Request, services: Services, caller: Caller, to: str) -> Response:
+    """Begin a session and go ``to``; an older session of this browser ends."""
+    old = sessions.read_cookie(request, sessions.SESSION)
+    if old is not None:
+        services.sessions.end(old)
+    session = services.sessions.begin(caller, at=datetime.now(UTC))
+    response = see_other(to)
+    sessions.write_cookie(request, response, sessions.SESSION, session.cookie, session.expires_at)
+    sessions.delete_cookie(request, response, sessions.FORM)
+    return response
+
+
+def _again(request: Request, services: Services, to: str, wrong: str, status: int) -> Response:
+    view = SignIn(next=to, wrong=wrong, with_provider=services.code_flow is not None)
+    return respond(request, view, template="sign_in.html", status=status)
+
+
 async def _holder(services: Services, text: str) -> Caller:
     """Who holds the token ``text``; raises ``AuthenticationError``."""
     if not text.startswith(PREFIX):
@@ -126,3 +152,13 @@ async def _holder(services: Services, text: str) -> Caller:
             "invalid_token", f"a token begins with {PREFIX}; this one does not."
         )
     return await services.authenticator.by_token(text)
+
+
+def _callback(services: Services) -> str:
+    return f"{services.public_url}{CALLBACK}"
+
+
+def _flow(services: Services) -> CodeFlow:
+    if services.code_flow is None:
+        raise Problem(404, "not_found", "no OpenID provider is configured; sign in with a token.")
+    return services.code_flow

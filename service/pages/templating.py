@@ -1,28 +1,47 @@
-"""Templates: escaped, strict, and with the few words that every page shares.
+"""Templates and static files.
 
-Whatever a template puts out passes ``visible`` first, so that no text from elsewhere can
-reorder or hide what stands around it; an undefined name is an error and not an empty place.
+Templates escape everything and refuse undefined names. Whatever they put out passes
+``visible`` first, so that no text from elsewhere can reorder or hide what stands around it.
+
+The name of a static file carries the first 16 hexadecimal digits of its SHA-256, so that a
+browser may keep it for ever and still gets the new one after an upgrade.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
+import hashlib
+from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from pathlib import PurePath
 from typing import Any
-from urllib.parse import urlencode
 
+from fastapi import APIRouter, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from affidavit.accountants import decimal_down
+from affidavit.service.identity.access import open_to_all
+from affidavit.service.pages import text
 from affidavit.service.pages.navigation import is_current
-from affidavit.service.pages.static_files import static
-from affidavit.service.pages.text import short, visible
+from affidavit.service.problems import Problem
+
+PREFIX = "/static/"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+FILTERS = (
+    *(text.short, text.day, text.moment, text.second),
+    *(text.whole, text.plain, text.words, text.capitalized),
+)
+
+router = APIRouter()
 
 
 @cache
 def environment() -> Environment:
     """The one environment of this process."""
-    found = Environment(
+    env = Environment(
         loader=PackageLoader("affidavit.service.pages", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -31,69 +50,59 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    found.globals.update(static=static, is_current=is_current, query=query)
-    found.filters.update(
-        short=short,
-        day=day,
-        moment=moment,
-        second=second,
-        whole=whole,
-        plain=plain,
-        words=words,
-    )
-    return found
-
-
-def day(at: datetime) -> str:
-    """The date in UTC."""
-    return f"{at:%Y-%m-%d}"
-
-
-def moment(at: datetime) -> str:
-    """Date and time to the second in UTC, as a person reads it."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def second(at: datetime) -> str:
-    """The same for programs."""
-    return f"{at:%Y-%m-%dT%H:%M:%SZ}"
-
-
-def whole(number: int) -> str:
-    """A whole number with its thousands apart.
-
-    >>> whole(1234567)
-    '1,234,567'
-    """
-    return f"{number:,}"
-
-
-def plain(number: float) -> str:
-    """A number that was given, in the shortest decimal that is it.
-
-    >>> plain(6.0), plain(1e-05)
-    ('6', '1e-5')
-    """
-    return decimal_down(number, 17)
-
-
-def words(code: str) -> str:
-    """A code as words.
-
-    >>> words("under_noised")
-    'under-noised'
-    """
-    return {"under_noised": "under-noised", "add_remove": "add/remove"}.get(
-        code, code.replace("_", " ")
-    )
-
-
-def query(**given: Any) -> str:
-    """The query of a URL with those parameters that have a value."""
-    kept = {name: value for name, value in given.items() if value not in (None, "")}
-    return f"?{urlencode(kept, doseq=True)}" if kept else ""
+    env.globals.update(static=static, is_current=is_current, query=text.query)
+    env.filters.update({function.__name__: function for function in FILTERS})
+    return env
 
 
 def _finalize(value: Any) -> Any:
     # Markup is a str whose text was made here and escaped already.
-    return visible(value) if type(value) is str else value
+    return text.visible(value) if type(value) is str else value
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """A file as it is served."""
+
+    name: str
+    content: bytes
+    media_type: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """Every static file, by its name in the folder."""
+    served = {}
+    for resource in files("affidavit.service.pages").joinpath("static").iterdir():
+        path = PurePath(resource.name)
+        if path.suffix in TYPES:
+            content = resource.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()[:16]
+            name = f"{path.stem}.{digest}{path.suffix}"
+            served[resource.name] = StaticFile(name, content, TYPES[path.suffix])
+    return served
+
+
+def static(name: str) -> str:
+    """The path of a static file; raises ``KeyError`` for an unknown one."""
+    return PREFIX + static_files()[name].name
+
+
+@cache
+def _by_served_name() -> dict[str, StaticFile]:
+    return {file.name: file for file in static_files().values()}
+
+
+@router.get(
+    f"{PREFIX}{{name}}",
+    dependencies=[open_to_all(limited=False)],
+    include_in_schema=False,
+    response_class=Response,
+)
+async def static_file(name: str) -> Response:
+    """One static file, to be cached for a year."""
+    file = _by_served_name().get(name)
+    if file is None:
+        raise Problem(404, "not_found", "this file does not exist; reload the page.")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,38 +1,71 @@
-"""Text that nobody can hide in: characters without a shape of their own are spelled out.
+"""Text and numbers as people read them, with hidden characters spelled out.
 
-Names and plans are written by others. A right-to-left override shows a name
-backwards, a zero-width space makes two names look like one, and a
-spreadsheet runs a cell that begins with ``=``. What is shown is the same text, with such
-characters written as escapes.
+Names and plans are written by others. A right-to-left override shows a name backwards, a
+zero-width space makes two names look alike, and a spreadsheet runs a cell that begins with
+``=``. The same text is shown, with such characters written as escapes.
 
 >>> visible("safe"), visible("a" + chr(0x202E) + "b"), visible(chr(0xD800))
 ('safe', 'a\\\\u202eb', '\\\\ud800')
->>> inert("=HYPERLINK(1)"), inert("plain")
+>>> spreadsheet_safe("=HYPERLINK(1)"), spreadsheet_safe("plain")
 ("'=HYPERLINK(1)", 'plain')
->>> inert("-----BEGIN KEY-----\\nAA==\\n-----END KEY-----\\n")[:10], inert("-----BEGIN 1+1")
-('-----BEGIN', "'-----BEGIN 1+1")
+>>> spreadsheet_safe("-----BEGIN KEY-----\\nAA==\\n-----END KEY-----\\n")[:10]
+'-----BEGIN'
+>>> spreadsheet_safe("-----BEGIN 1+1")
+"'-----BEGIN 1+1"
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import unicodedata
+from datetime import datetime
+from typing import Any, overload
+from urllib.parse import urlencode
+
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.plan import ABSENT, Reason
+
+DIGITS = 6
+"""Significant digits of a number on a page."""
+SHORT = 12
+"""Characters of an id on a page; its title has the whole id."""
+ADJACENCIES = {"add_remove": "add/remove", "replace_one": "replace one", "zero_out": "zero out"}
 
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-_KEPT = frozenset("\n\r\t")
-SHORT = 12
-"""Characters of an id that are shown; the whole one is beside it for who asks."""
-
+_LAYOUT = frozenset("\n\r\t")
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 _PEM = re.compile(r"-----BEGIN ([A-Z ]+)-----\n[A-Za-z0-9+/=\n]+-----END \1-----\n?")
-"""A key in text, whole. It ends in dashes, as no formula does, and calls nothing."""
+"""A whole key in text. It ends in dashes, as no formula does, and calls nothing."""
+
+
+# ---- text ---------------------------------------------------------------------------
 
 
 def visible(text: str) -> str:
-    """``text`` with its invisible characters, save line ends and tabs, written as escapes."""
+    """``text`` with its invisible characters, except line ends and tabs, written as escapes."""
     if text.isprintable():
         return text
-    return "".join(_spelled(item) if _is_hidden(item) else item for item in text)
+    return "".join(escaped(char) if _is_hidden(char) else char for char in text)
+
+
+def spreadsheet_safe(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula; an exported key stays as it is."""
+    shown = visible(text)
+    if shown.startswith(_FORMULA) and _PEM.fullmatch(shown) is None:
+        return f"'{shown}"
+    return shown
+
+
+def escaped(character: str) -> str:
+    r"""A character as ``\uXXXX``, which YAML and Python read alike."""
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in _LAYOUT and unicodedata.category(character) in _HIDDEN
 
 
 def short(identity: str) -> str:
@@ -45,21 +78,105 @@ def short(identity: str) -> str:
     return bare if len(bare) <= SHORT + 1 else f"{bare[:SHORT]}…"
 
 
-def inert(text: str) -> str:
-    """A cell of a table for spreadsheets, none of which takes it for a formula.
+def shortened(text: str, length: int) -> str:
+    """``text`` cut to ``length`` characters, with an ellipsis where it was cut."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
-    A key that was exported stays the text that programs read.
+
+def words(code: str) -> str:
+    """A code as words.
+
+    >>> words("under_noised"), words("add_remove")
+    ('under-noised', 'add/remove')
     """
-    shown = visible(text)
-    if shown.startswith(_FORMULA) and _PEM.fullmatch(shown) is None:
-        return f"'{shown}"
-    return shown
+    return {"under_noised": "under-noised", **ADJACENCIES}.get(code, code.replace("_", " "))
 
 
-def _is_hidden(character: str) -> bool:
-    return character not in _KEPT and unicodedata.category(character) in _HIDDEN
+def capitalized(text: str) -> str:
+    """``text`` with its first letter in upper case and the rest as it is."""
+    return text[:1].upper() + text[1:]
 
 
-def _spelled(character: str) -> str:
-    number = ord(character)
-    return f"\\u{number:04x}" if number <= 0xFFFF else f"\\U{number:08x}"
+def field_value(value: Any, length: int) -> str | None:
+    """A value of a plan's field as text of at most ``length`` characters; None if absent."""
+    if value is ABSENT:
+        return None
+    return shortened(
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), length
+    )
+
+
+def messages_of(reasons: tuple[Reason, ...]) -> str:
+    """Every reason with its remedy, in one paragraph."""
+    return " ".join(f"{reason.message} {reason.remedy or ''}".strip() for reason in reasons)
+
+
+def query(**parameters: Any) -> str:
+    """The query string of the parameters that have a value."""
+    present = {name: value for name, value in parameters.items() if value not in (None, "")}
+    return f"?{urlencode(present, doseq=True)}" if present else ""
+
+
+# ---- numbers and instants -----------------------------------------------------------
+
+
+@overload
+def up(value: float | str, digits: int = DIGITS) -> str: ...
+@overload
+def up(value: None, digits: int = DIGITS) -> None: ...
+@overload
+def up(value: float | str | None, digits: int = DIGITS) -> str | None: ...
+def up(value: float | str | None, digits: int = DIGITS) -> str | None:
+    """A number rounded up, as an upper bound is shown; None stays None.
+
+    >>> up(7.9999994), up("Infinity"), up(None)
+    ('8', 'not bounded', None)
+    """
+    if value is None:
+        return None
+    number = float(value)
+    return decimal_up(number, digits) if math.isfinite(number) else "not bounded"
+
+
+@overload
+def down(value: float | str, digits: int = DIGITS) -> str: ...
+@overload
+def down(value: None, digits: int = DIGITS) -> None: ...
+@overload
+def down(value: float | str | None, digits: int = DIGITS) -> str | None: ...
+def down(value: float | str | None, digits: int = DIGITS) -> str | None:
+    """A number rounded down, as a lower bound or a remainder is shown; None stays None."""
+    return None if value is None else decimal_down(float(value), digits)
+
+
+def plain(number: float) -> str:
+    """The shortest decimal that is ``number``.
+
+    >>> plain(6.0), plain(1e-05)
+    ('6', '1e-5')
+    """
+    return decimal_down(number, 17)
+
+
+def whole(number: int) -> str:
+    """A whole number with thousands separators.
+
+    >>> whole(1234567)
+    '1,234,567'
+    """
+    return f"{number:,}"
+
+
+def day(at: datetime) -> str:
+    """The date in UTC."""
+    return f"{at:%Y-%m-%d}"
+
+
+def moment(at: datetime) -> str:
+    """Date and time to the second in UTC, for people."""
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def second(at: datetime) -> str:
+    """Date and time to the second in UTC, for programs."""
+    return f"{at:%Y-%m-%dT%H:%M:%SZ}"

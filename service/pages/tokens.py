@@ -1,7 +1,7 @@
-"""``/tokens``: who may use the service, a new token, and an end for one.
+"""``/tokens``: every token, a new token, and the revocation of one.
 
-A new token is shown in the answer to its form and nowhere afterwards, so that this one form
-is not followed by a redirect: there is nothing that a reload could read again.
+A new token is shown in the answer to its form and nowhere afterwards, so this one form is
+not followed by a redirect: there is nothing that a reload could read again.
 """
 
 from __future__ import annotations
@@ -9,35 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.token_repository import (
-    LONGEST_DAYS,
-    Token,
-    TokenError,
-    TokenRepository,
-)
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
-from affidavit.service.pages.forms import TheForm
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.services import TheServices
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.token_repository import LONGEST_DAYS, Token, TokenError
+from affidavit.service.pages.access import Admin
+from affidavit.service.pages.forms import SubmittedForm
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import action, page, respond, see_other
+from affidavit.service.services import Services, TheServices
 
 DAYS = 90
 MEANINGS = {
-    Scope.SUBMIT: "send plans, ask for runs",
-    Scope.APPROVE: "approve, waive, revoke",
-    Scope.AUDIT: "read everything, the log too",
-    Scope.WORK: "a worker that trains",
-    Scope.ADMIN: "policies, budgets, tokens, keys",
+    "submit": "submit plans, start runs",
+    "approve": "approve certificates, grant waivers, revoke",
+    "audit": "read everything, including the audit log",
+    "work": "train as a worker",
+    "admin": "manage policies, budgets, tokens and keys",
 }
 
 router = APIRouter()
-
-Admin = Annotated[Actor, page_actor(Scope.ADMIN)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +50,7 @@ class TokenLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A form as it was filled in."""
+    """The form as it was filled in."""
 
     name: str = ""
     person: str = ""
@@ -68,7 +60,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """What the page shows; ``made`` is the text of a token that was made just now."""
+    """Every token, valid ones first, then the newest; ``made`` is the text of a new one."""
 
     tokens: tuple[TokenLine, ...]
     meanings: Mapping[str, str]
@@ -78,39 +70,17 @@ class Tokens:
     wrong: str = ""
 
 
-def tokens_view(
-    store: TokenRepository,
-    now: datetime,
-    *,
-    draft: Draft | None = None,
-    made: str = "",
-    made_for: str = "",
-    wrong: str = "",
-) -> Tokens:
-    """Every token that was ever made, those that count first, then the newest."""
-    lines = sorted((_line(item, now) for item in store.all()), key=_newest, reverse=True)
-    lines.sort(key=lambda line: line.state != "counts")
-    return Tokens(
-        tokens=tuple(lines),
-        meanings={scope.value: said for scope, said in MEANINGS.items()},
-        draft=draft or Draft(),
-        made=made,
-        made_for=made_for,
-        wrong=wrong,
-    )
-
-
 @page(router, "/tokens")
 def tokens(request: Request, _: Admin, services: TheServices) -> Response:
     """The tokens."""
-    view = tokens_view(services.tokens, datetime.now(UTC))
-    return _answered(request, view)
+    return _respond(request, services)
 
 
 @action(router, "/tokens")
-def new(request: Request, actor: Admin, services: TheServices, form: TheForm) -> Response:
-    """Make a token and show it this once."""
-    now = datetime.now(UTC)
+def create_token(
+    request: Request, actor: Admin, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Create a token and show it this once."""
     draft = Draft(
         name=form.get("name"),
         person=form.get("person"),
@@ -118,52 +88,38 @@ def new(request: Request, actor: Admin, services: TheServices, form: TheForm) ->
         days=form.get("days") or str(DAYS),
     )
     try:
-        made, text = services.tokens.new(
+        token, secret = services.tokens.new(
             draft.name,
             _scopes(draft),
             _days(draft),
             by=actor.name,
-            at=now,
+            at=datetime.now(UTC),
             person=draft.person or None,
         )
-    except TokenError as refused:
-        view = tokens_view(services.tokens, now, draft=draft, wrong=f"{refused}.")
-        return _answered(request, view, status=422)
-    view = tokens_view(services.tokens, now, made=text.text, made_for=made.name)
-    return _answered(request, view, status=201)
+    except TokenError as error:
+        return _respond(request, services, 422, draft=draft, wrong=f"{error}.")
+    return _respond(request, services, 201, made=secret.text, made_for=token.name)
 
 
 @action(router, "/tokens/{token_id}/revocation")
-def revoke(
-    request: Request, actor: Admin, services: TheServices, form: TheForm, token_id: str
+def revoke_token(
+    request: Request, actor: Admin, services: TheServices, form: SubmittedForm, token_id: str
 ) -> Response:
-    """End a token."""
-    now = datetime.now(UTC)
+    """Revoke a token."""
     try:
-        services.tokens.revoke(token_id, form.get("reason"), by=actor.name, at=now)
-    except TokenError as refused:
-        view = tokens_view(services.tokens, now, wrong=f"{refused}.")
-        return _answered(request, view, status=422)
+        services.tokens.revoke(token_id, form.get("reason"), by=actor.name, at=datetime.now(UTC))
+    except TokenError as error:
+        return _respond(request, services, 422, wrong=f"{error}.")
     return see_other("/tokens", done="revoked")
 
 
-def _answered(request: Request, view: Tokens, status: int = 200) -> Response:
-    return answer(
-        request,
-        view,
-        template="tokens.html",
-        rows=Rows(TokenLine, view.tokens),
-        status=status,
-    )
-
-
 def _scopes(draft: Draft) -> list[Scope]:
-    known = {item.value for item in Scope}
+    known = {scope.value for scope in Scope}
     if not draft.scopes:
-        raise TokenError("a token needs at least one scope; tick what it may do")
-    if unknown := [entry for entry in draft.scopes if entry not in known]:
-        raise TokenError(f"{unknown[0][:80]!r} is no scope; tick one of {', '.join(Scope)}")
-    return [Scope(scope) for scope in draft.scopes]
+        raise TokenError("a token needs at least one scope; select one")
+    if unknown := [name for name in draft.scopes if name not in known]:
+        raise TokenError(f"{unknown[0][:80]!r} is not a scope; select one of {', '.join(Scope)}")
+    return [Scope(name) for name in draft.scopes]
 
 
 def _days(draft: Draft) -> int:
@@ -174,20 +130,36 @@ def _days(draft: Draft) -> int:
 
 
 def _line(token: Token, now: datetime) -> TokenLine:
-    expired = "expired" if token.expires_at <= now else "counts"
-    return TokenLine(
-        id=token.id,
-        name=token.name,
-        person=token.person,
+    state = "expired" if token.expires_at <= now else "counts"
+    return view_of(
+        TokenLine,
+        token,
         scopes=tuple(scope.value for scope in token.scopes),
-        state="revoked" if token.revoked_at is not None else expired,
-        created_at=token.created_at,
-        created_by=token.created_by,
-        expires_at=token.expires_at,
-        revoked_at=token.revoked_at,
-        last_used_at=token.last_used_at,
+        state="revoked" if token.revoked_at is not None else state,
     )
 
 
-def _newest(line: TokenLine) -> tuple[datetime, str]:
-    return line.created_at, line.id
+def _respond(
+    request: Request,
+    services: Services,
+    status: int = 200,
+    *,
+    draft: Draft | None = None,
+    made: str = "",
+    made_for: str = "",
+    wrong: str = "",
+) -> Response:
+    now = datetime.now(UTC)
+    lines = [_line(token, now) for token in services.tokens.all()]
+    lines.sort(key=lambda line: (line.created_at, line.id), reverse=True)
+    lines.sort(key=lambda line: line.state != "counts")
+    view = Tokens(
+        tokens=tuple(lines),
+        meanings=MEANINGS,
+        draft=draft or Draft(),
+        made=made,
+        made_for=made_for,
+        wrong=wrong,
+    )
+    rows = Rows(TokenLine, view.tokens)
+    return respond(request, view, template="tokens.html", rows=rows, status=status)

@@ -6,20 +6,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.policy import WAIVABLE
+from affidavit.certificate.policy import BUILT_IN, WAIVABLE
 from affidavit.plan import Reason
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.pages.access import page_actor
-from affidavit.service.pages.answer import action, answer, page, see_other
-from affidavit.service.pages.forms import Form, TheForm
-from affidavit.service.pages.forms_of_a_view import Rows
-from affidavit.service.pages.policy_view import WaiverLine, Waivers, policy_names, waivers
+from affidavit.service.identity.actor import Actor
+from affidavit.service.pages.access import Approver, PolicyReader
+from affidavit.service.pages.forms import Form, SubmittedForm
+from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.policies.activate import Unacceptable
+from affidavit.service.policies.answers import waiver_answer
+from affidavit.service.policies.store import KeptWaiver
 from affidavit.service.policies.waive import NotYours, grant, revoke
 from affidavit.service.policies.wanted import MalformedWaiver, read_waiver
 from affidavit.service.problems import Problem
@@ -30,8 +30,32 @@ router = APIRouter()
 
 FIELDS = ("rule", "policy", "plan_digest", "dataset", "owner", "reason", "expires_at")
 LONGEST_REASON = 2000
-Judged = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.ADMIN)]
-Approver = Annotated[Actor, page_actor(Scope.APPROVE)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaiverLine:
+    """A waiver in one line."""
+
+    id: str
+    status: str
+    rule: str
+    plan_digest: str | None
+    dataset: str | None
+    policy: str
+    owner: str
+    reason: str
+    granted_by: str
+    granted_at: str
+    expires_at: str
+    revoked_by: str | None
+    revoked_because: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waivers:
+    """Every waiver, newest first."""
+
+    lines: tuple[WaiverLine, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,79 +70,98 @@ class WaiversPage:
 
 
 @page(router, "/waivers")
-def every(request: Request, _: Judged, services: TheServices) -> Response:
-    """Every waiver, newest first; expired and revoked ones too."""
-    return _shown(request, services, {}, ())
+def waivers(request: Request, _: PolicyReader, services: TheServices) -> Response:
+    """Every waiver, including expired and revoked ones."""
+    return _respond(request, services, {}, ())
 
 
 @action(router, "/waivers")
-async def new(request: Request, actor: Approver, services: TheServices, sent: TheForm) -> Response:
-    """Grant one, by the use case of the API."""
-    return await run_in_threadpool(_granted, request, actor, services, sent)
+async def grant_waiver(
+    request: Request, actor: Approver, services: TheServices, form: SubmittedForm
+) -> Response:
+    """Grant a waiver, by the use case of the API."""
+    return await run_in_threadpool(_grant, request, actor, services, form)
 
 
 @action(router, "/waivers/{waiver_id}/revoke")
-async def end(
-    actor: Approver, services: TheServices, waiver_id: WaiverId, sent: TheForm
+async def revoke_waiver(
+    actor: Approver, services: TheServices, waiver_id: WaiverId, form: SubmittedForm
 ) -> Response:
-    """Revoke one, with every certificate that rests on it."""
-    reason = sent.get("reason")
+    """Revoke a waiver and every certificate that depends on it."""
+    reason = form.get("reason")
     if not 1 <= len(reason) <= LONGEST_REASON or "\x00" in reason:
-        raise Problem(422, "malformed_request", "say why, in at most 2000 characters.")
+        raise Problem(422, "malformed_request", "enter a reason of at most 2000 characters.")
     now = datetime.now(UTC)
-    found = await run_in_threadpool(
+    waiver = await run_in_threadpool(
         lambda: revoke(services.policies, waiver_id, reason, actor=actor.name, at=now)
     )
-    if found is None:
-        raise Problem(404, "not_found", f"there is no waiver {waiver_id}.")
+    if waiver is None:
+        raise Problem(404, "not_found", f"waiver {waiver_id} does not exist.")
     return see_other("/waivers", done="revoked")
 
 
-def _granted(request: Request, actor: Actor, services: Services, sent: Form) -> Response:
-    values = {name: sent.get(name) for name in FIELDS if sent.get(name)}
+def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Response:
+    values = {name: form.get(name) for name in FIELDS if form.get(name)}
     try:
-        wanted = read_waiver(json.dumps(_with_zone(values)).encode())
+        waiver = read_waiver(json.dumps(_with_zone(values)).encode())
         key = services.keyring.current()
-        grant(services.policies, wanted, key, actor=actor.name, at=datetime.now(UTC))
+        grant(services.policies, waiver, key, actor=actor.name, at=datetime.now(UTC))
     except MalformedWaiver as error:
-        return _shown(request, services, values, error.reasons, 422)
+        return _respond(request, services, values, error.reasons, 422)
     except NotYours as error:
-        reason = _reason("four_eyes", "", f"{error}.", "Ask another approver.")
-        return _shown(request, services, values, (reason,), 403)
+        reason = Reason(
+            code="four_eyes", pointer="", message=f"{error}.", remedy="Ask another approver."
+        )
+        return _respond(request, services, values, (reason,), 403)
     except Unacceptable as error:
-        reason = _reason(error.code, error.pointer, error.message, error.remedy)
-        return _shown(request, services, values, (reason,), 409)
+        reason = Reason(
+            code=error.code, pointer=error.pointer, message=error.message, remedy=error.remedy
+        )
+        return _respond(request, services, values, (reason,), 409)
     return see_other("/waivers", done="granted")
 
 
 def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
-    """What a browser's field for a day says, as the end of that day in UTC."""
-    given = dict(values)
-    day = given.get("expires_at", "")
+    """``values`` with the date of a browser's date field as the end of that day in UTC."""
+    zoned = dict(values)
+    day = zoned.get("expires_at", "")
     if len(day) == len("2027-01-31"):
-        given["expires_at"] = f"{day}T23:59:59Z"
-    return given
+        zoned["expires_at"] = f"{day}T23:59:59Z"
+    return zoned
 
 
-def _reason(code: str, pointer: str, message: str, remedy: str) -> Reason:
-    return Reason(code=code, pointer=pointer, message=message, remedy=remedy)
+def _line(stored: KeptWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
+    """A waiver in one line; ``policies`` are the names of policies by digest."""
+    waiver = stored.waiver
+    return view_of(
+        WaiverLine,
+        waiver,
+        status=waiver_answer(stored, now)["status"].replace("_", " "),
+        policy=policies.get(waiver.policy, waiver.policy),
+        granted_by=waiver.created_by,
+        granted_at=waiver.created_at,
+        revoked_by=stored.revoked_by,
+        revoked_because=stored.revoked_because,
+    )
 
 
-def _shown(
+def _respond(
     request: Request,
     services: Services,
     values: Mapping[str, str],
     reasons: tuple[Reason, ...],
     status: int = 200,
 ) -> Response:
-    named = policy_names(services.policies.versions())
-    found = waivers(services.policies.granted(), named, datetime.now(UTC))
+    versions = [BUILT_IN, *(stored.policy for stored in services.policies.versions())]
+    names = {policy.digest(): f"{policy.name} v{policy.version}" for policy in versions}
+    now = datetime.now(UTC)
+    lines = tuple(_line(waiver, names, now) for waiver in services.policies.granted())
     view = WaiversPage(
-        waivers=found,
+        waivers=Waivers(lines=lines),
         rules=tuple(sorted(WAIVABLE)),
         policies=tuple(sorted(services.policies.rulebook().policies)),
         values=values,
         reasons=reasons,
     )
-    rows = Rows(WaiverLine, found.lines)
-    return answer(request, view, template="waivers.html", rows=rows, status=status)
+    rows = Rows(WaiverLine, lines)
+    return respond(request, view, template="waivers.html", rows=rows, status=status)

@@ -54,10 +54,10 @@ def test_an_approver_sees_what_is_new_and_decides(visitor: Any, site: Any) -> No
     assert pending["envelope_digest"] == page.locator(".copyable input").first.input_value()
     visitor.look("approval")
     page.click("text=Reject it")
-    assert "says why" in visitor.text()
+    assert "comment" in visitor.text()
     page.fill("#comment", "Looked at the sampler & the <code>.")
     page.click("text=Approve this envelope")
-    assert "It was the last approval needed" in visitor.text()
+    assert "the certificate has been issued" in visitor.text()
     assert "Looked at the sampler & the <code>." in visitor.text()
 
     visitor.goto("/policies")

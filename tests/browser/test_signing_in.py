@@ -19,7 +19,7 @@ def test_a_token_opens_the_pages_and_signing_out_closes_them(visitor: Any, site:
     assert "Signing keys" in visitor.text()
     visitor.look("keys")
     visitor.page.click("text=Sign out")
-    assert "You are signed out." in visitor.text()
+    assert "You have signed out." in visitor.text()
     visitor.goto("/keys")
     assert "/sign-in?next=%2Fkeys" in visitor.page.url
 

@@ -69,7 +69,7 @@ def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any
     if not visitor.kind.scripts:
         page.click("text=Work it out")
     wrong.get_by_text("not 'sixty'").wait_for()
-    assert "not a plan yet" in visitor.text()
+    assert "incomplete" in visitor.text()
     visitor.look("new-plan-wrong")
     page.fill("[name='dataset.size']", "60000")
     if not visitor.kind.scripts:
@@ -80,7 +80,7 @@ def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any
     said = page.inner_text("#answer")
     assert "Would be certified: ε ≤ 1.99" in said
     assert "at δ = 1e-6 (add/remove, per example)" in said
-    assert "σ of the joint release" in said
+    assert "joint noise multiplier σ" in said
     assert wrong.inner_text() == ""
     visitor.look("new-plan")
     if visitor.kind.scripts:
@@ -114,7 +114,7 @@ def test_two_plans_are_compared_and_some_are_not_ranked(visitor: Any, site: Any)
     visitor.page.fill("#second", longer)
     visitor.page.click("form[method=get] button")
     assert "The first guarantee is stronger" in visitor.text()
-    assert "ε is moved furthest by /steps" in visitor.text()
+    assert "The largest effect on ε has /steps" in visitor.text()
     visitor.look("compare")
     visitor.goto(f"/compare?first={first}&second={other}")
     assert "not ranked" in visitor.text()
@@ -124,9 +124,9 @@ def test_two_plans_are_compared_and_some_are_not_ranked(visitor: Any, site: Any)
 
 def test_pages_without_anything_say_what_to_do(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
-    assert "No data set has a budget yet." in visitor.text()
+    assert "No budgets yet" in visitor.text()
     visitor.look("empty-datasets")
-    for path, says in (("/runs", "No run is here."), ("/waivers", "No waiver was ever granted.")):
+    for path, says in (("/runs", "No runs yet"), ("/waivers", "No waivers yet")):
         visitor.goto(path)
         assert says in visitor.text()
     visitor.look("empty-waivers")

@@ -63,7 +63,7 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     worker.complete(job, 10)
     _seen(visitor, "The run did what was certified")
     assert "of 10 certified steps charged" in visitor.text()
-    assert "Stop the run" not in visitor.text()
+    assert "Stop run" not in visitor.text()
     visitor.look("run-settled")
     visitor.goto("/datasets/toy")
     if visitor.kind.scripts:
@@ -91,5 +91,5 @@ def test_a_run_that_failed_is_red_with_its_code(visitor: Any, site: Any, worker:
     visitor.look("runs")
     visitor.goto(f"/runs/{run['id']}")
     assert "killed for memory" in visitor.text()
-    assert "all certified ones are charged" in visitor.text()
+    assert "all certified steps are charged" in visitor.text()
     visitor.look("run-failed")

@@ -25,8 +25,9 @@ from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.log_tables import log_entries
-from affidavit.service.pages import dataset_view
+from affidavit.service.log.tables import log_entries
+from affidavit.service.pages.dataset import spent_chart
+from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 TABLES = (ledgers, reservations, ledger_events)
@@ -142,7 +143,7 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     assert said["spent"]["filter"]["epsilon"] == "Infinity"
     assert said["remaining"]["epsilon"] == "0"
     with bench.engine.connect() as connection:
-        assert "<svg" in dataset_view.spent_chart(connection, kept)
+        assert "<svg" in spent_chart(connection, kept)
 
 
 def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench) -> None:

@@ -14,12 +14,12 @@ from affidavit.service.pages.plan_form import (
     MOST_RELEASES,
     START,
     PlanForm,
-    check,
+    parse,
     fields,
     release_names,
     yaml_of,
 )
-from affidavit.service.pages.plan_view import curl_of
+from affidavit.service.pages.new_plan import curl_of
 
 EXAMPLES = sorted(Path("examples").glob("*.yaml")) + sorted(Path("examples/train").glob("*.yaml"))
 WHOLE = {
@@ -53,14 +53,14 @@ def test_yaml_of_a_plan_is_that_plan(path: Path) -> None:
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=6))
 def test_whatever_is_typed_is_read_or_refused_with_reasons(typed: dict[str, str]) -> None:
     form = PlanForm.of({**WHOLE, **typed})
-    checked = check(form.yaml)
-    if checked.plan is None:
-        assert checked.reasons
-        assert all(reason.remedy for reason in checked.reasons)
-        told = sum(map(len, checked.at_field.values())) + len(checked.elsewhere)
-        assert told == len(checked.reasons)
+    parsed = parse(form.yaml)
+    if parsed.plan is None:
+        assert parsed.reasons
+        assert all(reason.remedy for reason in parsed.reasons)
+        told = sum(map(len, parsed.at_field.values())) + len(parsed.elsewhere)
+        assert told == len(parsed.reasons)
     else:
-        assert parse_plan(form.yaml.encode(), "yaml") == checked.plan
+        assert parse_plan(form.yaml.encode(), "yaml") == parsed.plan
 
 
 @settings(max_examples=150)
@@ -90,9 +90,9 @@ def test_a_mistake_is_told_at_its_field_and_row() -> None:
     )
     # The empty second row is left out, so that the third one is the second release.
     assert (form.releases, form.value("releases.1.clip_norm")) == (2, "wide")
-    checked = check(form.yaml)
-    assert set(checked.at_field) == {"dataset.size", "releases.1.clip_norm"}
-    assert checked.elsewhere == ()
+    parsed = parse(form.yaml)
+    assert set(parsed.at_field) == {"dataset.size", "releases.1.clip_norm"}
+    assert parsed.elsewhere == ()
 
 
 def test_fields_that_are_not_there_and_rows_beyond_the_last_are_not_read() -> None:
@@ -103,7 +103,7 @@ def test_fields_that_are_not_there_and_rows_beyond_the_last_are_not_read() -> No
 
 def test_what_is_to_be_found_is_asked_for() -> None:
     form = PlanForm.of({**WHOLE, "steps": "null", "releases.0.noise_multiplier": "2"})
-    plan = check(form.yaml).plan
+    plan = parse(form.yaml).plan
     assert plan is not None
     assert plan.asks_for_steps
 

@@ -13,9 +13,8 @@ from sqlalchemy import select, update
 
 from affidavit.service.database import open_engine, writer
 from affidavit.service.identity.actor import Scope
-from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.pages.session_tables import sessions
-from affidavit.service.pages.sessions import IDLE, LONGEST
+from affidavit.service.identity.tokens_kept import TokenStore
+from affidavit.service.pages.sessions import IDLE, LONGEST, sessions
 from affidavit.service.settings import Settings
 
 HTML = {"accept": "text/html"}
@@ -122,7 +121,7 @@ def test_a_session_ends_and_its_page_says_so(
     assert gone.status_code == 303
     assert gone.headers["location"] == "/sign-in?next=%2Faudit%3Fkind%3Drun&ended=yes"
     page = door.client.get(gone.headers["location"], headers=HTML)
-    assert "Your session has ended. Sign in to go on." in page.text
+    assert "Your session has ended." in page.text
     part = door.client.get("/runs", headers={**HTML, "hx-request": "true"})
     assert (part.status_code, part.headers["hx-redirect"][:8]) == (204, "/sign-in")
     program = door.client.get("/runs.json")

@@ -62,10 +62,10 @@ def test_a_log_that_only_grew_holds_and_one_that_was_rewritten_does_not(
     # What the service signed once, and what it now says was there, are not the same.
     rewritten = of(key, root_hash=_other(kept))
     assert (rewritten["extended"], rewritten["signed"]) == (False, True)
-    assert "are others now" in rewritten["said"]
+    assert "have changed since" in rewritten["said"]
     lost = of(key, size=now.size + 100)
     assert (lost["extended"], lost["signed"]) == (False, True)
-    assert "some are gone" in lost["said"]
+    assert "entries are missing" in lost["said"]
     # What somebody else signed accuses nobody.
     assert not of(stranger, root_hash=_other(kept))["signed"]
     assert of(stranger)["extended"]
@@ -75,12 +75,12 @@ def test_a_log_that_only_grew_holds_and_one_that_was_rewritten_does_not(
         params={"kept": forged},
         headers={"authorization": f"Bearer {yard.tokens['audit']}", "accept": "text/html"},
     )
-    assert "Stop, keep a copy" in page.text
+    assert "Stop the service, keep a copy" in page.text
 
     other = sign_checkpoint(key, origin="log.example", size=1, root_hash=said.root_hash, at=at)
     assert "of another log" in _held(yard, other, 422)["not_held"]
     for text in ("no note", "<script>", "a\x00b", "\n\n— x y\n", kept[: len(kept) // 2]):
-        assert "no checkpoint" in _held(yard, text, 422)["not_held"], text
+        assert "ot a checkpoint" in _held(yard, text, 422)["not_held"], text
 
 
 def test_an_entry_is_data_too(yard: Yard) -> None:

@@ -5,7 +5,7 @@ rows thinks it best to read the whole table. Of an array it expects few elements
 by the index.
 
 >>> from sqlalchemy import column, select
->>> print(one_of(column("id"), select(column("other"))))
+>>> print(any_of(column("id"), select(column("other"))))
 id IN (SELECT other)
 
 Reference: PostgreSQL, Row and Array Comparisons, ``expression = ANY (array expression)``.
@@ -20,25 +20,25 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 
-class _OneOf(FunctionElement[bool]):
+class _AnyOf(FunctionElement[bool]):
     """The construct; its clauses are a column and a subquery."""
 
     type = Boolean()
     inherit_cache = True
 
 
-def one_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool]:
+def any_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool]:
     """Whether ``column`` is among what ``found`` selects."""
-    return _OneOf(column, found.scalar_subquery())
+    return _AnyOf(column, found.scalar_subquery())
 
 
-@compiles(_OneOf)
-def _in(element: _OneOf, compiler: Any, **options: Any) -> str:
+@compiles(_AnyOf)
+def _in(element: _AnyOf, compiler: Any, **options: Any) -> str:
     column, found = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} IN {found}"
 
 
-@compiles(_OneOf, "postgresql")
-def _any(element: _OneOf, compiler: Any, **options: Any) -> str:
+@compiles(_AnyOf, "postgresql")
+def _any(element: _AnyOf, compiler: Any, **options: Any) -> str:
     column, found = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} = ANY (ARRAY{found})"

@@ -52,7 +52,7 @@ class Verification:
     remedy: str | None = None
 
 
-def trusted(services: Services) -> tuple[PublicKey, ...]:
+def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
     """This service's keys, those that the newest keyset revokes from then on."""
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()

@@ -1,0 +1,103 @@
+"""Verify a checkpoint that an auditor saved against the log as it is now.
+
+Whoever saves a checkpoint somewhere else finds out by it whether the log was rewritten since:
+the tree of now must begin with the tree of then. The proof of that (RFC 9162, 2.1.4) is made
+from the stored tree and verified up to both roots here, so that a page says only what holds.
+Whoever does not trust the service requests ``/v1/log/proof/consistency``, or runs
+``affidavit verify``, which remembers the last checkpoint that it saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from affidavit.certificate import PublicKey
+from affidavit.certificate.log import (
+    BadNote,
+    Checkpoint,
+    ProofError,
+    open_checkpoint,
+    read_checkpoint,
+    verify_consistency,
+)
+from affidavit.service.log.reader import LogReader, NotLogged
+
+LONGEST = 10_000
+"""Characters of a checkpoint."""
+
+
+class InvalidCheckpoint(Exception):
+    """The text is not a checkpoint of this log; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointComparison:
+    """The saved checkpoint of ``then`` entries beside the newest one of ``now``.
+
+    ``extended`` says that the log of now begins with that of then, ``signed`` that a key of
+    this service signed the saved one; ``said`` is what is wrong if it was not extended.
+    """
+
+    then: int
+    now: int
+    signed_at: datetime | None
+    signed: bool
+    extended: bool
+    said: str
+
+
+def compare_checkpoint(
+    text: str, log: LogReader, keys: Iterable[PublicKey]
+) -> CheckpointComparison:
+    """Compare the checkpoint in ``text`` with ``log``; raises ``InvalidCheckpoint``."""
+    # A form changes line ends, and a text area loses the last one.
+    note = text.strip().replace("\r\n", "\n") + "\n"
+    try:
+        saved = read_checkpoint(note)
+        newest = log.latest().checkpoint
+    except BadNote as error:
+        raise InvalidCheckpoint(f"not a checkpoint: {error}") from None
+    except NotLogged:
+        raise InvalidCheckpoint("this log has no checkpoint yet to compare with") from None
+    if saved.origin != newest.origin:
+        raise InvalidCheckpoint(
+            f"the checkpoint is of another log, {saved.origin}; this one is {newest.origin}"
+        )
+    contradiction = _contradiction(saved, newest, log)
+    return CheckpointComparison(
+        then=saved.size,
+        now=newest.size,
+        signed_at=saved.signed_at,
+        signed=_is_signed(note, keys),
+        extended=contradiction == "",
+        said=contradiction,
+    )
+
+
+def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str:
+    """Why the log of ``newest`` does not extend that of ``saved``; empty if it does."""
+    if saved.size > newest.size:
+        return f"it has {saved.size:,} entries but the log has {newest.size:,}: entries are missing"
+    if saved.size == 0:
+        return ""
+    try:
+        verify_consistency(
+            first=saved.size,
+            second=newest.size,
+            first_root=saved.root_hash,
+            second_root=newest.root_hash,
+            proof=log.consistency(saved.size, newest.size).hashes,
+        )
+    except ProofError:
+        return f"the first {saved.size:,} entries of the log have changed since"
+    return ""
+
+
+def _is_signed(note: str, keys: Iterable[PublicKey]) -> bool:
+    try:
+        open_checkpoint(note, keys)
+    except BadNote:
+        return False
+    return True

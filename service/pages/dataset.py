@@ -1,0 +1,310 @@
+"""``/datasets/{name}``: the ledgers of one data set, and what is left of its budgets.
+
+Three numbers stand side by side and are never taken for one another: what the privacy filter
+reads, which decides and holds when plans are chosen in view of results; the composition as if
+all plans had been fixed in advance; and the plain sum of ε. The last two decide nothing, and
+the page says so. The second takes accounting, so it is computed on request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from sqlalchemy import Connection, select
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.accountants.privacy_filter import UNIT
+from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
+from affidavit.certificate.policy import Policy
+from affidavit.service.ledger import document, rows
+from affidavit.service.ledger.ledger_tables import reservations
+from affidavit.service.ledger.names import DatasetName
+from affidavit.service.ledger.rows import KeptLedger, Reservation
+from affidavit.service.openapi import ID_PATTERN
+from affidavit.service.pages.access import Anyone
+from affidavit.service.pages.datasets import LedgerLine, ledger_line
+from affidavit.service.pages.renderers import DATA, Rows, view_of
+from affidavit.service.pages.response import export, page, respond
+from affidavit.service.pages.text import down, up
+from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.problems import Problem
+from affidavit.service.runs.run_tables import run_events, runs
+from affidavit.service.services import Services, TheServices
+from affidavit.service.tables import certificates
+
+router = APIRouter()
+
+LISTED = 50
+"""Reservations on a page."""
+DRAWN = 60
+"""Changes of a ledger in its chart, the latest."""
+FAILED_LOOKED_AT = 2000
+"""Failed runs, the latest, that are searched for records that do not conform."""
+NAMED = 5
+ONE = "/datasets/{name}"
+LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntryLine:
+    """A reservation in one line, with what it reserved and what it counts for now."""
+
+    id: str
+    name: str | None
+    certificate: str
+    issue: int
+    state: str
+    steps_certified: int
+    steps_run: int | None
+    reserved: str
+    charged: str
+    mu: str | None
+    record: str | None
+    by: str
+    at: Any
+    changed_at: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyLine:
+    """The policy of a data set as far as budgets are concerned; None is no cap."""
+
+    name: str
+    version: int
+    digest: str
+    epsilon_cap: str | None
+    delta_cap: str | None
+    budget: str
+    approvals: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    """One data set: its ledgers, and the one that is shown with its reservations and chart.
+
+    ``not_conformant`` are the latest runs whose record does not conform, which no charge bounds.
+    ``forecast`` is of a run like the latest one. ``composed`` is None until it is requested.
+    ``policy_names_it`` says whether a policy names this very data set.
+    """
+
+    name: str
+    policy_names_it: bool
+    lines: tuple[LedgerLine, ...] = ()
+    shown: LedgerLine | None = None
+    entries: tuple[EntryLine, ...] = ()
+    next: str | None = None
+    forecast: str | None = None
+    forecast_of: str | None = None
+    policy: PolicyLine
+    not_conformant: tuple[str, ...] = ()
+    composed: str | None = None
+    composed_by: str | None = None
+    asked: str | None = None
+    asked_of: str | None = None
+
+
+@page(router, ONE)
+@export(router, f"{ONE}/ledger")
+async def dataset(
+    request: Request,
+    _: Anyone,
+    services: TheServices,
+    name: DatasetName,
+    ledger: LedgerName = None,
+    before: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    composed: Annotated[str | None, Query(max_length=8)] = None,
+    certificate: Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")] = None,
+) -> Response:
+    """One data set: its ledger with reservations, chart and forecast, and its policy.
+
+    ``composed`` requests the non-adaptive composition, which takes accounting; ``certificate``
+    asks how many more runs of that one fit. A data set that a policy or a certificate names
+    has a page before it has a budget.
+
+    A data set may be called ``a.csv``, and its page is at that path: its data are always at
+    ``/ledger.json`` and ``/ledger.csv`` below the page.
+    """
+    file_name = await run_in_threadpool(_name_with_ending, request, services, name)
+    view, stored, chart = await run_in_threadpool(
+        _read, services, file_name or name, ledger, before
+    )
+    if stored is not None and composed:
+        view = _with_composition(view, await services.desk.composed(stored))
+    if stored is not None and certificate:
+        forecast = await services.desk.forecast(stored, certificate)
+        view = replace(view, asked=forecast["message"], asked_of=forecast["certificate"])
+    return respond(
+        request,
+        view,
+        template="dataset.html",
+        rows=Rows(EntryLine, view.entries),
+        drawn={} if chart is None else {"chart": chart},
+        fragment="composed",
+        title=name,
+        as_page=file_name is not None,
+    )
+
+
+def dataset_view(
+    connection: Connection,
+    rules: Rulebook,
+    name: str,
+    scope: tuple[str, str] | None,
+    before: int | None,
+) -> tuple[Dataset, KeptLedger | None]:
+    """One data set with the ledger of ``scope`` (unit, adjacency), or its first, and its row.
+
+    ``before`` is the number of the event before which reservations are listed.
+    """
+    ledgers = rows.all_ledgers(connection, name)
+    chosen = _chosen(ledgers, scope)
+    policy = rules.policy_of(name)
+    view = Dataset(
+        name=name, policy_names_it=policy.datasets != "default", policy=_policy(policy, name)
+    )
+    if chosen is None:
+        return view, None
+    numbered = rows.reservations_before(connection, chosen.id, before, LISTED + 1)
+    entries = [reservation for _, reservation in numbered[:LISTED]]
+    latest = entries[0] if entries and before is None else None
+    return replace(
+        view,
+        lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
+        shown=ledger_line(chosen, rules),
+        entries=tuple(_entry(reservation) for reservation in entries),
+        next=str(numbered[LISTED - 1][0]) if len(numbered) > LISTED else None,
+        forecast=None if latest is None else _forecast(chosen, latest),
+        forecast_of=None if latest is None else latest.certificate_id,
+        not_conformant=_not_conformant(connection, chosen),
+    ), chosen
+
+
+def is_known(connection: Connection, rules: Rulebook, name: str) -> bool:
+    """Whether a budget, a policy or a certificate names this very data set."""
+    if rules.policy_of(name).datasets != "default" or rows.all_ledgers(connection, name):
+        return True
+    query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
+    return connection.execute(query).first() is not None
+
+
+def spent_chart(connection: Connection, ledger: KeptLedger) -> str:
+    """SVG of what was spent after each of the last changes; empty with fewer than two."""
+    states = rows.states_of(connection, ledger.id, DRAWN)
+    if len(states) < 2:
+        return ""
+    after = [(float(state.seq), replace(ledger, state=state)) for _, state in states]
+    spent = tuple((seq, document.spent_epsilon(then)) for seq, then in after)
+    plain = tuple((seq, then.state.spent.epsilon.value(UNIT)) for seq, then in after)
+    chart = Chart(
+        title=f"ε spent of {ledger.scope.dataset}",
+        description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
+        f"{ledger.state.budget.epsilon} is spent, by the filter that decides.",
+        x=Axis(label="change of the ledger, by number"),
+        y=Axis(label="ε (nats)", low=0.0),
+        marks=(
+            Line(name="spent, by the filter (decides)", points=spent),
+            Line(name="plain sum of ε (decides nothing)", points=plain),
+            Rule(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
+        ),
+    )
+    return draw(chart, width=640, height=300)
+
+
+def _name_with_ending(request: Request, services: Services, name: str) -> str | None:
+    """The data set whose name is ``name`` and the ending of its data, if there is one."""
+    ending = request.scope["route"].path.removeprefix(ONE)
+    if ending not in DATA:
+        return None
+    rules, whole = services.policies.rulebook(), f"{name}{ending}"
+    with services.engine.connect() as connection:
+        return whole if is_known(connection, rules, whole) else None
+
+
+def _read(
+    services: Services, name: str, ledger: str | None, before: int | None
+) -> tuple[Dataset, KeptLedger | None, str | None]:
+    """The view, its ledger and its chart. Raises ``Problem``."""
+    rules = services.policies.rulebook()
+    unit, _, adjacency = (ledger or "").partition("/")
+    scope = (unit, adjacency) if ledger else None
+    with services.engine.connect() as connection:
+        view, stored = dataset_view(connection, rules, name, scope, before)
+        if stored is None and (ledger is not None or not is_known(connection, rules, name)):
+            raise Problem(404, "not_found", f"{name} has no budget.")
+        return view, stored, None if stored is None else spent_chart(connection, stored)
+
+
+def _chosen(ledgers: Sequence[KeptLedger], scope: tuple[str, str] | None) -> KeptLedger | None:
+    return next(
+        (
+            ledger
+            for ledger in ledgers
+            if scope is None or (ledger.scope.unit, ledger.scope.adjacency) == scope
+        ),
+        None,
+    )
+
+
+def _with_composition(view: Dataset, composed: dict[str, Any]) -> Dataset:
+    """``view`` with the non-adaptive composition."""
+    epsilon = composed["epsilon"]
+    if epsilon is None:
+        return replace(view, composed="not bounded by any engine")
+    upper = epsilon["upper"]
+    text = "not bounded" if upper is None else up(upper)
+    return replace(view, composed=text, composed_by=composed["engine"])
+
+
+def _policy(policy: Policy, name: str) -> PolicyLine:
+    caps = policy.cap(name)
+    return view_of(
+        PolicyLine,
+        policy,
+        digest=policy.digest(),
+        epsilon_cap=down(caps.epsilon),
+        delta_cap=down(caps.delta),
+    )
+
+
+def _entry(reservation: Reservation) -> EntryLine:
+    reserved = document.cost_document(reservation.cost)
+    return view_of(
+        EntryLine,
+        reservation,
+        certificate=reservation.certificate_id,
+        steps_certified=reservation.certified_steps,
+        reserved=up(reserved["epsilon"]),
+        charged=up(document.cost_document(reservation.charged)["epsilon"]),
+        mu=up(reserved["mu"]),
+        by=reservation.reserved_by,
+        at=reservation.reserved_at,
+    )
+
+
+def _not_conformant(connection: Connection, ledger: KeptLedger) -> tuple[str, ...]:
+    """The latest runs on this ledger whose record does not conform."""
+    failed = (
+        select(run_events.c.run_id, run_events.c.at, run_events.c.body)
+        .where(run_events.c.kind == "failed")
+        .order_by(run_events.c.at.desc())
+        .limit(FAILED_LOOKED_AT)
+        .subquery()
+    )
+    query = (
+        select(failed.c.run_id)
+        .join(runs, runs.c.id == failed.c.run_id)
+        .join(reservations, reservations.c.id == runs.c.reservation_id)
+        .where(reservations.c.ledger_id == ledger.id, failed.c.body.contains("not_conformant"))
+        .order_by(failed.c.at.desc())
+        .limit(NAMED)
+    )
+    return tuple(connection.execute(query).scalars())
+
+
+def _forecast(ledger: KeptLedger, latest: Reservation) -> str:
+    # Whether it fits alone matters only in an empty ledger; the filter decides here.
+    forecast = document.forecast_document(ledger, latest.cost, latest.certificate_id, certain=False)
+    return str(forecast["message"])

@@ -1,0 +1,109 @@
+"""Errors as pages for people; a program gets the problem document.
+
+The status, the code and the words are those of the problem document (RFC 9457).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from affidavit.service.cursors import InvalidCursor
+from affidavit.service.errors import AccountingUnavailable
+from affidavit.service.pages.access import SignInRequired
+from affidavit.service.pages.renderers import accepts_html
+from affidavit.service.pages.response import html, see_other
+from affidavit.service.problems import MEDIA_TYPE
+from affidavit.service.problems import unavailable as problem_of
+from affidavit.service.routes.certificates import invalid_cursor
+
+HEADERS = ("www-authenticate", "retry-after", "allow")
+"""Headers of a problem that its page has as well."""
+HEADINGS = {
+    400: "Invalid request",
+    401: "Sign in",
+    403: "You don't have permission",
+    404: "Page not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    413: "Request too large",
+    415: "Unsupported format",
+    422: "Invalid input",
+    429: "Too many requests",
+    500: "Internal error",
+    503: "Temporarily unavailable",
+}
+ADVICE = {
+    404: "Check the address, or start from the overview.",
+    409: "Nothing was changed. Go back and reload the page to see its current state.",
+    422: "Nothing was changed. Go back, correct what is listed above and try again.",
+    500: "Try again. If it happens again, give the time and the code to an operator; "
+    "the service's log has the details.",
+    503: "Nothing was changed or lost. Reload the page in a moment.",
+}
+NO_SCOPE = "Nothing was changed. Ask an administrator for a token with the required scope."
+
+
+def install(app: FastAPI) -> None:
+    """Show people the errors of ``app`` as pages; after ``problems.install``."""
+    app.add_exception_handler(InvalidCursor, lambda _, error: invalid_cursor(error).as_response())
+    for kind, handler in list(app.exception_handlers.items()):
+        if isinstance(kind, type) and not kind.__name__.startswith("WebSocket"):
+            app.add_exception_handler(kind, _as_page(handler))
+    app.add_exception_handler(SignInRequired, _sign_in)
+
+
+def unavailable(error: AccountingUnavailable) -> tuple[str, int]:
+    """Why nothing was accounted, for a page that stores nothing anyway, and the HTTP status."""
+    problem = problem_of(error)
+    return problem.detail.replace("nothing was stored. ", ""), problem.status
+
+
+def _as_page(handler: Callable[..., Any]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def as_page(request: Request, error: Exception) -> Response:
+        result = handler(request, error)
+        response: Response = await result if isinstance(result, Awaitable) else result
+        if not accepts_html(request) or response.headers.get("content-type") != MEDIA_TYPE:
+            return response
+        problem = json.loads(bytes(response.body))
+        headers = {name: response.headers[name] for name in HEADERS if name in response.headers}
+        request.state.code = problem["code"]
+        return await run_in_threadpool(
+            html,
+            request,
+            "problem.html",
+            {
+                "problem": problem,
+                "heading": HEADINGS.get(response.status_code, problem["title"]),
+                "advice": _advice(
+                    response.status_code, problem["code"], headers.get("retry-after")
+                ),
+            },
+            status=response.status_code,
+            headers=headers,
+        )
+
+    return as_page
+
+
+def _advice(status: int, code: str, retry_after: str | None) -> str:
+    """What to do about it, in a sentence or two."""
+    if code == "missing_scope":
+        return NO_SCOPE
+    if retry_after is not None:
+        seconds = "a second" if retry_after == "1" else f"{retry_after} seconds"
+        return f"Nothing was changed. Wait {seconds}, then reload the page."
+    return ADVICE.get(status, "Nothing was changed. Go back and try again.")
+
+
+async def _sign_in(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SignInRequired)
+    if "hx-request" in request.headers:
+        # A fragment cannot hold another page: the browser goes there as a whole.
+        return Response(status_code=204, headers={"HX-Redirect": error.path})
+    return see_other(error.path)

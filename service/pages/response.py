@@ -1,0 +1,175 @@
+"""One view in three forms: a page for people, JSON for programs, CSV for spreadsheets.
+
+``page`` adds a route at its path and, for the same view, at ``.json`` and ``.csv``; ``export``
+adds the latter two alone; ``respond`` renders the form that was requested. A page that only
+one person may see is cached nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import iter_route_contexts
+from markupsafe import Markup
+
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.authentication import Caller
+from affidavit.service.pages import sessions
+from affidavit.service.pages.forms import FormToken
+from affidavit.service.pages.navigation import groups_for, may_open
+from affidavit.service.pages.renderers import Rows, is_fragment, to_csv, to_json
+from affidavit.service.pages.templating import environment
+from affidavit.service.services import Services
+
+OVERVIEW = "/overview"
+"""The path of the data of ``/``, which has no name to add ``.json`` to."""
+PRIVATE = {"Cache-Control": "no-store", "Vary": "Cookie, Authorization, HX-Request"}
+
+Route = TypeVar("Route", bound=Callable[..., Any])
+
+
+# ---- routes -------------------------------------------------------------------------
+
+
+def page(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
+    """Add a route at ``path``, and for its data at ``path.json`` and ``path.csv``."""
+
+    def add(route: Route) -> Route:
+        # Before the page itself, whose last parameter would match the ending as well.
+        export(router, OVERVIEW if path == "/" else path, csv=csv)(route)
+        return _add(router, "GET", path, route)
+
+    return add
+
+
+def export(router: APIRouter, path: str, *, csv: bool = True) -> Callable[[Route], Route]:
+    """Add a page's route at ``path.json`` and ``path.csv``, for its data alone."""
+
+    def add(route: Route) -> Route:
+        for ending in (".json", ".csv") if csv else (".json",):
+            _add(router, "GET", f"{path}{ending}", route)
+        return route
+
+    return add
+
+
+def action(router: APIRouter, path: str) -> Callable[[Route], Route]:
+    """Add a route that a form posts to."""
+    return lambda route: _add(router, "POST", path, route)
+
+
+def _add(router: APIRouter, method: str, path: str, route: Route) -> Route:
+    router.add_api_route(
+        path, route, methods=[method], include_in_schema=False, response_class=Response
+    )
+    return route
+
+
+# ---- responses ----------------------------------------------------------------------
+
+
+def respond(
+    request: Request,
+    view: object,
+    *,
+    template: str,
+    rows: Rows | None = None,
+    drawn: Mapping[str, str] | None = None,
+    fragment: str | None = None,
+    status: int = 200,
+    title: str | None = None,
+    as_page: bool = False,
+) -> Response:
+    """``view`` in the form that the path requests, or ``as_page`` whatever the path.
+
+    A template sees ``view``, and the SVG of ``drawn`` by its names. ``fragment`` is the block
+    that htmx gets. ``rows`` is the main table, for CSV; ``title`` names the CSV file, if not
+    after the page. Raises ``TypeError`` for CSV without ``rows``.
+    """
+    # The path of the route and not of the request: a name may itself end in ".json".
+    path = "" if as_page else getattr(request.scope.get("route"), "path", "")
+    if path.endswith(".json"):
+        return Response(to_json(view), status, PRIVATE, media_type="application/json")
+    if path.endswith(".csv"):
+        if rows is None:
+            raise TypeError(f"{path} has no table; use csv=False")
+        name = title or path.removesuffix(".csv").strip("/").split("/")[0]
+        return download(to_csv(rows), "text/csv; charset=utf-8", f"{name}.csv", status)
+    drawings = {name: Markup(svg) for name, svg in (drawn or {}).items()}
+    return html(request, template, {"view": view, **drawings}, fragment=fragment, status=status)
+
+
+def download(content: bytes | str, media_type: str, name: str, status: int = 200) -> Response:
+    """A file that the browser saves as ``name``."""
+    headers = {**PRIVATE, "Content-Disposition": f'attachment; filename="{name}"'}
+    return Response(content, status, headers, media_type=media_type)
+
+
+def html(
+    request: Request,
+    template: str,
+    values: Mapping[str, Any],
+    *,
+    fragment: str | None = None,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """A page of ``template``, inside the frame of every page."""
+    token = FormToken(request)
+    source = environment().get_template(template)
+    context = {**_frame(request), **values, "csrf": lambda: _csrf_field(token)}
+    if fragment is not None and is_fragment(request):
+        text = "".join(source.blocks[fragment](source.new_context(context)))
+    else:
+        text = source.render(context)
+    content = text.encode("utf-8", "backslashreplace")
+    response = Response(content, status, {**PRIVATE, **(headers or {})}, "text/html; charset=utf-8")
+    token.bind(response)
+    return response
+
+
+def see_other(path: str, **query: str) -> Response:
+    """Redirect to ``path``; the answer to a form that was carried out."""
+    to = f"{path}?{urlencode(query)}" if query else path
+    return Response(status_code=303, headers={"Location": to, "Cache-Control": "no-store"})
+
+
+def base_url(request: Request) -> str:
+    """Where programs reach this service, for the commands that a page shows."""
+    services: Services = request.app.state.services
+    return services.public_url or f"{request.url.scheme}://{request.url.netloc}"
+
+
+def _frame(request: Request) -> dict[str, Any]:
+    """What the template of every page uses."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    actor: Actor | None = None if caller is None else caller.actor
+    return {
+        "actor": actor,
+        "may": lambda scope: actor is not None and actor.may(Scope(scope)),
+        "opens": lambda path: may_open(actor, path.partition("?")[0]),
+        "groups": groups_for(actor, _paths(request)),
+        "here": request.url.path,
+        "query_string": request.url.query,
+        "base_url": base_url(request),
+        "signed_in": sessions.read_cookie(request, sessions.SESSION) is not None
+        and actor is not None,
+        "done": request.query_params.get("done", ""),
+    }
+
+
+def _csrf_field(token: FormToken) -> Markup:
+    return Markup('<input type="hidden" name="csrf" value="{}">').format(str(token))
+
+
+def _paths(request: Request) -> frozenset[str]:
+    """The paths of this application; a page that is not served is not linked."""
+    paths: frozenset[str] | None = getattr(request.app.state, "paths", None)
+    if paths is None:
+        paths = request.app.state.paths = frozenset(
+            str(route.path) for route in iter_route_contexts(request.app.routes)
+        )
+    return paths
