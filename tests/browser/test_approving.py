@@ -45,7 +45,7 @@ def test_an_approver_sees_what_is_new_and_decides(visitor: Any, site: Any) -> No
 
     visitor.sign_in(approves, "/approvals")
     assert name in visitor.text()
-    page.click(f"tr:has-text('{name}') >> text=See what is new")
+    page.click(f"tr:has-text('{name}') >> text=Review")
     said = visitor.text()
     assert "/steps" in said
     assert "500" in said
@@ -53,17 +53,17 @@ def test_an_approver_sees_what_is_new_and_decides(visitor: Any, site: Any) -> No
     assert "dp_adam" in said
     assert pending["envelope_digest"] == page.locator(".copyable input").first.input_value()
     visitor.look("approval")
-    page.click("text=Reject it")
+    page.click("button:text-is('Reject')")
     assert "comment" in visitor.text()
     page.fill("#comment", "Looked at the sampler & the <code>.")
-    page.click("text=Approve this envelope")
+    page.click("button:text-is('Approve')")
     assert "the certificate has been issued" in visitor.text()
     assert "Looked at the sampler & the <code>." in visitor.text()
 
     visitor.goto("/policies")
     page.select_option("#policy", "clinical")
     page.fill("#epsilon_cap", "1")
-    page.click("text=Simulate")
+    page.click("button:text-is('Simulate')")
     assert "would change" in visitor.text()
     assert "the policy clinical allows 1." in visitor.text()
     visitor.look("draft")

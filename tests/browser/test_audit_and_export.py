@@ -48,7 +48,7 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     visitor.sign_in(auditor, "/audit")
     visitor.look("audit")
     visitor.page.select_option("select[name=kind]", "refusal")
-    visitor.page.click("button:has-text('Show')")
+    visitor.page.click("button:text-is('Filter')")
     rows = visitor.page.locator("tbody tr")
     assert rows.count() == 1
     kinds = visitor.page.locator("tbody td:nth-child(3)").all_inner_texts()
@@ -60,13 +60,13 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
     assert not [cell for line in lines for cell in line.values() if cell[:1] in "=+-@\t\r" and cell]
 
     # The checkpoint, verified with the key as the API gives it.
-    note = download(visitor, "text=Download the checkpoint")
+    note = download(visitor, "text=Download checkpoint")
     records = site.ask("GET", "/v1/keys", auditor).json()["keys"]
     checkpoint, _ = open_checkpoint(note, [PublicKey.from_record(record) for record in records])
 
     # Held to the log as it is now.
     visitor.page.fill("#kept", note)
-    visitor.page.click("text=Hold it to the log")
+    visitor.page.click("button:text-is('Compare')")
     assert "consistent" in visitor.text()
     visitor.look("audit-held")
     visitor.page.go_back()
@@ -114,14 +114,14 @@ def test_tokens_are_made_shown_once_and_revoked(visitor: Any, site: Any) -> None
     visitor.sign_in(site.token("root", "admin"), "/tokens")
     name = f"ci-{visitor.kind}"
     visitor.page.fill("input[name=name]", name)
-    visitor.page.click("button:has-text('Make the token')")
+    visitor.page.click("button:has-text('Create token')")
     assert "select one" in visitor.text()
     visitor.page.check("input[value=submit]")
-    visitor.page.click("button:has-text('Make the token')")
+    visitor.page.click("button:has-text('Create token')")
     made = visitor.page.input_value(".card input")
     assert site.ask("GET", "/v1/certificates", made).status_code == 200
     visitor.look("token-made")
-    visitor.page.click("text=I have it")
+    visitor.page.click("a:text-is('Done')")
     row = visitor.page.locator("tr", has_text=name)
     assert made not in visitor.page.content()
     row.locator("summary").click()

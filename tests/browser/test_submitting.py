@@ -29,16 +29,16 @@ def _changing_it_takes_the_answer_away(page: Any) -> None:
 
     page.route("**/plans/new", hold)
     page.select_option("[name='sampling.scheme']", "fixed_size")
-    page.locator("#answer").get_by_text("The answer comes once the plan is complete").wait_for()
+    page.locator("#answer").get_by_text("The preview appears once the plan is complete").wait_for()
     page.fill("[name='sampling.lot_size']", "60")
-    page.locator("#answer").get_by_text("Being worked out").wait_for()
+    page.locator("#answer").get_by_text("Computing").wait_for()
     assert "certified" not in page.inner_text("#answer")
     with page.expect_request(lambda asked: "do=check" in (asked.post_data or "")):
         pass
     # One that comes late, for a plan that is no longer there, finds no place either.
     page.fill("[name='sampling.lot_size']", "")
     page.select_option("[name='sampling.scheme']", "full_batch")
-    page.locator("#findings").get_by_text("it is a plan").wait_for()
+    page.locator("#findings").get_by_text("valid plan").wait_for()
     for item in held:
         item.continue_()
     page.unroute("**/plans/new")
@@ -67,13 +67,13 @@ def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any
     _fill(page, {**FIELDS, "dataset.size": "sixty", "name": "fashion-8"})
     wrong = page.locator("#f-dataset-size-wrong")
     if not visitor.kind.scripts:
-        page.click("text=Work it out")
+        page.click("button:text-is('Preview')")
     wrong.get_by_text("not 'sixty'").wait_for()
     assert "incomplete" in visitor.text()
     visitor.look("new-plan-wrong")
     page.fill("[name='dataset.size']", "60000")
     if not visitor.kind.scripts:
-        page.click("text=Work it out")
+        page.click("button:text-is('Preview')")
     # With scripts nothing is clicked: the answer comes as one types.
     page.locator("#answer .big").first.wait_for()
     page.locator("#answer svg").first.wait_for()
@@ -85,9 +85,9 @@ def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any
     visitor.look("new-plan")
     if visitor.kind.scripts:
         _changing_it_takes_the_answer_away(page)
-    page.click("text=Submit it from a shell")
+    page.click("text=Submit from a shell")
     assert "/v1/certificates" in page.inner_text("#findings")
-    page.click("button:text-is('Certify')")
+    page.click("button:text-is('Submit for certification')")
     page.wait_for_url("**/certificates/sha256:*")
 
 
@@ -95,12 +95,12 @@ def test_a_plan_goes_on_as_yaml(visitor: Any, site: Any) -> None:
     page = visitor.page
     visitor.sign_in(site.token("dana", "submit"), "/plans/new")
     _fill(page, FIELDS)
-    page.click("button:text-is('YAML')")
+    page.click("button[value=yaml]")
     text = page.input_value("#yaml")
     assert "steps: 30" in text
     page.fill("#yaml", text.replace("steps: 30", "stepz: 30"))
     if not visitor.kind.scripts:
-        page.click("text=Work it out")
+        page.click("button:text-is('Preview')")
     page.get_by_text("Did you mean steps?").wait_for()
     visitor.look("new-plan-yaml")
 

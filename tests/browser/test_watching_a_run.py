@@ -48,10 +48,10 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     page.fill("#r-data", "digits:part=train")
     page.fill("#r-model", "mlp:8,seed=1")
     page.fill("#r-output", "../outside")
-    page.click("text=Queue it")
+    page.click("text=Start run")
     assert "Output: " in visitor.text()
     page.fill("#r-output", "runs-of-today")
-    page.click("text=Queue it")
+    page.click("text=Start run")
     assert "Waiting for a worker" in visitor.text()
     job = worker.claim()
     _seen(visitor, "Claimed by w1")
@@ -69,7 +69,7 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     if visitor.kind.scripts:
         page.locator("#composed").get_by_text("≤").wait_for()
     else:
-        page.click("text=Work it out")
+        page.click("text=Compute")
     assert "settled" in visitor.text()
     visitor.look("dataset")
 

@@ -10,6 +10,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
+from affidavit.service.log.log_tables import log_entries
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
@@ -25,9 +26,7 @@ from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.lifecycle.standing import Status
-from affidavit.service.log.tables import log_entries
 from affidavit.service.pages.dataset import spent_chart
-from affidavit.service.refusals import IdempotencyKeyReused, WrongState
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 TABLES = (ledgers, reservations, ledger_events)

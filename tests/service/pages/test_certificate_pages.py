@@ -329,12 +329,12 @@ def test_of_those_that_ended_the_last_to_end_stand_first(
 def test_the_head_of_a_list_says_its_order(yard: Yard) -> None:
     _certify(yard, name="plan", steps=1)
     for query, order, said in (
-        ("", "created_at", "the newest first"),
-        ("?ends=over", "not_after", "the last to end first"),
-        ("?ends=over&mechanism=dp_sgd", "created_at", "the newest first"),
+        ("", "created_at", "newest first"),
+        ("?ends=over", "not_after", "latest expiry first"),
+        ("?ends=over&mechanism=dp_sgd", "created_at", "newest first"),
     ):
         assert _get(yard, f"/certificates.json{query}").json()["order"] == order
-        assert f"the current issue of each, {said}." in _main(_get(yard, f"/certificates{query}"))
+        assert f", {said}." in _main(_get(yard, f"/certificates{query}"))
 
 
 def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:

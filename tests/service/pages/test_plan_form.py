@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.plan import MalformedPlan, as_document, digest, load_yaml, parse_plan
+from affidavit.service.pages.new_plan import curl_of
 from affidavit.service.pages.plan_form import (
     MOST_RELEASES,
     START,
     PlanForm,
-    parse,
     fields,
+    parse,
     release_names,
     yaml_of,
 )
-from affidavit.service.pages.new_plan import curl_of
 
 EXAMPLES = sorted(Path("examples").glob("*.yaml")) + sorted(Path("examples/train").glob("*.yaml"))
 WHOLE = {

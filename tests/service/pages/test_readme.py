@@ -25,7 +25,7 @@ def test_the_lines_of_the_readme_open_the_pages(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = README.read_text()
-    (block,) = re.findall(r"## In a browser.*?```sh\n(.*?)```", text, re.DOTALL)
+    (block,) = re.findall(r"## Web pages.*?```sh\n(.*?)```", text, re.DOTALL)
     *before, serve = [line.removeprefix(PROGRAM) for line in block.strip().splitlines()]
     assert serve == "serve"  # what it does as a process is tried where processes are
     monkeypatch.delenv("DATABASE_URL", raising=False)
