@@ -34,9 +34,9 @@ from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import field_value, messages_of, up
-from affidavit.service.routes.certificate import no_such
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import no_such
 from affidavit.service.routes.refused import impossible
+from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate, current
 from affidavit.service.tables import certificates, requests

@@ -25,8 +25,8 @@ from affidavit.service.pages.renderers import Rows, is_fragment
 from affidavit.service.pages.response import PRIVATE, download, page, respond
 from affidavit.service.pages.text import messages_of
 from affidavit.service.problems import Problem
-from affidavit.service.routes.certificate import found as find_certificate
-from affidavit.service.routes.parameters import CertificateId
+from affidavit.service.routes.certificates import find as find_certificate
+from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate
 from affidavit.service.use_cases.draw_certificate import Charts
@@ -61,7 +61,7 @@ async def certificate(
 ) -> Response:
     """One certificate; charts that are not drawn yet are images that load by themselves."""
     _stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = dict(_named(services.draw_certificate.kept(view.id, view.steps_run)))
+    charts = dict(_named(services.draw_certificate.charts_in_memory(view.id, view.steps_run)))
     drawn = {
         f"{name.replace('-', '_')}_svg": draw(charts[name], width=WIDTH, height=HEIGHT)
         if name in charts
@@ -84,7 +84,7 @@ async def chart(
 ) -> Response:
     """One chart as a file, drawn on request."""
     stored, view = await run_in_threadpool(_read, services, certificate_id)
-    charts = dict(_named(await services.draw_certificate(stored, view.steps_run)))
+    charts = dict(_named(await services.draw_certificate.charts(stored, view.steps_run)))
     if name not in charts:
         raise Problem(404, "no_chart", "this certificate has no such chart.")
     svg = draw(charts[name], width=WIDTH, height=HEIGHT, standalone=True)
@@ -97,7 +97,7 @@ async def pdf(_: Reader, services: TheServices, certificate_id: CertificateId) -
     stored, view = await run_in_threadpool(_read, services, certificate_id)
     charts = None
     if view.guarantee is not None:
-        charts = await services.draw_certificate(stored, view.steps_run)
+        charts = await services.draw_certificate.charts(stored, view.steps_run)
     drawings = [drawing for _, drawing in _named(charts)]
     content = await run_in_threadpool(certificate_pdf, view, drawings, datetime.now(UTC))
     return download(content, "application/pdf", f"certificate-{certificate_id[7:19]}.pdf")

@@ -18,9 +18,8 @@ from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.pages.access import SignInRequired
 from affidavit.service.pages.renderers import accepts_html
 from affidavit.service.pages.response import html, see_other
-from affidavit.service.problems import MEDIA_TYPE
+from affidavit.service.problems import MEDIA_TYPE, invalid_cursor
 from affidavit.service.problems import unavailable as problem_of
-from affidavit.service.routes.certificates import invalid_cursor
 
 HEADERS = ("www-authenticate", "retry-after", "allow")
 """Headers of a problem that its page has as well."""

@@ -28,9 +28,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from fastapi import Depends, Request, Response
 
-from affidavit.service.bodies import read_body
 from affidavit.service.pages import sessions
 from affidavit.service.problems import Problem
+from affidavit.service.routing import read_body
 from affidavit.service.services import Services
 
 MEDIA_TYPE = "application/x-www-form-urlencoded"

@@ -42,8 +42,8 @@ from affidavit.service.pages.renderers import is_fragment, view_of
 from affidavit.service.pages.response import action, base_url, page, respond, see_other
 from affidavit.service.pages.text import down, up, words
 from affidavit.service.services import Services, TheServices
-from affidavit.service.use_cases.draw_curve import NoCurve, plan_of
-from affidavit.service.use_cases.preview_plan import Draft, Pictures
+from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
+from affidavit.service.use_cases.preview_plan import Pictures, Preview
 
 router = APIRouter()
 
@@ -87,7 +87,7 @@ class NoiseLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Preview:
+class PreviewView:
     """What a plan would get; ε and δ are decimals rounded up."""
 
     verdict: str
@@ -127,7 +127,7 @@ class NewPlan:
     elsewhere: tuple[Reason, ...]
     curl: str
     digest: str | None
-    answer: Preview | None = None
+    answer: PreviewView | None = None
     trouble: str | None = None
     no_curve: str | None = None
     part: bool = False
@@ -203,7 +203,7 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
     """Go to the certificate, whatever its verdict; stay on the form if it is not a plan."""
     if not view.readable:
         return _respond(request, view, status=422)
-    submission = store.Request(
+    submission = store.PlanRequest(
         requester=actor.name,
         received_at=datetime.now(UTC),
         content_type=YAML[0],
@@ -219,12 +219,12 @@ async def _certify(request: Request, actor: Actor, services: Services, view: New
     return see_other(f"/certificates/{result.certificate.id}")
 
 
-def preview_of(draft: Draft) -> Preview:
+def preview_of(preview: Preview) -> PreviewView:
     """The preview of an accounted draft."""
-    assessment, ledger = draft.assessment, draft.ledger
+    assessment, ledger = preview.assessment, preview.ledger
     bounded = assessment.epsilon is not None and math.isfinite(assessment.epsilon.upper)
     return view_of(
-        Preview,
+        PreviewView,
         assessment,
         sentence=sentence_of(assessment),
         epsilon=up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
@@ -243,9 +243,9 @@ def preview_of(draft: Draft) -> Preview:
         ),
         engine=assessment.accountants[0].name if assessment.accountants else None,
         warnings=tuple(warning.message for warning in assessment.warnings),
-        policy=f"{draft.policy.name} v{draft.policy.version}",
-        waived=tuple(waived.reason.code for waived in draft.judgement.waived),
-        approvals=draft.policy.approvals,
+        policy=f"{preview.policy.name} v{preview.policy.version}",
+        waived=tuple(waived.reason.code for waived in preview.judgement.waived),
+        approvals=preview.policy.approvals,
         budget=None if ledger is None else _budget(ledger),
         fits=None if ledger is None else bool(ledger["fits"]),
     )

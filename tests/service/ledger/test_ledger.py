@@ -10,7 +10,6 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from affidavit.service.log.log_tables import log_entries
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
@@ -26,6 +25,7 @@ from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.rows import Scope
 from affidavit.service.ledger.steps import Claim, require_usable
 from affidavit.service.lifecycle.standing import Status
+from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pages.dataset import spent_chart
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
