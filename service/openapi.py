@@ -68,7 +68,7 @@ _RETRY_AFTER = {
 _HEADERS = {401: _CHALLENGE, 403: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 
 
-class Problem(ResponseModel):
+class ProblemDocument(ResponseModel):
     """RFC 9457 problem details."""
 
     type: str = Field(json_schema_extra={"format": "uri-reference"})
@@ -85,7 +85,7 @@ def problems(*statuses: int) -> Responses:
     What any request of its kind may meet is added by itself: 401, 403 and 429 by its access,
     400, 408 and 415 by its body, 422 by its parameters.
     """
-    content = {PROBLEM: {"schema": _ref("Problem")}}
+    content = {PROBLEM: {"schema": _ref("ProblemDocument")}}
     return {
         status: {"description": _MEANINGS[status], "content": content}
         for status in sorted({*statuses, 413, 500})
@@ -191,7 +191,7 @@ def _ref(name: str) -> Schema:
 def _schemas() -> dict[str, Schema]:
     """The components that no route's signature leads to."""
     shown: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
-        (Problem, "serialization"),
+        (ProblemDocument, "serialization"),
         (DiagnosisRequest, "serialization"),
     ]
     own = models_json_schema(shown, ref_template=REF)[1]["$defs"]
