@@ -23,8 +23,7 @@ from affidavit.service.log import audit_command
 from affidavit.service.log.audit_command import AuditCommandError
 from affidavit.service.log.checkpoint_publisher import PublishError
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
-from affidavit.service.operation.backup import BackupFailed, back_up
-from affidavit.service.operation.roles import grant_application
+from affidavit.service.operation.database_admin import BackupError, back_up, grant_application
 from affidavit.service.settings import Settings, SettingsError
 
 OPERATOR, UNREACHABLE = 2, 3
@@ -36,7 +35,7 @@ EXPECTED = (
     TokenError,
     AuditCommandError,
     PublishError,
-    BackupFailed,
+    BackupError,
 )
 """What the operator must mend; the text of each says what."""
 

@@ -20,8 +20,8 @@ from starlette.routing import BaseRoute
 from affidavit.service import openapi, problems
 from affidavit.service.identity.access import require_guards
 from affidavit.service.middleware import BodyLimit, RequestMiddleware
-from affidavit.service.operation import statistics
-from affidavit.service.operation.tracing import Tracing
+from affidavit.service.operation.metrics import watch_services
+from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.pages import errors
 from affidavit.service.pages.headers import SecurityHeaders
 from affidavit.service.pages.routers import PAGES
@@ -49,7 +49,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.services = services
-    statistics.watch(services.metrics, services)
+    watch_services(services.metrics, services)
     app.add_middleware(BodyLimit, limit=settings.body_limit)
     app.add_middleware(SecurityHeaders)
     # Added last, it stands around the others.

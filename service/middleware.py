@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from affidavit.plan import Reason
 from affidavit.service.operation.metrics import METHODS, Metrics
-from affidavit.service.operation.tracing import Tracing
+from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"

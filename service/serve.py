@@ -28,8 +28,7 @@ from affidavit.service.identity.loopback_auth import NoIdentities, is_loopback
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keyring import Keyring
 from affidavit.service.migrate import require_head
-from affidavit.service.operation import logs
-from affidavit.service.operation.tracing import open_tracing
+from affidavit.service.operation.telemetry import configure_logging, open_tracing
 from affidavit.service.settings import Settings
 
 GRACE_SECONDS = 20
@@ -60,7 +59,7 @@ def serve(host: str, port: int, settings: Settings) -> None:
 
 
 def _run(listening: socket.socket, settings: Settings) -> None:
-    logs.configure()
+    configure_logging()
     tracing = open_tracing(os.environ)
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
     # stop is no failure, so that by then the signal means nothing any more.

@@ -10,10 +10,9 @@ from sqlalchemy import Engine
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Authenticator
-from affidavit.service.identity.bearer_jwt import ProviderTokens
 from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
-from affidavit.service.identity.provider_keys import ProviderKeys
+from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
 from affidavit.service.identity.rate_limit import RateLimiter
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keyring import Keyring
@@ -34,8 +33,8 @@ from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.witness import Witness
 from affidavit.service.migrate import head
-from affidavit.service.operation.log_age import LogWatch
 from affidavit.service.operation.metrics import Metrics
+from affidavit.service.operation.readiness import LogWatch
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool

@@ -26,10 +26,9 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.credentials import AuthenticationError, bearer
-from affidavit.service.identity.provider_keys import ProviderUnavailable
+from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
+from affidavit.service.identity.authentication import Caller, bearer
+from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_after
 from affidavit.service.middleware import add_after_response
 from affidavit.service.problems import Problem

@@ -35,3 +35,12 @@ class Actor:
     def may(self, scope: Scope) -> bool:
         """Whether ``scope`` is among theirs."""
         return scope in self.scopes
+
+
+class AuthenticationError(Exception):
+    """The request does not say who sends it; ``code`` is stable, the text is for the client."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.code = code
+        self.detail = detail

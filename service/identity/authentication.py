@@ -1,24 +1,33 @@
-"""Who sends a request: the holder of a token, or the person at this machine.
+"""Authentication: the holder of a bearer token (RFC 6750), or the person at this machine.
 
-A request that shows credentials is judged by them alone. One that shows none is known
-only under the conditions of ``anonymous``.
+A request that shows credentials is judged by them alone. One that shows none is known only
+under the conditions of ``loopback_auth``. Nothing is guessed and nothing is repaired: a header
+that is there but cannot be read is refused, whatever else would have let the request in, because
+somebody who shows a bad token is not somebody who shows none. Nothing of what was sent is
+repeated in a response or a log.
+
+>>> bearer(["Bearer abc.def"], "")
+'abc.def'
+>>> bearer([], "") is None
+True
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Reason
 from affidavit.service.concurrency import Batcher, in_thread_pool
-from affidavit.service.identity.actor import Actor
-from affidavit.service.identity.bearer_jwt import ProviderTokens
-from affidavit.service.identity.credentials import AuthenticationError
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.loopback_auth import ANONYMOUS, came_directly
+from affidavit.service.identity.provider_tokens import ProviderTokens
 from affidavit.service.identity.rate_limit import counted
 from affidavit.service.identity.token_repository import Token, TokenRepository
 from affidavit.service.identity.tokens import PREFIX, TokenText, parse
@@ -30,6 +39,11 @@ WITHOUT_TOKENS = Reason(
     "read certificates.",
     remedy="Run: affidavit tokens new --name NAME --scope submit",
 )
+
+LONGEST = 16 * 1024
+"""Characters of a bearer token; providers that list many groups make long ones."""
+IN_URLS = frozenset({"access_token", "api_key", "apikey", "authorization", "bearer", "token"})
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 
 log = logging.getLogger("affidavit.service")
 
@@ -120,3 +134,45 @@ def caller_of(token: Token | None) -> Caller:
 
 def _invalid() -> AuthenticationError:
     return AuthenticationError("invalid_token", "the token is not one that this service knows.")
+
+
+def bearer(headers: Sequence[str], query: str) -> str | None:
+    """The token in the ``Authorization`` headers, None where there is none.
+
+    Raises ``AuthenticationError`` when they hold anything else, or when the URL holds a token.
+    """
+    if query:
+        _refuse_in_url(query)
+    if not headers:
+        return None
+    if len(headers) > 1:
+        raise AuthenticationError(
+            "malformed_credentials", "there are several Authorization headers; send one."
+        )
+    scheme, _, token = headers[0].strip().partition(" ")
+    if scheme.lower() != "bearer":
+        raise AuthenticationError(
+            "unsupported_scheme", "Authorization takes Bearer TOKEN, and no other scheme."
+        )
+    token = token.strip(" ")
+    if len(token) > LONGEST:
+        raise AuthenticationError(
+            "malformed_credentials", f"a token has at most {LONGEST} characters; this one has more."
+        )
+    if _TOKEN.fullmatch(token) is None:
+        raise AuthenticationError(
+            "malformed_credentials",
+            "after Bearer there must be one token of the letters A to Z, digits and . _ ~ + / - =.",
+        )
+    return token
+
+
+def _refuse_in_url(query: str) -> None:
+    """URLs end in logs, histories and Referer headers, so that a token there is no secret."""
+    given = parse_qsl(query, keep_blank_values=True)
+    if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in given):
+        raise AuthenticationError(
+            "token_in_url",
+            "the URL holds a token, which others can now read: revoke it, and send another "
+            "as Authorization: Bearer TOKEN.",
+        )

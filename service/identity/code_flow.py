@@ -17,7 +17,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,14 +24,14 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import httpx
 
-from affidavit.service.identity.actor import Actor
-from affidavit.service.identity.bearer_jwt import ProviderTokens
-from affidavit.service.identity.credentials import AuthenticationError
+from affidavit.service.identity.actor import Actor, AuthenticationError
 from affidavit.service.identity.provider import Provider, SignInClient
-from affidavit.service.identity.provider_keys import ProviderKeys, ProviderUnavailable
-
-LARGEST = 256 * 1024
-READ_SECONDS = 5.0
+from affidavit.service.identity.provider_tokens import (
+    ProviderKeys,
+    ProviderTokens,
+    ProviderUnavailable,
+    fetch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,10 @@ class CodeFlow:
             headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
             form["client_id"] = client.client_id
-        status, content = _post(client.token_url, form, headers)
+        try:
+            status, content = fetch("POST", client.token_url, data=form, headers=headers)
+        except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL):
+            raise ProviderUnavailable from None
         if status in (400, 401):
             raise AuthenticationError(
                 "sign_in_refused", "the provider does not know the code; begin again."
@@ -151,23 +153,6 @@ class CodeFlow:
         if not isinstance(token, str):
             raise ProviderUnavailable
         return token
-
-
-def _post(url: str, form: Mapping[str, str], headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """The answer's status and content, bounded in size and time; no redirect is followed."""
-    end = time.monotonic() + READ_SECONDS
-    content = b""
-    try:
-        with httpx.stream(
-            "POST", url, data=form, headers=headers, timeout=READ_SECONDS, follow_redirects=False
-        ) as answer:
-            for piece in answer.iter_bytes():
-                content += piece
-                if len(content) > LARGEST or time.monotonic() > end:
-                    raise ProviderUnavailable
-            return answer.status_code, content
-    except (OSError, httpx.HTTPError, httpx.InvalidURL):
-        raise ProviderUnavailable from None
 
 
 def _same(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""Counts for Prometheus: what was asked and answered, and how the parts are doing.
+"""Metrics for Prometheus: requests and responses, and how the parts of the service are doing.
 
 Labels are route templates, methods, statuses, codes and verdicts: small closed sets, never
 a name of a data set, of a plan or of an actor. Each application has a registry of its own.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -17,11 +18,20 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
+if TYPE_CHECKING:
+    from affidavit.service.services import Services
+from datetime import UTC, datetime
+
+from sqlalchemy import QueuePool, func, select
+
+from affidavit.certificate import KeyFailure, read_instant, read_keyset
+from affidavit.service.log.log_tables import log_checkpoints, log_pending
+
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0)
 
-Read = Callable[[], float]
-ReadMany = Callable[[], Mapping[str, float]]
+ReadGauge = Callable[[], float]
+ReadGauges = Callable[[], Mapping[str, float]]
 
 
 class Metrics:
@@ -76,11 +86,11 @@ class Metrics:
         """Count a certificate that was made just now."""
         self._verdicts.labels(verdict).inc()
 
-    def watch(self, name: str, meaning: str, read: Read) -> None:
+    def watch(self, name: str, meaning: str, read: ReadGauge) -> None:
         """Have ``read`` called for the gauge ``name`` whenever somebody asks."""
         Gauge(name, meaning, registry=self._registry).set_function(read)
 
-    def watch_stored(self, meanings: Mapping[str, str], read: ReadMany) -> None:
+    def watch_stored(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
         """The same for gauges that one look at the database fills."""
         self._registry.register(_Stored(meanings, read))
 
@@ -92,7 +102,7 @@ class Metrics:
 class _Stored(Collector):
     """Gauges read together from the database."""
 
-    def __init__(self, meanings: Mapping[str, str], read: ReadMany) -> None:
+    def __init__(self, meanings: Mapping[str, str], read: ReadGauges) -> None:
         self._meanings = meanings
         self._read = read
 
@@ -108,3 +118,90 @@ class _Stored(Collector):
             return
         for name, value in found.items():
             yield GaugeMetricFamily(name, self._meanings[name], value=value)
+
+
+STORED_GAUGES = {
+    "affidavit_log_size": "Leaves of the newest signed checkpoint.",
+    "affidavit_log_pending": "Entries that wait for their place in the log.",
+    "affidavit_log_oldest_pending_seconds": "How long the oldest is seen to wait.",
+    "affidavit_log_checkpoint_age_seconds": "Age of the newest signed checkpoint.",
+    "affidavit_keyset_version": "The newest published keyset; 0 before the first.",
+    "affidavit_keyset_expires_seconds": "Seconds until it expires.",
+}
+
+
+def watch_services(metrics: Metrics, services: Services) -> None:
+    """Have ``metrics`` show how the parts of ``services`` are doing."""
+    metrics.watch(
+        "affidavit_accounting_waiting",
+        "Plans being accounted or waiting for it.",
+        lambda: float(services.submit_plan.waiting),
+    )
+    metrics.watch(
+        "affidavit_accounting_running",
+        "Computations handed to the accounting's processes and not answered yet.",
+        lambda: float(services.pool.unanswered),
+    )
+    metrics.watch(
+        "affidavit_accounting_workers", "Processes that account.", lambda: services.pool.workers
+    )
+    metrics.watch(
+        "affidavit_database_connections",
+        "Connections in use.",
+        lambda: _connections(services),
+    )
+    metrics.watch(
+        "affidavit_signing_key_expires_seconds",
+        "Seconds until the window of the key that signs is over; below 0 when nothing can sign.",
+        _expiry(services),
+    )
+    metrics.watch_stored(STORED_GAUGES, lambda: _stored(services))
+
+
+def _connections(services: Services) -> float:
+    pool = services.engine.pool
+    return float(pool.checkedout()) if isinstance(pool, QueuePool) else 0.0
+
+
+def _stored(services: Services) -> dict[str, float]:
+    now = datetime.now(UTC)
+    newest = (
+        select(log_checkpoints.c.tree_size, log_checkpoints.c.signed_at)
+        .order_by(log_checkpoints.c.id.desc())
+        .limit(1)
+    )
+    with services.engine.connect() as connection:
+        waiting = connection.execute(select(func.count()).select_from(log_pending)).scalar_one()
+        found = {
+            "affidavit_log_size": 0.0,
+            "affidavit_log_pending": float(waiting),
+            "affidavit_log_oldest_pending_seconds": services.log_watch.waited(connection),
+        }
+        checkpoint = connection.execute(newest).first()
+    if checkpoint is not None:
+        found["affidavit_log_size"] = float(checkpoint.tree_size)
+        age = (now - checkpoint.signed_at).total_seconds()
+        found["affidavit_log_checkpoint_age_seconds"] = age
+    return {**found, **_keyset(services, now)}
+
+
+def _keyset(services: Services, now: datetime) -> dict[str, float]:
+    newest = services.keysets.newest()
+    if newest is None:
+        return {"affidavit_keyset_version": 0.0}
+    keyset = read_keyset(newest).keyset
+    return {
+        "affidavit_keyset_version": float(keyset.version),
+        "affidavit_keyset_expires_seconds": (read_instant(keyset.expires_at) - now).total_seconds(),
+    }
+
+
+def _expiry(services: Services) -> Callable[[], float]:
+    def seconds() -> float:
+        try:
+            ends = services.keyring.current().public.not_after
+        except KeyFailure:
+            return -1.0
+        return (ends - datetime.now(UTC)).total_seconds()
+
+    return seconds

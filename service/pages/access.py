@@ -19,9 +19,8 @@ from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.access import Guard, address_of, not_known
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
-from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import read_form, require_form_token
 from affidavit.service.pages.renderers import accepts_html, is_data

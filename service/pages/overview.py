@@ -17,6 +17,7 @@ from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.standing import Status, status_at
 from affidavit.service.log.audit import snapshot
+from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.approvals import awaiting
 from affidavit.service.pages.audit import CheckpointView, checkpoint_of
@@ -27,7 +28,6 @@ from affidavit.service.policies.rulebook import Rulebook
 from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.services import TheServices
 from affidavit.service.tables import certificates
-from affidavit.service.use_cases.check_readiness import check_readiness
 
 router = APIRouter()
 

@@ -39,9 +39,8 @@ from sqlalchemy import (
 )
 
 from affidavit.service.database import reader, writer
-from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, caller_of
-from affidavit.service.identity.credentials import AuthenticationError
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.tables import UtcDateTime, metadata
 

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.identity.access import not_known, open_to_all
+from affidavit.service.identity.actor import AuthenticationError
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.identity.code_flow import Attempt, CodeFlow
-from affidavit.service.identity.credentials import AuthenticationError
-from affidavit.service.identity.provider_keys import ProviderUnavailable
+from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.tokens import PREFIX
 from affidavit.service.pages import sessions
 from affidavit.service.pages.forms import SubmittedForm, require_form_token

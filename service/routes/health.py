@@ -11,9 +11,9 @@ from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Scope
 from affidavit.service.models import ProblemReason, ResponseModel
 from affidavit.service.openapi import problems
+from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.problems import Problem
 from affidavit.service.services import TheServices
-from affidavit.service.use_cases.check_readiness import check_readiness
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 from affidavit.certificate.signers import choice
 from affidavit.gate import app
 from affidavit.service import settings
-from affidavit.service.operation import statistics
-from affidavit.service.operation.metrics import Metrics
-from affidavit.service.operation.tracing import VARIABLES
+from affidavit.service.operation.metrics import Metrics, watch_services
+from affidavit.service.operation.telemetry import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "how-to"
@@ -63,7 +62,7 @@ def test_every_metric_is_on_its_page_and_no_other(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Metrics, "watch", lambda _self, name, *_rest: watched.add(name))
     monkeypatch.setattr(Metrics, "watch_stored", lambda _self, names, _read: watched.update(names))
     meters = Metrics()
-    statistics.watch(meters, None)  # type: ignore[arg-type]  # nothing is read here
+    watch_services(meters, None)  # type: ignore[arg-type]  # nothing is read here
     shown = meters.exposition().decode()
     counted = set(re.findall(r"^# HELP (affidavit_[a-z_]+) ", shown, re.MULTILINE))
     assert len(watched) > 8

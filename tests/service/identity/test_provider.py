@@ -13,9 +13,9 @@ from typing import Any
 import jwt
 import pytest
 
-from affidavit.service.identity import provider_keys
+from affidavit.service.identity import provider_tokens
 from affidavit.service.identity.provider import ProviderMisconfigured, provider_of
-from affidavit.service.identity.provider_keys import (
+from affidavit.service.identity.provider_tokens import (
     FRESH_SECONDS,
     REREAD_SECONDS,
     RETRY_SECONDS,
@@ -293,7 +293,7 @@ def test_an_answer_that_is_no_key_document_lets_nobody_in(
 def test_a_server_that_does_not_answer_is_waited_for_only_so_long(
     server: ProviderServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(provider_keys, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(provider_tokens, "READ_SECONDS", 0.1)
     server.delay = 1.0
     start = time.monotonic()
     with pytest.raises(ProviderUnavailable):

@@ -17,10 +17,14 @@ from opentelemetry.trace import SpanKind, StatusCode
 from affidavit.certificate import KeyStore
 from affidavit.service.app import create_app
 from affidavit.service.middleware import PROBES
-from affidavit.service.operation.logs import JsonLines
-from affidavit.service.operation.tracing import Tracing, TracingUnavailable, open_tracing
+from affidavit.service.operation import readiness
+from affidavit.service.operation.telemetry import (
+    JsonLines,
+    Tracing,
+    TracingUnavailable,
+    open_tracing,
+)
 from affidavit.service.settings import Settings
-from affidavit.service.use_cases import check_readiness
 from tests.service.operation.logged import until_logged
 
 Plan = Callable[..., dict[str, Any]]
@@ -243,7 +247,7 @@ def test_a_log_that_nobody_takes_up_is_not_ready(
     assert client.get("/readyz").status_code == 200
     post(client, plan())
     assert client.get("/readyz").status_code == 200  # it has only just begun to wait
-    monkeypatch.setattr(check_readiness, "BEHIND_SECONDS", 0.0)  # and now it has for too long
+    monkeypatch.setattr(readiness, "BEHIND_SECONDS", 0.0)  # and now it has for too long
     found = client.get("/readyz")
     assert found.status_code == 503
     assert [reason["code"] for reason in found.json()["reasons"]] == ["log_behind"]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from affidavit.service.identity.credentials import LONGEST, AuthenticationError, bearer
+from affidavit.service.identity.actor import AuthenticationError
+from affidavit.service.identity.authentication import LONGEST, bearer
 from affidavit.service.identity.tokens import mint
 
 LIST = "/v1/certificates"

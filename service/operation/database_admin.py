@@ -1,23 +1,83 @@
-"""Two roles on PostgreSQL: the owner, who migrates, and the application, which only works.
+"""What an operator does with the database: copy the embedded one, and grant PostgreSQL's roles.
 
-``affidavit migrate`` runs as the owner of the tables and, where the setting
+``affidavit backup`` copies the embedded database while the service goes on working, by SQLite's
+own online backup: the copy is one moment's state, whatever is being written meanwhile. It is
+checked, and appears under its name only when it is whole; it holds plans, and is therefore
+readable by its owner alone. PostgreSQL has ``pg_dump`` for this.
+
+``affidavit migrate`` on PostgreSQL runs as the owner of the tables and, where the setting
 ``AFFIDAVIT_DATABASE_APP_ROLE`` names a role, gives it exactly what the service needs: to
 read and to insert, and to change or delete rows in the few tables that are queues or
 counters. Tables that are append-only are recognised by the trigger that makes them so; in
 those the role could not change a row even if the trigger were gone. It may make nothing,
 truncate nothing and touch no trigger. Whatever it was given before is taken away first,
-so that a migration never leaves more than this.
-
-The database administrator makes the role (``CREATE ROLE … LOGIN``): a role has a password,
-and that is not ours to keep.
+so that a migration never leaves more than this. The database administrator creates the role
+(``CREATE ROLE … LOGIN``): a role has a password, and that is not ours to store.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from pathlib import Path
 
+from sqlalchemy import Connection, text
+from sqlalchemy.engine import make_url
+
+from affidavit.certificate import synchronise
 from affidavit.service.database import open_engine
 from affidavit.service.settings import SettingsError
+
+PAGES = 4096
+"""Pages copied at once; between the portions writers get their turn."""
+
+
+class BackupError(Exception):
+    """The copy could not be made, or is not whole; there is none then."""
+
+
+def back_up(url: str, target: Path) -> int:
+    """Copy the SQLite database at ``url`` to the new file ``target``; its size in bytes.
+
+    Raises ``SettingsError`` for a database of another kind, ``BackupError`` and ``OSError``.
+    """
+    found = make_url(url)
+    if found.get_backend_name() != "sqlite":
+        raise SettingsError(
+            "DATABASE_URL is PostgreSQL's: back it up with pg_dump --format=custom; "
+            "see docs/how-to/backup-and-restore.md."
+        )
+    source = Path(str(found.database))
+    if not source.exists():
+        raise BackupError(f"{source} does not exist; there is nothing to back up.")
+    if target.exists():
+        raise BackupError(f"{target} exists; a backup replaces nothing, give another name.")
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    partial = Path(name)
+    try:
+        _copy(source, partial)
+        os.fsync(descriptor)
+        os.link(partial, target)  # fails, rather than replaces, if somebody was quicker
+        synchronise(target.parent)
+    except sqlite3.DatabaseError as error:
+        raise BackupError(f"{source} cannot be copied: {error}.") from None
+    finally:
+        os.close(descriptor)
+        partial.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _copy(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
+        live.backup(copy, pages=PAGES)
+        # One file: the copy of a database in WAL mode would open with files of its own.
+        copy.execute("PRAGMA journal_mode=DELETE")
+        said = copy.execute("PRAGMA integrity_check").fetchone()
+        if said != ("ok",):
+            raise sqlite3.DatabaseError(f"the copy is not sound ({said[0]})")
+
 
 VERSION_TABLE = "alembic_version"
 

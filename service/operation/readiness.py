@@ -1,20 +1,48 @@
 """Whether the service can do its work: database, schema at head, signer, and a log that grows.
 
 Nothing is written to find it out: a probe comes every few seconds.
+
+The log is behind when its oldest entry without a place has waited too long. An entry's own time
+is that of the request that led to it, which may have been accounted for minutes, or of a
+certificate of an earlier release; so what counts is when this process first saw the entry wait.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from threading import Lock
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Connection, Engine, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.certificate import KeyFailure, PublicKey
 from affidavit.plan import Reason
 from affidavit.service.keyring import Keyring
+from affidavit.service.log.log_tables import log_pending
 from affidavit.service.migrate import revision_of
-from affidavit.service.operation.log_age import BEHIND_SECONDS, LogWatch
+
+BEHIND_SECONDS = 30.0
+"""Entries are taken up within a second; one that waits this long shows that nobody does."""
+
+
+class LogWatch:
+    """What one process has seen of the queue; safe to ask from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._oldest: int | None = None
+        self._since = 0.0
+
+    def waited(self, connection: Connection) -> float:
+        """Seconds since the oldest waiting entry was first seen to wait; 0 if none waits."""
+        oldest = connection.execute(select(func.min(log_pending.c.entry_id))).scalar_one()
+        with self._lock:
+            now = time.monotonic()
+            if oldest != self._oldest:
+                self._oldest, self._since = oldest, now
+            return 0.0 if oldest is None else now - self._since
+
 
 _READ_ONLY = text("SELECT current_setting('transaction_read_only')::boolean")
 
@@ -58,7 +86,7 @@ def check_readiness(
     try:
         key = signers.current().public
     except KeyFailure as failure:
-        reasons.append(_reason("signer_unavailable", str(failure), "Mend the key directory."))
+        reasons.append(_reason("signer_unavailable", str(failure), "Fix the key directory."))
     except SQLAlchemyError:
         pass  # which keys are revoked is not known; why not is said above
     return Readiness(revision, key, tuple(reasons))
