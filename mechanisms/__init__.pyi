@@ -5,8 +5,11 @@ from .additional_releases import Extras as Extras
 from .additional_releases import jointly as jointly
 from .additional_releases import lower_extra as lower_extra
 from .attachments import attach as attach
+from .catalogue import CLIPPED_SUM as CLIPPED_SUM
+from .catalogue import CORRELATED_SUM as CORRELATED_SUM
 from .catalogue import all_mechanisms as all_mechanisms
 from .catalogue import mechanism as mechanism
+from .catalogue import optimizers as optimizers
 from .correlation import Correlation as Correlation
 from .correlation import Streamed as Streamed
 from .dp_disk import GAMMA as GAMMA

@@ -39,7 +39,7 @@ from typing import Any
 
 from affidavit.mechanisms import denoise, dp_dice, dp_disk
 from affidavit.mechanisms.protocol import CORRELATED, JOINT, JOINT_PROOF, Mechanism, Obligation
-from affidavit.plan import Dense, OptimizerName, Plan, Reason
+from affidavit.plan import Dense, Plan, Reason, extension, installed
 
 CLIPPED_SUM = partial(
     Mechanism,
@@ -292,11 +292,22 @@ MECHANISMS: dict[str, Mechanism] = {optimizer.name: optimizer for optimizer in O
 """The optimisers of this package, by name."""
 
 
-def mechanism(name: OptimizerName) -> Mechanism:
+def mechanism(name: str) -> Mechanism:
     """The mechanism of an optimiser; every name that a plan may give has one."""
-    return MECHANISMS[name]
+    return MECHANISMS[name] if name in MECHANISMS else _installed(name)
+
+
+def optimizers() -> dict[str, Mechanism]:
+    """Every optimiser that a plan may name, those of installed packages last."""
+    added = sorted(installed("affidavit.mechanisms").keys() - MECHANISMS.keys())
+    return {**MECHANISMS, **{name: _installed(name) for name in added}}
 
 
 def all_mechanisms() -> dict[str, Mechanism]:
-    """Every documented mechanism: the optimisers, and what wraps any of them."""
-    return {**MECHANISMS, denoise.MECHANISM.name: denoise.MECHANISM}
+    """The optimisers, and what wraps any of them."""
+    return {**optimizers(), denoise.MECHANISM.name: denoise.MECHANISM}
+
+
+def _installed(name: str) -> Mechanism:
+    added: Mechanism = extension("affidavit.mechanisms", name)
+    return added

@@ -67,10 +67,11 @@ class Obligation:
 class Mechanism:
     """The privacy-relevant description of one optimiser.
 
-    ``example`` are the fields of a smallest plan, over ``BASE``. ``check`` refuses what
-    the statements do not cover. ``whole_run`` gives a phase's sensitivity where its steps
-    are not released one by one; None leaves it to the sampler and the noise. A ``wrapper``
-    acts on the releases of any optimiser.
+    ``takes`` are the fields of a plan's ``optimizer`` that it has; those of this package's
+    mechanisms stand in ``affidavit.plan.TAKES``. ``example`` are the fields of a smallest plan,
+    over ``BASE``. ``check`` refuses what the statements do not cover. ``whole_run`` gives a
+    phase's sensitivity where its steps are not released one by one; None leaves it to the
+    sampler and the noise. A ``wrapper`` acts on the releases of any optimiser.
     """
 
     name: str
@@ -86,9 +87,14 @@ class Mechanism:
     clipping: str = "flat, one norm over all tensors, or per block"
     noise: frozenset[str] = ANY_NOISE
     sources: tuple[str, ...]
+    takes: frozenset[str] = frozenset()
     example: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Plan], list[Reason]] = _nothing
     whole_run: Callable[[Plan, int], RunSensitivity | None] = _step_by_step
+
+    def accepts(self, kind: str) -> bool:
+        """Whether it is defined with noise of ``kind``; that of other packages is correlated."""
+        return kind in self.noise or (kind not in NOISE_KINDS and self.noise >= CORRELATED)
 
     def unmet(self, plan: Plan) -> list[Reason]:
         """Why ``plan`` is not what this mechanism describes; empty if it is."""
@@ -108,7 +114,7 @@ class Mechanism:
     def hyperparameters(self) -> list[dict[str, Any]]:
         """The plan's fields that it takes, with their ranges and what each costs."""
         part = Optimizer if self.kind == "optimizer" else Denoise
-        takes = TAKES.get(self.name, frozenset(Denoise.model_fields)) - {"name"}
+        takes = self._fields - {"name"}
         properties = part.model_json_schema()["properties"]
         return [
             {
@@ -120,6 +126,12 @@ class Mechanism:
             for name, field in part.model_fields.items()
             if name in takes
         ]
+
+    @property
+    def _fields(self) -> frozenset[str]:
+        if self.kind == "wrapper":
+            return frozenset(Denoise.model_fields)
+        return TAKES.get(self.name, self.takes)
 
     def as_dict(self) -> dict[str, Any]:
         """The description as the command line and the service show it."""
@@ -151,7 +163,7 @@ class Mechanism:
                 remedy="Change noise.kind, or name the optimiser that is really run.",
             )
             for index, phase in enumerate(plan.phases)
-            if phase.noise.kind not in self.noise
+            if not self.accepts(phase.noise.kind)
         ]
 
 

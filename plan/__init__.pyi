@@ -53,6 +53,7 @@ from .optimizer import TAKES as TAKES
 from .optimizer import Denoise as Denoise
 from .optimizer import Optimizer as Optimizer
 from .optimizer import OptimizerName as OptimizerName
+from .optimizer import takes as takes
 from .parse import Plan as Plan
 from .parse import Syntax as Syntax
 from .parse import locate as locate

@@ -27,7 +27,7 @@ from affidavit.trainer.optimizers.corrmom import CorrMom
 from affidavit.trainer.optimizers.corrsgd import CorrSGD
 from affidavit.trainer.optimizers.dice import Dice
 from affidavit.trainer.optimizers.disk import DiSK
-from affidavit.trainer.optimizers.given import Given, given
+from affidavit.trainer.optimizers.given import Given, given, refused
 from affidavit.trainer.optimizers.matrix import MatrixSGD
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.optimizers.muonbc import MuonBC
@@ -73,6 +73,14 @@ def optimizer_of(
     """
     if found := mechanism(plan.optimizer.name).unmet(plan):
         raise RefusedPlan(*found)
+    if plan.optimizer.name not in OPTIMIZERS:
+        raise refused(
+            "unsupported",
+            "name",
+            f"{plan.optimizer.name} is a mechanism of another package, and this trainer has no "
+            "optimiser of that name.",
+            "Train with that package.",
+        )
     return OPTIMIZERS[plan.optimizer.name](
         given(
             plan,

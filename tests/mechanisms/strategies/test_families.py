@@ -6,7 +6,7 @@ import functools
 import json
 import tracemalloc
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,30 +27,35 @@ from affidavit.mechanisms.strategies.toeplitz import (
 )
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
-from affidavit.plan import Noise
+from affidavit.plan import NOISE_KINDS, Noise, noise_forms
 from tests.mechanisms.strategies.brute import Array, bound
 
 STEPS = 12
 EPOCHS = Participation.fixed_epoch(participations=3, separation=4)
-NOISE: dict[str, list[dict[str, Any]]] = {
-    "independent": [{}],
-    "bidiagonal": [{"lambda": 0.8}, {"lambda": 0.8, "normalized": True}, {"lambda": -0.5}, {}],
-    "toeplitz": [{"coefficients": [1, 0.5, 0.3]}, {"coefficients": [2, -1, 0.5, 1]}],
-    "toeplitz_inverse": [{"coefficients": [1, -0.5, 0.2]}, {"coefficients": [0.5, 0.4]}],
-    "sqrt": [{}],
-    "bsr": [{"bands": 3}, {"bands": 40}],
-    "bisr": [{"bands": 3}, {"bands": 40}],
-    "banded_inverse": [{"bands": 3}],
-    "banded": [{"bands": 4}],
-    "blt": [{"decays": [0.9, 0.4], "scales": [0.3, 0.2]}, {"buffers": 2}],
-    "dense": [{}, {"objective": "max"}, {"convergence_aware": {"tau": 5}}],
-    "tree": [{}, {"restart": True}],
-    "matrix": [
-        {"rows": np.tril(np.random.default_rng(5).normal(size=(STEPS, STEPS))).tolist()},
-        {"rows": (np.eye(STEPS) - 0.5 * np.eye(STEPS, k=-1)).tolist()},
-    ],
-}
-CASES = [(kind, fields) for kind, variants in NOISE.items() for fields in variants]
+VARIANTS: list[dict[str, Any]] = [
+    {"kind": "bidiagonal", "lambda": 0.8, "normalized": True},
+    {"kind": "bidiagonal", "lambda": -0.5},
+    {"kind": "bidiagonal"},
+    {"kind": "toeplitz", "coefficients": [2, -1, 0.5, 1]},
+    {"kind": "toeplitz_inverse", "coefficients": [0.5, 0.4]},
+    {"kind": "bsr", "bands": 40},
+    {"kind": "bisr", "bands": 40},
+    {"kind": "blt", "decays": [0.9, 0.4], "scales": [0.3, 0.2]},
+    {"kind": "blt", "buffers": 2},
+    {"kind": "dense", "objective": "max"},
+    {"kind": "dense", "convergence_aware": {"tau": 5}},
+    {
+        "kind": "matrix",
+        "rows": np.tril(np.random.default_rng(5).normal(size=(STEPS, STEPS))).tolist(),
+    },
+    {"kind": "matrix", "rows": (np.eye(STEPS) - 0.5 * np.eye(STEPS, k=-1)).tolist()},
+]
+"""Beside the examples that every form of noise brings along."""
+NOISE = [*(example for form in noise_forms() for example in form.examples), *VARIANTS]
+CASES = [
+    (noise["kind"], {name: value for name, value in noise.items() if name != "kind"})
+    for noise in NOISE
+]
 every_kind = pytest.mark.parametrize(
     ("kind", "fields"), CASES, ids=[f"{kind}-{number}" for number, (kind, _) in enumerate(CASES)]
 )
@@ -77,9 +82,10 @@ def built(kind: str, fields: dict[str, Any], **changes: Any) -> Strategy:
 
 
 def test_every_kind_that_a_plan_may_name_is_built_and_checked_here() -> None:
-    union = get_args(get_args(Noise)[0])
-    kinds = {kind for part in union for kind in get_args(part.model_fields["kind"].annotation)}
-    assert set(BUILDERS) == set(NOISE) == kinds
+    assert set(BUILDERS) == NOISE_KINDS
+    assert {noise["kind"] for noise in NOISE} == {
+        kind for form in noise_forms() for kind in form.kinds()
+    }
 
 
 @every_kind
@@ -315,7 +321,7 @@ def test_a_matrix_is_for_its_own_number_of_steps() -> None:
 
 def test_a_matrix_with_equal_diagonals_has_the_exact_value_of_its_coefficients() -> None:
     at = Participation.min_separation(participations=3, separation=2)
-    strategy = built("matrix", NOISE["matrix"][1])
+    strategy = built("matrix", {"rows": VARIANTS[-1]["rows"]})
     assert strategy.sensitivity(at).exact
     assert strategy.sensitivity(at).value == pytest.approx(
         built("bidiagonal", {"lambda": 0.5}).sensitivity(at).value
