@@ -1,22 +1,25 @@
-"""A certificate as PDF: for a file, an annex, or somebody without an account.
+"""A certificate as PDF: to file, to attach, or for people without an account.
 
-It repeats what the page says and proves nothing: the signed bundle does, and the first page
-tells how to verify it. The document is made without fonts of its own, so that Greek letters and
-relations come from the Symbol font that every reader has; a character that neither font has is
-written as an escape, never dropped.
+It repeats the page and proves nothing: the signed bundle does, and the first page says how to
+verify it. The document embeds no fonts, so Greek letters and relations come from the Symbol
+font that every PDF reader has; a character that neither font has is written as an escape,
+never dropped.
 
 Reference: ISO 32000-1, annex D (Latin and Symbol character sets).
 """
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from html import unescape
 from itertools import groupby
 
 from fpdf import FPDF, XPos, YPos
 
-from affidavit.certificate.charts import Band, Chart, Dots, Line, Mark, Rule, Scale, is_shown
+from affidavit.certificate.charts import Chart, draw
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
 from affidavit.service.pages.verification import VERIFY
@@ -43,10 +46,11 @@ SYMBOLS = {
 """Where the Symbol font has what Latin text lacks."""
 PLAIN = {"–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "−": "-"}
 CODE, SMALL, BODY, HEADING, TITLE = 7, 8, 9.5, 12, 17
+"""Sizes of type in points; lengths below are in millimetres."""
 MARGIN = 18
-CHART_HEIGHT = 68.0
-SERIES = ((47, 126, 216), (217, 114, 46), (46, 158, 107), (164, 91, 201))
-FAINT = (120, 120, 120)
+POINTS = 72 / 25.4
+CHART_WIDTH, CHART_HEIGHT = 560, 300
+INK = "#1b1f24"
 WORDS = {
     "passed": "passed",
     "failed": "FAILED",
@@ -56,20 +60,20 @@ WORDS = {
 
 
 def certificate_pdf(view: CertificateView, charts: Sequence[Chart], now: datetime) -> bytes:
-    """The document of ``view`` with ``charts``, as it was at ``now``."""
-    made = _Document(view, now)
-    made.add_page()
-    _head(made, view)
-    _facts(made, view)
-    _verify(made, view)
+    """The PDF of ``view`` with ``charts``, as of ``now``."""
+    pdf = _Document(view, now)
+    pdf.add_page()
+    _head(pdf, view)
+    _facts(pdf, view)
+    _verify(pdf, view)
     for chart in charts:
-        _chart(made, chart)
-    _lists(made, view)
-    return bytes(made.output())
+        _chart(pdf, chart)
+    _lists(pdf, view)
+    return bytes(pdf.output())
 
 
 class _Document(FPDF):
-    """A4, with the id and the moment at the foot of every page."""
+    """A4, with the id and the time in the footer of every page."""
 
     def __init__(self, view: CertificateView, now: datetime) -> None:
         super().__init__(format="A4")
@@ -89,46 +93,56 @@ class _Document(FPDF):
         self.cell(0, 5, f"{self._foot} - page {self.page_no()}", align="C")
         self.set_text_color(0)
 
-    def say(self, text: str, size: float = BODY, style: str = "") -> None:
+    def paragraph(self, text: str, size: float = BODY, style: str = "") -> None:
         """A paragraph."""
         height = size * 0.5
         for is_symbol, part in runs(text):
-            if is_symbol:
-                self.set_font("Symbol", size=size)
-            else:
-                self.set_font("Helvetica", style, size)
-            # A piece may begin with the space before its word, which would be dropped.
-            kept = f"\xa0{part[1:]}" if part.startswith(" ") else part
-            self.write(height, kept)
+            self._font(is_symbol, style, size)
+            # A part may begin with the space before its word, which would be dropped.
+            self.write(height, f"\xa0{part[1:]}" if part.startswith(" ") else part)
         self.ln(height + 0.8)
 
     def heading(self, text: str) -> None:
-        """The heading of a section, never alone at the foot of a page."""
+        """The heading of a section, never at the end of a page."""
         if self.will_page_break(24):
             self.add_page()
         self.ln(3)
-        self.say(text, HEADING, "B")
+        self.paragraph(text, HEADING, "B")
         self.ln(0.5)
 
     def fact(self, name: str, text: str, size: float = BODY) -> None:
-        """A name and what it is, side by side."""
+        """A name and its value, side by side."""
         if self.will_page_break(8):
             self.add_page()
-        self.say_at(MARGIN, name, BODY)
+        self.set_text_color(85)
+        self.label(MARGIN, self.get_y() + BODY * 0.38, name, BODY)
+        self.set_text_color(0)
         self.set_left_margin(MARGIN + 46)
         self.set_x(MARGIN + 46)
-        self.say(text, size)
+        self.paragraph(text, size)
         self.set_left_margin(MARGIN)
         self.set_x(MARGIN)
 
-    def say_at(self, x: float, text: str, size: float) -> None:
-        """A short text at ``x`` of this line, without ending it."""
-        self.set_text_color(85)
-        self.set_x(x)
+    def label(
+        self, x: float, y: float, text: str, size: float, anchor: str = "start", style: str = ""
+    ) -> None:
+        """A short text whose baseline is at ``y``, anchored at ``x`` as in SVG."""
+        parts = []
         for is_symbol, part in runs(text):
-            self.set_font("Symbol" if is_symbol else "Helvetica", size=size)
-            self.cell(self.get_string_width(part), size * 0.5, part)
-        self.set_text_color(0)
+            self._font(is_symbol, style, size)
+            parts.append((is_symbol, part, self.get_string_width(part)))
+        width = sum(part_width for _, _, part_width in parts)
+        x -= {"start": 0.0, "middle": width / 2, "end": width}[anchor]
+        for is_symbol, part, part_width in parts:
+            self._font(is_symbol, style, size)
+            self.text(x, y, part)
+            x += part_width
+
+    def _font(self, is_symbol: bool, style: str, size: float) -> None:
+        if is_symbol:
+            self.set_font("Symbol", size=size)
+        else:
+            self.set_font("Helvetica", style, size)
 
     def code(self, text: str) -> None:
         """Lines of a command."""
@@ -162,196 +176,133 @@ def runs(text: str) -> Iterator[tuple[bool, str]]:
         yield is_symbol, "".join(map(SYMBOLS.__getitem__, part)) if is_symbol else latin(part)
 
 
-def _head(made: _Document, view: CertificateView) -> None:
-    made.say("Privacy certificate", TITLE, "B")
-    made.say(view.name or "A plan without a name", HEADING)
-    made.ln(1)
-    made.say(view.sentence, HEADING, "B")
+def _head(pdf: _Document, view: CertificateView) -> None:
+    pdf.paragraph("Privacy certificate", TITLE, "B")
+    pdf.paragraph(view.name or "Unnamed plan", HEADING)
+    pdf.ln(1)
+    pdf.paragraph(view.sentence, HEADING, "B")
     if view.standing is not None:
-        made.say(f"DO NOT USE: {view.standing}", BODY, "B")
+        pdf.paragraph(f"DO NOT USE: {view.standing}", BODY, "B")
     for waived in view.waived:
-        made.say(
-            f"Waived: {waived.code}. {waived.message} {waived.granted_by} let it pass for "
-            f"{waived.owner} until {waived.expires}: {waived.reason}"
+        pdf.paragraph(
+            f"Waived: {waived.code}. {waived.message} Granted by {waived.granted_by}, owned by "
+            f"{waived.owner}, until {waived.expires}: {waived.reason}"
         )
     if view.untrusted:
-        made.say("UNTRUSTED: signed with a development key that nobody vouches for.", BODY, "B")
-    made.ln(1)
+        pdf.paragraph("UNTRUSTED: signed with a development key.", BODY, "B")
+    pdf.ln(1)
 
 
-def _facts(made: _Document, view: CertificateView) -> None:
+def _facts(pdf: _Document, view: CertificateView) -> None:
     said = view.guarantee
     if said is not None:
-        made.fact("Proved bracket of ε", f"{said.epsilon_at_least} to {said.epsilon_at_most} nats")
-        made.fact("δ", said.delta)
-        made.fact("Neighbours", f"{said.adjacency}, per {said.unit}")
+        pdf.fact("Proved bracket of ε", f"{said.epsilon_at_least} to {said.epsilon_at_most} nats")
+        pdf.fact("δ", said.delta)
+        pdf.fact("Adjacency", f"{said.adjacency}, per {said.unit}")
         if said.target_epsilon is not None:
-            made.fact("Asked for", f"ε = {said.target_epsilon}, δ = {said.target_delta}")
-    made.fact("Standing", view.status.value.replace("_", " "))
-    made.fact("Data set", view.dataset or "not named")
-    made.fact("Mechanism", view.mechanism)
-    made.fact("Valid", f"{view.created_at:%Y-%m-%d %H:%M:%S} to {view.not_after:%Y-%m-%d} UTC")
-    made.fact("Requested by", view.requester)
-    made.fact("Policy", str(view.policy.get("name", view.policy.get("digest", "built in"))))
-    made.fact("Certificate", view.id, SMALL)
-    made.fact("Plan", view.plan_digest, SMALL)
-    made.fact("Envelope", view.envelope_digest, SMALL)
-    made.fact("Key", view.key_id, SMALL)
+            pdf.fact("Target", f"ε = {said.target_epsilon}, δ = {said.target_delta}")
+    pdf.fact("Status", view.status.value.replace("_", " "))
+    pdf.fact("Data set", view.dataset or "not named")
+    pdf.fact("Mechanism", view.mechanism)
+    pdf.fact("Valid", f"{view.created_at:%Y-%m-%d %H:%M:%S} to {view.not_after:%Y-%m-%d} UTC")
+    pdf.fact("Requested by", view.requester)
+    pdf.fact("Policy", str(view.policy.get("name", view.policy.get("digest", "built in"))))
+    pdf.fact("Certificate", view.id, SMALL)
+    pdf.fact("Plan", view.plan_digest, SMALL)
+    pdf.fact("Envelope", view.envelope_digest, SMALL)
+    pdf.fact("Key", view.key_id, SMALL)
     if view.leaf is not None:
-        made.fact("Log", f"leaf {view.leaf} of {view.tree_size}")
+        pdf.fact("Log", f"leaf {view.leaf} of {view.tree_size}")
 
 
-def _verify(made: _Document, view: CertificateView) -> None:
-    made.heading("Verify it")
-    made.say("This page proves nothing. Fetch the bundle and verify it with keys that you trust:")
-    made.code(
+def _verify(pdf: _Document, view: CertificateView) -> None:
+    pdf.heading("Verification")
+    pdf.paragraph("This document is no proof. Verify the signed bundle with keys that you trust:")
+    pdf.code(
         f"curl -f -o bundle.json \\\n  SERVICE/v1/certificates/{view.id}/bundle\n"
         f"curl -f -o status.json SERVICE/v1/status\n{VERIFY}"
     )
     for step in view.verification.steps:
         detail = f": {step.detail}" if step.detail else ""
-        made.say(f"{step.number}. {step.name}: {WORDS[step.state]}{detail}", SMALL)
+        pdf.paragraph(f"{step.number}. {step.name}: {WORDS[step.state]}{detail}", SMALL)
 
 
-def _lists(made: _Document, view: CertificateView) -> None:
+def _lists(pdf: _Document, view: CertificateView) -> None:
     if view.reasons:
-        made.heading("Reasons")
+        pdf.heading("Reasons")
         for reason in view.reasons:
-            made.say(f"{reason.code} {reason.pointer}: {reason.message} {reason.remedy}")
-    made.heading("Engines")
-    made.say(view.agreement)
+            pdf.paragraph(f"{reason.code} {reason.pointer}: {reason.message} {reason.remedy}")
+    pdf.heading("Engines")
+    pdf.paragraph(view.agreement)
     for engine in view.engines:
-        made.say(
+        pdf.paragraph(
             f"{engine.name} ({engine.version}): ε between {engine.at_least} and {engine.at_most}"
         )
     if view.noise:
-        made.heading("Noise multipliers")
+        pdf.heading("Noise multipliers")
         for noise in view.noise:
-            made.say(
+            pdf.paragraph(
                 f"{noise.release}, {noise.blocks} blocks: given {noise.given or 'none'}, "
                 f"required {noise.required or 'not solved for'}"
             )
-    made.heading("What it rests on (NIST SP 800-226)")
+    pdf.heading("Assumptions and scope (NIST SP 800-226)")
     for item in view.checklist:
-        made.say(f"[{item.mark}] {item.topic}: {item.question} {item.answer} ({item.by})", SMALL)
-    made.heading("Runs and weights")
+        answer = f"{item.question} {item.answer} ({item.by})"
+        pdf.paragraph(f"[{item.mark}] {item.topic}: {answer}", SMALL)
+    pdf.heading("Runs")
     for run in view.runs:
         steps = "no steps charged yet" if run.steps is None else f"{run.steps} steps charged"
-        made.say(f"Run {run.id}, {run.state.replace('_', ' ')}: {steps}.", SMALL)
-        made.say(f"Record {run.record or 'none'}; weights {run.weights or 'none'}.", SMALL)
+        pdf.paragraph(f"Run {run.id}, {run.state.replace('_', ' ')}: {steps}.", SMALL)
+        pdf.paragraph(f"Record {run.record or 'none'}; weights {run.weights or 'none'}.", SMALL)
     if not view.runs:
-        made.say("No run used this certificate here.")
-    made.heading("Approvals")
+        pdf.paragraph("No runs.")
+    pdf.heading("Approvals")
     decisions = [entry for issue in view.issues for entry in issue.decisions]
     for decision in decisions:
-        made.say(
+        pdf.paragraph(
             f"{decision['decision']} by {decision['approver']} at {decision['at']}: "
             f"{decision['comment']}"
         )
     if not decisions:
-        made.say("None was asked for or given.")
+        pdf.paragraph("None.")
 
 
 # ---- charts -------------------------------------------------------------------------
 
-
-def _chart(made: _Document, chart: Chart) -> None:
-    if made.will_page_break(CHART_HEIGHT + 36):
-        made.add_page()
-    made.heading(chart.title)
-    made.say(chart.description, SMALL)
-    left, top = MARGIN + 16.0, made.get_y() + 2
-    right, bottom = made.w - MARGIN, top + CHART_HEIGHT - 14
-    xs, ys = _values(chart)
-    x = Scale.over(chart.x, xs, left, right)
-    y = Scale.over(chart.y, ys, bottom, top)
-    _frame(made, chart, x, y)
-    with made.local_context(), made.rect_clip(left, top, right - left, bottom - top):
-        for number, mark in enumerate(chart.marks):
-            made.set_draw_color(*_colour(number, mark))
-            _mark(made, mark, x, y)
-    made.set_y(bottom + 9)
-    for number, mark in enumerate(chart.marks):
-        made.set_text_color(*_colour(number, mark))
-        made.say(mark.name, SMALL)
-    made.set_text_color(0)
+_TEXT = re.compile(r"<text (?P<attributes>[^>]*)>(?P<content>[^<]*)</text>")
+_UNDRAWN = re.compile(r"<(title|desc|text)\b[^>]*>[^<]*</\1>")
+_POWER = re.compile("10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)")
+_DIGITS = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
+_CLIP = re.compile(r"<clipPath .*?</clipPath>")
+_ATTRIBUTE = re.compile(r'([\w-]+)="([^"]*)"')
 
 
-def _colour(number: int, mark: Mark) -> tuple[int, int, int]:
-    if isinstance(mark, Line) and mark.faint:
-        return FAINT
-    return SERIES[number % len(SERIES)]
+def _chart(pdf: _Document, chart: Chart) -> None:
+    """The chart that pages show, full width, with its description below.
 
-
-def _values(chart: Chart) -> tuple[list[float], list[float]]:
-    xs: list[float] = []
-    ys: list[float] = []
-    for mark in chart.marks:
-        match mark:
-            case Line(points=points) | Dots(points=points):
-                xs += [p[0] for p in points]
-                ys += [p[1] for p in points]
-            case Band(points=triples):
-                xs += [p[0] for p in triples]
-                ys += [end for p in triples for end in p[1:]]
-            case Rule(at=at, axis=axis):
-                (xs if axis == "x" else ys).append(at)
-            case _:
-                continue
-    return (
-        [item for item in xs if is_shown(chart.x, item)],
-        [entry for entry in ys if is_shown(chart.y, entry)],
-    )
-
-
-def _frame(made: _Document, chart: Chart, x: Scale, y: Scale) -> None:
-    made.set_draw_color(200)
-    made.set_line_width(0.15)
-    for tick in x.ticks():
-        at = x.position(tick.value)
-        made.line(at, y.start, at, y.end)
-        _label(made, at - 6, y.start + 1, 12, f"{tick.value:g}", "C")
-    for tick in y.ticks():
-        at = y.position(tick.value)
-        made.line(x.start, at, x.end, at)
-        _label(made, x.start - 15, at - 1.8, 14, f"{tick.value:g}", "R")
-    made.set_draw_color(90)
-    made.rect(x.start, y.end, x.end - x.start, y.start - y.end)
-    made.set_xy(x.start, y.start + 4.5)
-    made.say_at(x.start, f"across: {chart.x.label}; up: {chart.y.label}", SMALL)
-
-
-def _label(made: _Document, x: float, y: float, width: float, text: str, align: str) -> None:
-    made.set_font("Helvetica", size=7)
-    made.set_xy(x, y)
-    made.cell(width, 3.6, latin(text), align=align)
-
-
-def _mark(made: _Document, mark: Mark, x: Scale, y: Scale) -> None:
-    made.set_line_width(0.45)
-    match mark:
-        case Band(points=triples):
-            _polyline(made, [(px, high) for px, _, high in triples], x, y)
-            _polyline(made, [(px, low) for px, low, _ in triples], x, y)
-        case Line(points=points):
-            _polyline(made, points, x, y)
-        case Dots(points=points):
-            for across, up in points:
-                if is_shown(x.axis, across) and is_shown(y.axis, up):
-                    made.circle(x.position(across), y.position(up), 1.1)
-        case Rule(at=at, axis="y"):
-            made.set_dash_pattern(1.4, 1.1)
-            made.line(x.start, y.position(at), x.end, y.position(at))
-            made.set_dash_pattern()
-        case Rule(at=at):
-            made.line(x.position(at), y.start, x.position(at), y.end)
-
-
-def _polyline(made: _Document, points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> None:
-    shown = [
-        (x.position(across), y.position(up))
-        for across, up in points
-        if is_shown(x.axis, across) and is_shown(y.axis, up)
-    ]
-    if len(shown) > 1:
-        made.polyline(shown)
+    fpdf2 draws the shapes of the SVG; its texts are written here, for they need two fonts.
+    """
+    svg = draw(chart, width=CHART_WIDTH, height=CHART_HEIGHT).replace("currentColor", INK)
+    scale = pdf.epw / CHART_WIDTH
+    if pdf.will_page_break(CHART_HEIGHT * scale + 14):
+        pdf.add_page()
+    top = pdf.get_y() + 3
+    shapes = _CLIP.sub(r"<defs>\g<0></defs>", _UNDRAWN.sub("", svg))
+    pdf.image(io.BytesIO(shapes.encode()), x=MARGIN, y=top, w=pdf.epw, alt_text=chart.title)
+    for match in _TEXT.finditer(svg):
+        attributes = dict(_ATTRIBUTE.findall(match["attributes"]))
+        text = _POWER.sub(lambda power: f"1e{power[1].translate(_DIGITS)}", match["content"])
+        x = MARGIN + float(attributes["x"]) * scale
+        y = top + float(attributes["y"]) * scale
+        turned = 90 if "transform" in attributes else 0
+        with pdf.rotation(turned, x, y):
+            pdf.label(
+                x,
+                y,
+                unescape(text),
+                float(attributes.get("font-size", 11)) * scale * POINTS,
+                attributes.get("text-anchor", "start"),
+                "B" if "font-weight" in attributes else "",
+            )
+    pdf.set_xy(MARGIN, top + CHART_HEIGHT * scale)
+    pdf.paragraph(chart.description, SMALL)

@@ -70,12 +70,12 @@ BANDS: dict[Band, str] = {
     "to_3": "1 < ε ≤ 3",
     "to_8": "3 < ε ≤ 8",
     "above_8": "ε > 8",
-    "none": "no ε is claimed",
+    "none": "no ε",
 }
 ENDS: dict[Ends, str] = {
-    "over": "has ended",
-    "soon": "ends within 30 days",
-    "later": "ends later",
+    "over": "expired",
+    "soon": "expires within 30 days",
+    "later": "expires later",
 }
 _LIMITS: dict[Band, tuple[float, float]] = {
     "to_1": (-1.0, 1.0),
@@ -382,7 +382,7 @@ def _line(row: RowMapping) -> CertificateLine:
 
 _VALUES: dict[str, tuple[str, dict[str, str]]] = {
     "verdict": ("Verdict", {arg: arg.replace("_", "-") for arg in get_args(Verdict)}),
-    "epsilon": ("ε, at most", {str(band): text for band, text in BANDS.items()}),
+    "epsilon": ("ε", {str(band): text for band, text in BANDS.items()}),
     "ends": ("Validity", {str(ends): text for ends, text in ENDS.items()}),
 }
 """Facets whose values are counted."""

@@ -1,4 +1,4 @@
-"""Where one can go from any page, and who is shown the way."""
+"""The navigation, and who may see which part of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERYBODY = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A page of the navigation, for actors with one of ``scopes``."""
+    """A page in the navigation, for actors with one of ``scopes``."""
 
     path: str
     label: str
@@ -21,7 +21,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Places that belong together."""
+    """Pages under one label."""
 
     label: str
     places: tuple[Place, ...]
@@ -47,7 +47,7 @@ GROUPS = (
         ),
     ),
     Group(
-        "Record",
+        "Administration",
         (
             Place("/audit", "Audit log", frozenset({Scope.AUDIT})),
             Place("/tokens", "Tokens", frozenset({Scope.ADMIN})),
@@ -60,14 +60,12 @@ GROUPS = (
 def groups_for(actor: Actor | None, served: frozenset[str]) -> tuple[Group, ...]:
     """The groups with those of their places that are ``served`` and that ``actor`` may see."""
     scopes = frozenset() if actor is None else actor.scopes
-    found = (Group(group.label, tuple(_open(group.places, scopes, served))) for group in GROUPS)
-    return tuple(group for group in found if group.places)
-
-
-def _open(
-    places: tuple[Place, ...], scopes: frozenset[Scope], served: frozenset[str]
-) -> list[Place]:
-    return [place for place in places if place.path in served and place.scopes & scopes]
+    groups = []
+    for group in GROUPS:
+        open_places = [p for p in group.places if p.path in served and p.scopes & scopes]
+        if open_places:
+            groups.append(Group(group.label, tuple(open_places)))
+    return tuple(groups)
 
 
 def may_open(actor: Actor | None, path: str) -> bool:

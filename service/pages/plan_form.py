@@ -100,12 +100,12 @@ SECTIONS = (
         "Data set",
         (
             Field(name="dataset.name", label="Name", kind="text", hint="As in its budget"),
-            Field(name="dataset.size", label="Records N"),
-            _choice("dataset.unit", "Protects", UNITS),
+            Field(name="dataset.size", label="Number of records N"),
+            _choice("dataset.unit", "Privacy unit", UNITS),
             Field(
                 name="dataset.contributions_per_user", label="Records per user", hint="User level"
             ),
-            _choice("adjacency", "Neighbours", ADJACENCIES),
+            _choice("adjacency", "Adjacency", ADJACENCIES),
         ),
         "The privacy unit and the neighbouring data sets that ε is defined for.",
     ),

@@ -1,10 +1,10 @@
-"""An entry for the OpenDP deployments registry, as YAML that a person completes.
+"""An entry for the OpenDP deployments registry, as YAML to be completed by a person.
 
-What the certificate proves is filled in. Who publishes the model, for what and where is not
-known here: those fields say ``FILL IN``, and the status is ``Draft``. The ε is the certified
-upper bound, never rounded below it.
+The fields that the certificate proves are filled in. Who publishes the model, for what purpose
+and where is unknown here: those fields say ``FILL IN``, and the status is ``Draft``. The ε is
+the certified upper bound, never rounded below it.
 
-The registry's schema moves. Fields are those of ``schemas/deployments-schema.yaml`` in
+The registry's schema changes. The fields are those of ``schemas/deployments-schema.yaml`` in
 opendp/deployments-registry-data at ``REVISION``.
 """
 
@@ -33,8 +33,8 @@ METRICS = {
 def registry_entry(
     predicate: Mapping[str, Any], *, published: datetime, certificate: str
 ) -> dict[str, Any]:
-    """The entry of a certified model, as data; ``certificate`` is its id."""
-    plan, said = predicate["plan"], predicate["guarantee"]
+    """The entry of a certified model; ``certificate`` is its id."""
+    plan, guarantee = predicate["plan"], predicate["guarantee"]
     name = plan.get("name") or plan["dataset"].get("name") or "model"
     return {
         "url_slug": re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model",
@@ -46,7 +46,7 @@ def registry_entry(
                 "data_curators": [f"{UNKNOWN}: who publishes it"],
                 "description": "A model trained with differential privacy on the data set "
                 f"{plan['dataset'].get('name') or 'of the plan'}.",
-                "intended_use": f"{UNKNOWN}: what it is for",
+                "intended_use": f"{UNKNOWN}: intended use",
                 "data_product_type": "Machine learning model",
                 "data_product_region": f"{UNKNOWN}: whose data and whose law",
                 "publication_date": f"{published:%Y-%m-%d}",
@@ -60,13 +60,13 @@ def registry_entry(
             "privacy_loss": {
                 "privacy_unit": plan["dataset"]["unit"],
                 "privacy_unit_description": "Neighbouring data sets differ in "
-                + METRICS[said["adjacency"]].format(unit=said["unit"])
-                + f" ({said['adjacency']}).",
+                + METRICS[guarantee["adjacency"]].format(unit=guarantee["unit"])
+                + f" ({guarantee['adjacency']}).",
                 "privacy_parameters": {
-                    "epsilon": at_least(said["epsilon"]["upper"]),
-                    "delta": at_least(said["delta"]["upper"]),
+                    "epsilon": at_least(guarantee["epsilon"]["upper"]),
+                    "delta": at_least(guarantee["delta"]["upper"]),
                 },
-                "privacy_parameters_description": _parameters(said),
+                "privacy_parameters_description": _parameters(guarantee),
             },
             "deployment_model": {
                 "model_name": "Central",
@@ -95,27 +95,28 @@ def registry_entry(
 
 
 def as_yaml(entry: Mapping[str, Any]) -> bytes:
-    """The entry as a file for the registry, with what is left to do at its top."""
+    """The entry as a file for the registry, with instructions at its top."""
     yaml = YAML()
     yaml.width = 100
-    written = io.StringIO()
-    written.write(f"# Complete every field that says {UNKNOWN}, then submit it to the registry.\n")
-    yaml.dump(_quoted(dict(entry)), written)
-    return written.getvalue().encode("utf-8")
+    output = io.StringIO()
+    output.write(f"# Complete every field that says {UNKNOWN}, then submit it to the registry.\n")
+    yaml.dump(_quoted(dict(entry)), output)
+    return output.getvalue().encode("utf-8")
 
 
 def at_least(text: str) -> float:
-    """A decimal as the least number that YAML writes and that is not below it.
+    """The least floating-point number that is not below a decimal.
 
     >>> at_least("7.99"), at_least("0.30000000000000001")
     (7.99, 0.30000000000000004)
     """
-    found = float(text)
-    return found if Decimal(repr(found)) >= Decimal(text) else math.nextafter(found, math.inf)
+    number = float(text)
+    return number if Decimal(repr(number)) >= Decimal(text) else math.nextafter(number, math.inf)
 
 
-def _parameters(said: Mapping[str, Any]) -> str:
-    chance = f" It holds with confidence {said['confidence']}." if "confidence" in said else ""
+def _parameters(guarantee: Mapping[str, Any]) -> str:
+    confidence = guarantee.get("confidence")
+    chance = "" if confidence is None else f" It holds with confidence {confidence}."
     return "ε is a proved upper bound at this δ." + chance
 
 
@@ -131,11 +132,11 @@ def _mechanisms(predicate: Mapping[str, Any]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """Texts in double quotes, so that a date stays a text and no name becomes a number."""
+    """Strings in double quotes, so that no date or name is read as another type."""
     if isinstance(value, str):
         return DoubleQuotedScalarString(value)
     if isinstance(value, list):
-        return [_quoted(item) for item in value]
+        return [_quoted(member) for member in value]
     if isinstance(value, dict):
-        return {key: _quoted(each) for key, each in value.items()}
+        return {key: _quoted(member) for key, member in value.items()}
     return value

@@ -1,8 +1,8 @@
-"""A bundle verified while its page is made: each step green, red or not reached.
+"""A bundle verified while its page is rendered: each step passed, failed or was not reached.
 
-It is the same verification that ``affidavit verify`` makes, with this service's own keys, which
-is why it convinces nobody else: every step comes with the command that repeats it offline with
-keys from somewhere that the reader trusts.
+It is the verification of ``affidavit verify``, with this service's own keys, so it convinces
+nobody else: every step comes with the command that repeats it offline with keys from a source
+that the reader trusts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from affidavit.service.services import Services
 
 State = Literal["passed", "failed", "unchecked", "not_reached"]
 VERIFY = "affidavit verify bundle.json --keys keys.json --status status.json"
-MORE: dict[int, str] = {
+OPTIONS: dict[int, str] = {
     7: " --plan plan.yaml",
     10: " --require-log",
     11: " --require-log",
     12: " --require-log",
     13: " --require-status",
 }
-"""What a verifier adds to look at a step closely."""
+"""Options that make the command check a step more strictly."""
+STATUS = len(STEPS)
+"""The step that checks for revocation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One step of the verification, and the command that makes it somewhere else.
+    """One step, and the command that repeats it elsewhere.
 
-    ``adds`` is what that command has beyond the one that makes every step.
+    ``adds`` are the options of that command beyond those of the basic one.
     """
 
     number: int
@@ -53,7 +55,7 @@ class Verification:
 
 
 def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
-    """This service's keys, those that the newest keyset revokes from then on."""
+    """This service's keys, with the revocations of the newest keyset."""
     newest = services.keysets.newest()
     since = {} if newest is None else read_keyset(newest).keyset.revoked_since()
     records = [*services.store.keys(), *services.keyring.public_records()]
@@ -64,50 +66,42 @@ def trusted_keys(services: Services) -> tuple[PublicKey, ...]:
 def verification(
     bundle: bytes, trusted: Iterable[PublicKey], now: datetime, revoked: str | None
 ) -> Verification:
-    """``bundle`` against ``trusted`` keys, at ``now``.
+    """``bundle`` verified with ``trusted`` keys at ``now``.
 
-    ``revoked`` says why it was revoked, if it was: what a status list tells others, this
-    service has in its own records.
+    ``revoked`` says why it was revoked, if it was: this service knows from its own records
+    what a status list tells others.
     """
+    states: dict[int, tuple[State, str]] = {}
+    error: VerificationError | None = None
     try:
-        found = verify(bundle, trusted, now=now)
+        result = verify(bundle, trusted, now=now)
         if revoked is not None:
             raise VerificationError(STATUS, "revoked", revoked, "Do not use it.")
-    except VerificationError as error:
-        return Verification(
-            passed=False,
-            steps=tuple(_step(number, *_rejected(number, error)) for number in _NUMBERS),
-            code=error.code,
-            remedy=error.remedy,
+    except VerificationError as failure:
+        error = failure
+        states = dict.fromkeys(range(1, error.step), ("passed", ""))
+        states[error.step] = ("failed", error.message)
+    else:
+        for number, _, detail in result.steps:
+            states[number] = ("unchecked" if number in result.unchecked else "passed", detail)
+        states[STATUS] = ("passed", "not revoked, by the records of this service")
+    steps = []
+    for number, name in enumerate(STEPS, 1):
+        state, detail = states.get(number, ("not_reached", ""))
+        adds = OPTIONS.get(number, "")
+        steps.append(
+            Step(
+                number=number,
+                name=name,
+                state=state,
+                detail=detail,
+                command=VERIFY + adds,
+                adds=adds.strip(),
+            )
         )
-    saw = {number: detail for number, _, detail in found.steps}
-    saw[STATUS] = "not revoked, by the records of this service"
-    left = set(found.unchecked) - {STATUS}
     return Verification(
-        passed=True,
-        steps=tuple(
-            _step(number, "unchecked" if number in left else "passed", saw[number])
-            for number in _NUMBERS
-        ),
-    )
-
-
-STATUS = len(STEPS)
-_NUMBERS = range(1, STATUS + 1)
-
-
-def _rejected(number: int, error: VerificationError) -> tuple[State, str]:
-    if number < error.step:
-        return "passed", ""
-    return ("failed", error.message) if number == error.step else ("not_reached", "")
-
-
-def _step(number: int, state: State, detail: str) -> Step:
-    return Step(
-        number=number,
-        name=STEPS[number - 1],
-        state=state,
-        detail=detail,
-        command=VERIFY + MORE.get(number, ""),
-        adds=MORE.get(number, "").strip(),
+        passed=error is None,
+        steps=tuple(steps),
+        code=None if error is None else error.code,
+        remedy=None if error is None else error.remedy,
     )

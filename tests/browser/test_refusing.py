@@ -71,7 +71,7 @@ def test_a_certificate_shows_its_curves_and_leaves_as_files(visitor: Any, office
     page.click("tbody a:text-is('usable')")
     drawn = page.locator("figure svg, figure img")
     assert drawn.count() == 3
-    assert "13" in page.locator("table:has-text('Verification steps') tbody tr").last.inner_text()
+    assert "13" in page.locator("[aria-label='Verification steps'] tbody tr").last.inner_text()
     visitor.look("certificate")
     for link, begins in (("PDF", b"%PDF-"), ("Registry entry (YAML)", b"# Complete")):
         with page.expect_download() as waiting:

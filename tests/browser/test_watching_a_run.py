@@ -57,7 +57,7 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     _seen(visitor, "Claimed by w1")
     worker.say(job, "start", plan_digest=job["plan_digest"])
     worker.say(job, "heartbeat", steps=4)
-    _seen(visitor, "Under way on w1.")
+    _seen(visitor, "Running on w1.")
     assert "ε by step 4" in visitor.text()
     visitor.look("run-under-way")
     worker.complete(job, 10)
