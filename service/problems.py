@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -107,12 +107,6 @@ class _ProblemResponse(Response):
         await super().__call__(scope, receive, send)
 
 
-def malformed(error: MalformedPlan) -> Problem:
-    """The problem of a body that is not a plan."""
-    more = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
-    return not_well_formed("malformed_plan", error, more)
-
-
 def not_well_formed(code: str, error: PlanError, more: str = "") -> Problem:
     """The problem of a body that cannot be read, with every reason."""
     too_large = any(reason.code == "too_large" for reason in error.reasons)
@@ -161,73 +155,39 @@ def invalid_cursor(error: InvalidCursor) -> Problem:
 
 def install(app: FastAPI) -> None:
     """Answer every error of ``app`` with a problem document."""
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(MalformedPlan, _malformed)
-    app.add_exception_handler(MalformedRequest, _malformed_request)
-    app.add_exception_handler(DomainError, _domain_error)
-    app.add_exception_handler(AccountingUnavailable, _unavailable)
-    app.add_exception_handler(InvalidCursor, _invalid_cursor)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _parameters)
-    app.add_exception_handler(DatabaseError, _database)
-    app.add_exception_handler(NoFreeConnection, _database)
-    app.add_exception_handler(KeyFailure, _signer)
-    app.add_exception_handler(Altered, _policies)
-    app.add_exception_handler(LogDamaged, _log)
-    app.add_exception_handler(Exception, _unexpected)
+    for kind, problem in _PROBLEMS.items():
+        app.add_exception_handler(kind, _handler(problem))
 
 
-def _problem(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
-    return error.as_response()
-
-
-def _malformed(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, MalformedPlan)
-    return malformed(error).as_response()
-
-
-def _malformed_request(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, MalformedRequest)
-    return not_well_formed(error.code, error).as_response()
-
-
-def _domain_error(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, DomainError)
-    return problem_of(error).as_response()
-
-
-def _unavailable(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, AccountingUnavailable)
-    return unavailable(error).as_response()
-
-
-def _invalid_cursor(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, InvalidCursor)
-    return invalid_cursor(error).as_response()
+def _handler(problem: Callable[[Any], Problem]) -> Callable[[Request, Exception], Response]:
+    return lambda _, error: problem(error).as_response()
 
 
 def _http(request: Request, error: Exception) -> Response:
     """What the router itself answers: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     code, detail = {
-        404: ("not_found", "there is nothing at this path; /openapi.json lists the paths."),
-        405: ("method_not_allowed", f"{request.method[:SHOWN]} is not possible at this path."),
+        404: ("not_found", "Path not found; /openapi.json lists the paths."),
+        405: ("method_not_allowed", f"{request.method[:SHOWN]} is not allowed at this path."),
     }.get(error.status_code, ("http_error", str(error.detail)))
     return Problem(error.status_code, code, detail, headers=error.headers).as_response()
 
 
-def _parameters(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    headers = {details["loc"][0] == "header" for details in found}
+def _malformed_plan(error: MalformedPlan) -> Problem:
+    more = f" (and {len(error.reasons) - 1} more)" if len(error.reasons) > 1 else ""
+    return not_well_formed("malformed_plan", error, more)
+
+
+def _invalid_parameters(error: RequestValidationError) -> Problem:
+    mistakes = error.errors()
+    headers = {details["loc"][0] == "header" for details in mistakes}
     detail = "a parameter of the URL is not valid."
     if headers == {True}:
         detail = "a header is not valid."
     elif True in headers:
         detail = "a parameter of the URL and a header are not valid."
-    reasons = [_parameter(details) for details in found]
-    return Problem(422, "invalid_parameter", detail, *reasons).as_response()
+    return Problem(422, "invalid_parameter", detail, *map(_parameter, mistakes))
 
 
 def _parameter(details: Mapping[str, Any]) -> Reason:
@@ -249,51 +209,65 @@ def _parameter(details: Mapping[str, Any]) -> Reason:
     )
 
 
-def _database(_request: Request, error: Exception) -> Response:
+def _database(error: DatabaseError | NoFreeConnection) -> Problem:
     if isinstance(error, OURS):
         raise error
     log.error("the database cannot be used: %s", error)
     return Problem(
         503,
         "database_unavailable",
-        "the database does not answer, or cannot do what is asked; nothing was stored. Try again "
-        "later; the service's log says why.",
+        "The database does not answer, or takes no writes; nothing was stored. Try again later; "
+        "the service's log says why.",
         headers={"Retry-After": "5"},
-    ).as_response()
+    )
 
 
-def _signer(_request: Request, error: Exception) -> Response:
+def _signer(error: KeyFailure) -> Problem:
     log.error("nothing can be signed: %s", error)
     return Problem(
         503,
         "signer_unavailable",
-        "the service's signing key cannot be used; nothing was stored. Its log says why.",
-    ).as_response()
+        "The service's signing key cannot be used; nothing was stored. Its log says why.",
+    )
 
 
-def _policies(_request: Request, error: Exception) -> Response:
-    log.critical("the rules are not known: %s", error)
+def _policies(error: Altered) -> Problem:
+    log.critical("the policies cannot be trusted: %s", error)
     return Problem(
         503,
         "policy_altered",
-        "a policy or waiver in the database is not what was signed, so nothing is judged; "
+        "A policy or waiver in the database is not the one that was signed, so nothing is judged; "
         "nothing was stored. The service's log says which.",
-    ).as_response()
+    )
 
 
-def _log(_request: Request, error: Exception) -> Response:
+def _log(error: LogDamaged) -> Problem:
     log.critical("the stored log is damaged: %s", error)
     return Problem(
         503,
         "log_damaged",
-        "the stored log contradicts itself, so that nothing is proved from it; tell the operator.",
-    ).as_response()
+        "The stored log contradicts itself, so nothing can be proved from it; tell the operator.",
+    )
 
 
-def _unexpected(_request: Request, _error: Exception) -> Response:
+def _unexpected(_error: Exception) -> Problem:
     """A fault of ours. The server logs the traceback; the client gets none of it."""
-    return Problem(
-        500,
-        "internal_error",
-        "the service met a fault of its own; it is in its log.",
-    ).as_response()
+    return Problem(500, "internal_error", "Internal error; the service's log has the details.")
+
+
+_PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
+    Problem: lambda problem: problem,
+    MalformedPlan: _malformed_plan,
+    MalformedRequest: lambda error: not_well_formed(error.code, error),
+    RequestValidationError: _invalid_parameters,
+    InvalidCursor: invalid_cursor,
+    DomainError: problem_of,
+    AccountingUnavailable: unavailable,
+    DatabaseError: _database,
+    NoFreeConnection: _database,
+    KeyFailure: _signer,
+    Altered: _policies,
+    LogDamaged: _log,
+    Exception: _unexpected,
+}
+"""The problem of each kind of error."""

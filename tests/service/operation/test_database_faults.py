@@ -88,7 +88,7 @@ def test_a_damaged_file_is_told_without_a_traceback(
             assert unavailable(client.post(write, content=given, headers=headers)), write
         page = client.get("/certificates", headers={**headers, "accept": "text/html"})
         assert page.status_code == 503
-        assert "Not possible just now" in page.text
+        assert "database_unavailable" in page.text
         assert client.get("/livez").status_code == 200
         assert client.get("/readyz").json()["reasons"][0]["code"] == "database_unavailable"
     assert "the database cannot be used" in caplog.text
