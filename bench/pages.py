@@ -124,7 +124,7 @@ def prepare(url: str, home: Path, certificates: int, entries: int) -> Settings:
     upgrade(url)
     KeyStore(home / "keys").new("bench")
     settings = Settings(database_url=url, key_directory=home / "keys", workers=1)
-    services = Services.of(settings)
+    services = Services(settings)
     try:
         seeds = certify_some(services)
         began = time.perf_counter()

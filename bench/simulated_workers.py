@@ -171,7 +171,7 @@ def _together(
 @contextmanager
 def services_of(url: str, home: Path) -> Iterator[Services]:
     """What a process of the service has."""
-    services = Services.of(
+    services = Services(
         Settings(database_url=url, key_directory=home / "keys", workers=1, loopback=True)
     )
     try:

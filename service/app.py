@@ -35,7 +35,7 @@ _READ: list[tuple[tuple[APIRouter, ...], list[BaseRoute]]] = []
 
 def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
     """The service behind ``settings``; opens the database and starts processes when run."""
-    services = Services.of(settings)
+    services = Services(settings)
     app = FastAPI(
         title="Affidavit",
         version=version("affidavit"),

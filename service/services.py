@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Request
-from sqlalchemy import Engine
 
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Authenticator
@@ -51,106 +49,63 @@ from affidavit.service.use_cases.preview_plan import PreviewPlan
 from affidavit.service.use_cases.submit_plan import SubmitPlan
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Services:
     """The parts of one application; ``head`` is the schema revision that it needs."""
 
-    engine: Engine
-    store: CertificateStore
-    pool: AccountingPool
-    keyring: Keyring
-    keysets: KeysetStore
-    policies: PolicyStore
-    submit_plan: SubmitPlan
-    approve: Approve
-    revoke: Revoke
-    reissue: Reissue
-    status_lists: StatusLists
-    diagnose_claim: DiagnoseClaim
-    draw_certificate: DrawCertificate
-    preview_plan: PreviewPlan
-    ledger: Ledger
-    desk: Desk
-    runs: Runs
-    feed: Feed
-    tokens: TokenRepository
-    authenticator: Authenticator
-    sessions: Sessions
-    code_flow: CodeFlow | None
-    rate_limiter: RateLimiter
-    log: LogReader
-    sequencer: Sequencer
-    publisher: CheckpointPublisher
-    witness: Witness
-    metrics: Metrics
-    log_watch: LogWatch
-    head: str
-    public_url: str | None
-
-    @classmethod
-    def of(cls, settings: Settings) -> Services:
-        """The services that ``settings`` describe; opens and starts nothing yet."""
-        engine = open_engine(settings.database_url)
-        store = CertificateStore(engine)
-        tokens = TokenRepository(engine)
-        provided, code_flow = _provided(settings.provider)
-        pool = AccountingPool(settings.workers, settings.time_limit)
-        keysets = KeysetStore(engine)
-        log = LogReader(engine)
-        places = destinations(settings.checkpoint_export, log)
-        ledger = Ledger(engine)
-        keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(keysets))
-        policies = PolicyStore(engine, keyring.public_records)
-        sequencer = Sequencer(
-            engine,
-            keyring.current,
+    def __init__(self, settings: Settings) -> None:
+        """Put together what ``settings`` describe; opens and starts nothing yet."""
+        self.engine = open_engine(settings.database_url)
+        self.store = CertificateStore(self.engine)
+        self.tokens = TokenRepository(self.engine)
+        provided, self.code_flow = _provided(settings.provider)
+        self.pool = AccountingPool(settings.workers, settings.time_limit)
+        self.keysets = KeysetStore(self.engine)
+        self.log = LogReader(self.engine)
+        places = destinations(settings.checkpoint_export, self.log)
+        self.ledger = Ledger(self.engine)
+        self.keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(self.keysets))
+        self.policies = PolicyStore(self.engine, self.keyring.public_records)
+        self.sequencer = Sequencer(
+            self.engine,
+            self.keyring.current,
             origin=settings.log_origin,
             published=lambda: published_checkpoints(places),
         )
-        desk = Desk(ledger, store, pool, keyring, loopback=settings.loopback)
-        run_queue = RunQueue(engine)
-        submit_plan = SubmitPlan(store, pool, keyring, policies, desk.position)
-        return cls(
-            engine=engine,
-            store=store,
-            pool=pool,
-            keyring=keyring,
-            keysets=keysets,
-            policies=policies,
-            submit_plan=submit_plan,
-            approve=Approve(engine, keyring),
-            revoke=Revoke(engine),
-            reissue=Reissue(store, policies, submit_plan),
-            status_lists=StatusLists(engine, keyring, settings.log_origin),
-            diagnose_claim=DiagnoseClaim(pool),
-            draw_certificate=DrawCertificate(pool),
-            preview_plan=PreviewPlan(pool, policies, desk.position),
-            ledger=ledger,
-            desk=desk,
-            runs=Runs(run_queue, ledger, desk, store, settings.worker_keys, pool),
-            feed=Feed(
-                queue=run_queue,
-                watching=Watching(run_queue.progress),
-                spending=Spending(desk, ledger),
-            ),
-            tokens=tokens,
-            authenticator=Authenticator(tokens, provided, loopback=settings.loopback),
-            sessions=Sessions(engine, tokens),
-            code_flow=code_flow,
-            rate_limiter=RateLimiter(
-                per_minute=settings.rate_limit, at_once=settings.concurrency_limit
-            ),
-            log=log,
-            sequencer=sequencer,
-            publisher=CheckpointPublisher(places, sequencer.newest),
-            witness=Witness(
-                engine, keyring.current, settings.witness_name, settings.witnessed_logs
-            ),
-            metrics=Metrics(),
-            log_watch=LogWatch(),
-            head=head(),
-            public_url=settings.public_url,
+        self.desk = Desk(
+            self.ledger, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
+        run_queue = RunQueue(self.engine)
+        self.submit_plan = SubmitPlan(
+            self.store, self.pool, self.keyring, self.policies, self.desk.position
+        )
+        self.approve = Approve(self.engine, self.keyring)
+        self.revoke = Revoke(self.engine)
+        self.reissue = Reissue(self.store, self.policies, self.submit_plan)
+        self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
+        self.diagnose_claim = DiagnoseClaim(self.pool)
+        self.draw_certificate = DrawCertificate(self.pool)
+        self.preview_plan = PreviewPlan(self.pool, self.policies, self.desk.position)
+        self.runs = Runs(
+            run_queue, self.ledger, self.desk, self.store, settings.worker_keys, self.pool
+        )
+        self.feed = Feed(
+            queue=run_queue,
+            watching=Watching(run_queue.progress),
+            spending=Spending(self.desk, self.ledger),
+        )
+        self.authenticator = Authenticator(self.tokens, provided, loopback=settings.loopback)
+        self.sessions = Sessions(self.engine, self.tokens)
+        self.rate_limiter = RateLimiter(
+            per_minute=settings.rate_limit, at_once=settings.concurrency_limit
+        )
+        self.publisher = CheckpointPublisher(places, self.sequencer.newest)
+        self.witness = Witness(
+            self.engine, self.keyring.current, settings.witness_name, settings.witnessed_logs
+        )
+        self.metrics = Metrics()
+        self.log_watch = LogWatch()
+        self.head = head()
+        self.public_url = settings.public_url
 
     def close(self) -> None:
         """Stop the log's threads and the accounting, and let go of the database."""
@@ -170,9 +125,14 @@ def _provided(provider: Provider | None) -> tuple[ProviderTokens | None, CodeFlo
     return ProviderTokens(provider, keys), flow
 
 
+def services_of(request: Request) -> Services:
+    """The services of the application that handles ``request``."""
+    services: Services = request.app.state.services
+    return services
+
+
 async def _services(request: Request) -> Services:  # a plain one would be run in a thread
-    found: Services = request.app.state.services
-    return found
+    return services_of(request)
 
 
 TheServices = Annotated[Services, Depends(_services)]

@@ -32,7 +32,7 @@ from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_after
 from affidavit.service.middleware import add_after_response
 from affidavit.service.problems import Problem
-from affidavit.service.services import Services
+from affidavit.service.services import Services, services_of
 
 _AUTHORIZED = "authorized"
 REALM = 'Bearer realm="affidavit"'
@@ -55,7 +55,7 @@ class Guard:
         Raises the problem of not knowing them (401), of their scopes (403) or of their
         asking too much (429).
         """
-        services = _services(request)
+        services = services_of(request)
         caller = await self.identify(services, request)
         request.state.actor = caller.actor.name
         _take(services, caller.counted_as)
@@ -100,7 +100,7 @@ class Open:
     async def __call__(self, request: Request) -> None:
         """Let everybody in who does not ask too often."""
         if self.limited and _authorized_before(self, request) is None:
-            _take(_services(request), counted(address_of(request)))
+            _take(services_of(request), counted(address_of(request)))
 
 
 async def authorize(access: Guard | Open, request: Request) -> None:
@@ -205,11 +205,6 @@ def _too_many_at_once(most: int) -> Problem:
         "raise AFFIDAVIT_CONCURRENCY.",
         headers={"Retry-After": "1"},
     )
-
-
-def _services(request: Request) -> Services:
-    found: Services = request.app.state.services
-    return found
 
 
 def address_of(request: Request) -> str | None:
