@@ -19,11 +19,10 @@ from starlette.routing import BaseRoute
 
 from affidavit.service import openapi, problems
 from affidavit.service.identity.access import require_guards
-from affidavit.service.middleware import BodyLimit, RequestMiddleware
+from affidavit.service.middleware import BodyLimit, RequestMiddleware, SecurityHeaders
 from affidavit.service.operation.metrics import watch_services
 from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.pages import errors
-from affidavit.service.pages.headers import SecurityHeaders
 from affidavit.service.pages.routers import PAGES
 from affidavit.service.routes import ROUTERS
 from affidavit.service.services import Services

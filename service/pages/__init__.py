@@ -1,45 +1,41 @@
-"""The pages: what the service knows, for people; drawn on the server, no script needed.
+"""The web pages: what the service knows, for people; rendered on the server, no script needed.
 
 How a page is made
 ------------------
-A page is one file, named by its noun, and one template. The file has
+A page is one module, named by its noun, and one template. The module has
 
 1. a *view*: frozen dataclasses with what is shown, and one function that reads them from
    the database. No HTML, no drawing; a clock or a limit comes in as an argument;
-2. the route, which asks for an actor, makes the view and hands it to ``answer``::
+2. the route, which takes an actor, builds the view and hands it to ``respond``::
 
     router = APIRouter()
 
-    @page(router, "/audit")                      # also /audit.json and /audit.csv
-    def audit(
-        request: Request,
-        actor: Annotated[Actor, page_actor(Scope.AUDIT)],
-        services: TheServices,
-    ) -> Response:
-        view = audit_view(services.engine)
-        return answer(request, view, template="audit.html", rows=Rows(Entry, view.entries))
+    @page(router, "/tokens")                     # also /tokens.json and /tokens.csv
+    def tokens(request: Request, _: Admin, services: TheServices) -> Response:
+        view = tokens_view(services.tokens)
+        return respond(request, view, template="tokens.html", rows=Rows(TokenLine, view.tokens))
 
-and one line in ``routers``. ``answer`` gives the view as HTML, as JSON (every field of it)
+and one line in ``routers``. ``respond`` renders the view as HTML, as JSON (every field of it)
 and its main table as CSV; ``page(..., csv=False)`` is for a page without a table. ``drawn``
-takes SVG that was drawn on the server. A path with a parameter stands as it would for
-FastAPI, ``/certificates/{certificate_id}``.
+takes SVG that was drawn on the server. A path parameter is written as for FastAPI,
+``/certificates/{certificate_id}``. ``view_of`` fills a dataclass from an object or a row.
 
 A form posts to ``@action(router, "/tokens")``. The guard has read the form and checked
-its token before the route runs; ``TheForm`` is what was sent. The route calls the same use
+its token before the route runs; ``SubmittedForm`` is the form. The route calls the same use
 case as the API, then returns ``see_other("/tokens", done="made")``; a form with mistakes is
-shown again by ``answer(..., status=422)``. In a template a form has ``method="post"`` and
+shown again by ``respond(..., status=422)``. In a template a form has ``method="post"`` and
 ``{{ csrf() }}`` inside.
 
-Rules that hold for every page
-------------------------------
-- Every route names its guard, ``page_actor`` or ``open_to_all``, and has its rows in
+Rules for every page
+--------------------
+- Every route names its guard (``access``, or ``open_to_all``) and has its rows in
   ``tests/service/identity/who_may.txt``, one for each path.
 - Templates extend ``base.html`` and take their parts from ``parts.html``: instants, ids,
-  badges, copyable text, links to the next page, empty states. Text is escaped, undefined
-  names are errors, and characters that could reorder or hide text are shown as escapes.
-- No style or script stands in a page: the policy in ``headers`` forbids both. Files come
-  from ``static/`` by ``{{ static('affidavit.css') }}``, under a name with their digest.
-- Without scripts everything works; htmx may only spare a reload. ``fragment=`` of
-  ``answer`` names the block that an htmx request is answered with.
-- A number has its label, unit and what kind of bound it is beside it.
+  badges, copyable text, pagination, empty states. Text is escaped, undefined names are
+  errors, and characters that could reorder or hide text are shown as escapes.
+- No style or script is inline: the content security policy forbids both. Files come from
+  ``static/`` by ``{{ static('affidavit.css') }}``, under a name with their digest.
+- Everything works without scripts; htmx only saves a reload. ``fragment=`` of ``respond``
+  names the block that an htmx request gets.
+- A number has its label, its unit and the kind of bound beside it.
 """

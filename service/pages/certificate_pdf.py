@@ -161,7 +161,7 @@ def latin(text: str) -> str:
     >>> latin("naïve – 東")
     'naïve - \\\\u6771'
     """
-    plain = "".join(PLAIN.get(item, item) for item in visible(text))
+    plain = "".join(PLAIN.get(char, char) for char in visible(text))
     return plain.encode("latin-1", "backslashreplace").decode("latin-1")
 
 
@@ -194,13 +194,16 @@ def _head(pdf: _Document, view: CertificateView) -> None:
 
 
 def _facts(pdf: _Document, view: CertificateView) -> None:
-    said = view.guarantee
-    if said is not None:
-        pdf.fact("Proved bracket of ε", f"{said.epsilon_at_least} to {said.epsilon_at_most} nats")
-        pdf.fact("δ", said.delta)
-        pdf.fact("Adjacency", f"{said.adjacency}, per {said.unit}")
-        if said.target_epsilon is not None:
-            pdf.fact("Target", f"ε = {said.target_epsilon}, δ = {said.target_delta}")
+    guarantee = view.guarantee
+    if guarantee is not None:
+        pdf.fact(
+            "Proved bracket of ε",
+            f"{guarantee.epsilon_at_least} to {guarantee.epsilon_at_most} nats",
+        )
+        pdf.fact("δ", guarantee.delta)
+        pdf.fact("Adjacency", f"{guarantee.adjacency}, per {guarantee.unit}")
+        if guarantee.target_epsilon is not None:
+            pdf.fact("Target", f"ε = {guarantee.target_epsilon}, δ = {guarantee.target_delta}")
     pdf.fact("Status", view.status.value.replace("_", " "))
     pdf.fact("Data set", view.dataset or "not named")
     pdf.fact("Mechanism", view.mechanism)

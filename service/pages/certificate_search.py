@@ -240,18 +240,8 @@ def tally_query(search: CertificateSearch, now: datetime, revoked: Sequence[str]
 
 
 _COLUMNS = (
-    "id",
-    "issue",
-    "untrusted",
-    "name",
-    "dataset",
-    "verdict",
-    "epsilon_upper",
-    "delta",
-    "adjacency",
-    "plan_digest",
-    "created_at",
-    "not_after",
+    *("id", "issue", "untrusted", "name", "dataset", "verdict", "epsilon_upper", "delta"),
+    *("adjacency", "plan_digest", "created_at", "not_after"),
 )
 
 
@@ -269,7 +259,7 @@ def _place(search: CertificateSearch) -> tuple[ColumnElement[Any], ...]:
 
 def _time(search: CertificateSearch) -> Time:
     """The column of the times that a list is in the order of."""
-    # What has ended lies far back among what was made.
+    # Expired certificates are far back in the order of creation.
     ended = search.ends == "over" or search.standing == "expired"
     return "not_after" if ended and not _by_facets(search) else "created_at"
 

@@ -288,7 +288,7 @@ def certificate_view(
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
     """The verdict in one sentence; it never claims a lower bound."""
-    codes = [item["code"] for item in predicate["reasons"]]
+    codes = [reason["code"] for reason in predicate["reasons"]]
     by_policy = refused_by_policy(predicate["verdict"], codes)
     match predicate["verdict"]:
         case "certified" if guarantee is not None:

@@ -165,9 +165,9 @@ class PlanForm:
     yaml: str
 
     @classmethod
-    def of(cls, given: Mapping[str, str], *, more_releases: int = 0) -> Self:
-        """The form with the fields of ``given`` that it has."""
-        typed = {name: given[name][:LONGEST].strip() for name in _names() if name in given}
+    def of(cls, fields: Mapping[str, str], *, more_releases: int = 0) -> Self:
+        """The form with the entries of ``fields`` that it has."""
+        typed = {name: fields[name][:LONGEST].strip() for name in _names() if name in fields}
         values, rows = _without_gaps(typed)
         shown = min(MOST_RELEASES, max(1, rows) + more_releases)
         return cls(values=values, releases=shown, yaml=_yaml(values, rows))
@@ -191,17 +191,17 @@ class ParsedPlan:
 
 
 def fields() -> Iterator[Field]:
-    """Every field but those of the releases."""
-    return (item for section in SECTIONS for item in section.fields)
+    """Every field except those of the releases."""
+    return (field for section in SECTIONS for field in section.fields)
 
 
 def release_names(rows: int) -> Iterator[str]:
-    """The names of the fields of so many releases."""
-    return (f"releases.{row}.{item.name}" for row in range(rows) for item in RELEASE)
+    """The names of the fields of that many releases."""
+    return (f"releases.{row}.{field.name}" for row in range(rows) for field in RELEASE)
 
 
 def _names() -> Iterator[str]:
-    yield from (item.name for item in fields())
+    yield from (field.name for field in fields())
     yield from release_names(MOST_RELEASES)
 
 
@@ -260,17 +260,22 @@ class _Token:
 
 def _yaml(values: Mapping[str, str], rows: int) -> str:
     document: dict[str, Any] = {"version": 1}
-    for item in fields():
-        _put(document, item.name, item.kind, values)
+    for entry in fields():
+        *parents, last = entry.name.split(".")
+        if value := values.get(entry.name):
+            part = document
+            for parent in parents:
+                part = part.setdefault(parent, {})
+            part[last] = _typed(value, entry.kind)
     if document.get("noise") == {"kind": "independent"}:
         del document["noise"]
     releases = []
     for row in range(rows):
-        release: dict[str, Any] = {}
-        for entry in RELEASE:
-            given = values.get(f"releases.{row}.{entry.name}", "")
-            if given:
-                release[entry.name] = _typed(given, entry.kind)
+        release = {
+            entry.name: _typed(value, entry.kind)
+            for entry in RELEASE
+            if (value := values.get(f"releases.{row}.{entry.name}"))
+        }
         if release:
             releases.append(release)
     if releases:
@@ -278,31 +283,21 @@ def _yaml(values: Mapping[str, str], rows: int) -> str:
     return yaml_of(document)
 
 
-def _put(document: dict[str, Any], name: str, kind: Kind, values: Mapping[str, str]) -> None:
-    given = values.get(name, "")
-    if not given:
-        return
-    *way, last = name.split(".")
-    for token in way:
-        document = document.setdefault(token, {})
-    document[last] = _typed(given, kind)
+def _typed(value: str, kind: Kind) -> str | _Token:
+    plain = kind == "number" and (_NUMBER.fullmatch(value) or value == SOLVE)
+    return _Token(value) if plain else value
 
 
-def _typed(given: str, kind: Kind) -> str | _Token:
-    plain = kind == "number" and (_NUMBER.fullmatch(given) or given == SOLVE)
-    return _Token(given) if plain else given
-
-
-def _without_gaps(typed: Mapping[str, str]) -> tuple[dict[str, str], int]:
+def _without_gaps(values: Mapping[str, str]) -> tuple[dict[str, str], int]:
     """The values with empty rows left out, so that a row is the release of that number."""
-    values = {name: value for name, value in typed.items() if not name.startswith("releases.")}
+    dense = {name: value for name, value in values.items() if not name.startswith("releases.")}
     rows = 0
     for row in range(MOST_RELEASES):
-        filled = {item.name: typed.get(f"releases.{row}.{item.name}", "") for item in RELEASE}
-        if any(filled.values()):
-            values |= {f"releases.{rows}.{name}": value for name, value in filled.items()}
+        release = {field.name: values.get(f"releases.{row}.{field.name}", "") for field in RELEASE}
+        if any(release.values()):
+            dense |= {f"releases.{rows}.{name}": value for name, value in release.items()}
             rows += 1
-    return values, rows
+    return dense, rows
 
 
 def _block(document: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -313,8 +308,8 @@ def _block(document: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield from _block(value, depth + 1)
         elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
             yield f"{pad}{_scalar(name)}:\n"
-            for item in value:
-                lines = "".join(_block(item, depth + 1))
+            for member in value:
+                lines = "".join(_block(member, depth + 1))
                 yield f"{pad}- {lines[2 * (depth + 1) :]}" if lines else f"{pad}- {{}}\n"
         else:
             yield f"{pad}{_scalar(name)}: {_scalar(value)}\n"

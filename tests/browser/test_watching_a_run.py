@@ -61,7 +61,7 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     assert "ε by step 4" in visitor.text()
     visitor.look("run-under-way")
     worker.complete(job, 10)
-    _seen(visitor, "The run did what was certified")
+    _seen(visitor, "The record conforms to the certificate")
     assert "of 10 certified steps charged" in visitor.text()
     assert "Stop run" not in visitor.text()
     visitor.look("run-settled")
