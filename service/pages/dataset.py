@@ -206,7 +206,7 @@ def spent_chart(connection: Connection, ledger: KeptLedger) -> str:
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
             Line(name="spent, by the filter (decides)", points=spent),
-            Line(name="plain sum of ε (decides nothing)", points=plain),
+            Line(name="plain sum of ε (information only)", points=plain),
             Rule(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
         ),
     )
