@@ -37,7 +37,7 @@ from sqlalchemy import Engine, text
 from affidavit.certificate import KeyStore
 from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
-from affidavit.service.ledger.rows import Scope
+from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.migrate import upgrade
 from affidavit.service.store import PlanRequest
 from bench import simulated_workers as simulated
@@ -117,8 +117,8 @@ async def _certified(url: str, home: Path) -> list[str]:
     with simulated.services_of(url, home) as services:
         for number in range(DATASETS):
             name, now = f"data-{number}", datetime.now(UTC)
-            scope = Scope(dataset=name, unit="example", adjacency="add_remove")
-            services.ledger.set_budget(
+            scope = LedgerScope(dataset=name, unit="example", adjacency="add_remove")
+            services.ledger_store.set_budget(
                 scope, "100", "0.001", "", CommandContext(actor="bench", at=now)
             )
             body = json.dumps({**PLAN, "dataset": {"name": name, "size": 1000}}).encode()

@@ -20,7 +20,7 @@ Wire models. An endpoint is one module in ``routes`` and one line in ``routes.MO
     @router.post("/v1/budgets", status_code=201, responses=problems(404, 409))
     def set_budget(actor: Annotated[Actor, needs(Scope.ADMIN)], services: TheServices,
                    request: BudgetRequest) -> Budget:    # a ResponseModel, or a row to fill it
-        return services.ledger.set_budget(request, CommandContext.of(actor, ...))
+        return services.ledger_store.set_budget(request, CommandContext.of(actor, ...))
 
 The body is read after authorization, as strictly as a plan. Mistakes in it are 400
 ``malformed_request`` (``RequestModel.error_code``) with a pointer each, others 422; a

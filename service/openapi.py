@@ -25,7 +25,6 @@ from affidavit.plan import plan_schemas
 from affidavit.service.certificate_models import DiagnosisRequest
 from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
-from affidavit.service.ledger.schemas import LEDGER_SCHEMAS
 from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
 from affidavit.service.log.schemas import LOG_SCHEMAS
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
@@ -202,7 +201,6 @@ def _schemas() -> dict[str, Schema]:
         "PlanDocument": _ref("Plan"),
         **KEYSET_SCHEMAS,
         **LOG_SCHEMAS,
-        **LEDGER_SCHEMAS,
         **POLICY_SCHEMAS,
         **LIFECYCLE_SCHEMAS,
         **RUN_SCHEMAS,

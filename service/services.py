@@ -16,8 +16,8 @@ from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keyring import Keyring
 from affidavit.service.keysets.revoked import RevokedKeys
 from affidavit.service.keysets.store import KeysetStore
-from affidavit.service.ledger.desk import Desk
-from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.service import LedgerService
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.lifecycle.approve import Approve
 from affidavit.service.lifecycle.reissue import Reissue
 from affidavit.service.lifecycle.revoke import Revoke
@@ -62,7 +62,7 @@ class Services:
         self.keysets = KeysetStore(self.engine)
         self.log = LogReader(self.engine)
         places = destinations(settings.checkpoint_export, self.log)
-        self.ledger = Ledger(self.engine)
+        self.ledger_store = LedgerStore(self.engine)
         self.keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(self.keysets))
         self.policies = PolicyStore(self.engine, self.keyring.public_records)
         self.sequencer = Sequencer(
@@ -71,12 +71,12 @@ class Services:
             origin=settings.log_origin,
             published=lambda: published_checkpoints(places),
         )
-        self.desk = Desk(
-            self.ledger, self.store, self.pool, self.keyring, loopback=settings.loopback
+        self.ledger = LedgerService(
+            self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
         run_queue = RunQueue(self.engine)
         self.submit_plan = SubmitPlan(
-            self.store, self.pool, self.keyring, self.policies, self.desk.position
+            self.store, self.pool, self.keyring, self.policies, self.ledger.position
         )
         self.approve = Approve(self.engine, self.keyring)
         self.revoke = Revoke(self.engine)
@@ -84,14 +84,14 @@ class Services:
         self.status_lists = StatusLists(self.engine, self.keyring, settings.log_origin)
         self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)
-        self.preview_plan = PreviewPlan(self.pool, self.policies, self.desk.position)
+        self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
         self.runs = Runs(
-            run_queue, self.ledger, self.desk, self.store, settings.worker_keys, self.pool
+            run_queue, self.ledger_store, self.ledger, self.store, settings.worker_keys, self.pool
         )
         self.feed = Feed(
             queue=run_queue,
             watching=Watching(run_queue.progress),
-            spending=Spending(self.desk, self.ledger),
+            spending=Spending(self.ledger, self.ledger_store),
         )
         self.authenticator = Authenticator(self.tokens, provided, loopback=settings.loopback)
         self.sessions = Sessions(self.engine, self.tokens)

@@ -1,7 +1,7 @@
-"""What is worked out for a ledger in the accounting pool, from signed bytes to plain data.
+"""Costs and compositions, computed in the accounting pool from signed bytes.
 
-Each function is told everything in JSON data or bytes and returns JSON data, so that it can run in
-another process and be killed there.
+Each function takes JSON data or bytes and returns JSON data, so that it can run in another process
+and be killed there.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from affidavit.plan import (
     plan_from,
 )
 
-Costed = dict[str, Any]
+RunCost = dict[str, Any]
 """``steps``, ``cost``, ``event``, ``certain``, ``unit`` and ``adjacency``; or ``refused``."""
 
 _FAILURES = (AccountantError, CertificateDiffers, RefusedPlan, ArithmeticError, ValueError)
 
 
-def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> Costed:
+def cost_of_bundle(bundle: bytes, steps_run: int | None = None) -> RunCost:
     """What the run of a certified bundle costs, whole or up to ``steps_run``."""
     envelope = read_envelope(json.loads(bundle)["envelope"])
-    said = json.loads(envelope.payload)["predicate"]
-    plan = plan_from(said["plan"])
+    predicate = json.loads(envelope.payload)["predicate"]
+    plan = plan_from(predicate["plan"])
     try:
-        run = run_of(plan, said["accountants"][0]["name"], said=said)
+        run = run_of(plan, predicate["accountants"][0]["name"], said=predicate)
         return _costed(run, run.steps if steps_run is None else steps_run)
     except _FAILURES as failure:
         return _refused(failure)
 
 
-def cost_of_assessment(plan: Plan, assessment: Assessment) -> Costed:
+def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
     """What the run of a plan that was just certified will cost."""
     epsilon, delta = assessment.epsilon, assessment.delta
     if assessment.verdict != "certified" or epsilon is None or delta is None:
         return {"refused": f"the verdict is {assessment.verdict}"}
     try:
         run = run_of(plan, assessment.accountants[0].name)
-        known = Run(
+        assessed = Run(
             lowered=run.lowered,
             epsilon=epsilon.upper,
             delta=delta.upper,
             certain=assessment.confidence is None,
         )
-        return _costed(known, known.steps)
+        return _costed(assessed, assessed.steps)
     except _FAILURES as failure:
         return _refused(failure)
 
@@ -71,15 +71,15 @@ def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[
 
     Returns ``engine`` and ``epsilon`` with its two ends, or nulls where no engine reaches them.
     """
-    parts = tuple(Repeated(event=event_from(each), count=count) for each, count in events)
+    parts = tuple(Repeated(event=event_from(event), count=count) for event, count in events)
     try:
-        engine, found = composed_epsilon([Composed(events=parts)], delta)
+        engine, epsilon = composed_epsilon([Composed(events=parts)], delta)
     except AccountantError:
         return {"engine": None, "epsilon": None}
-    return {"engine": engine, "epsilon": interval(found)}
+    return {"engine": engine, "epsilon": interval(epsilon)}
 
 
-def _costed(run: Run, steps_run: int) -> Costed:
+def _costed(run: Run, steps_run: int) -> RunCost:
     if not 0 <= steps_run <= run.steps:
         return {"refused": f"{steps_run} steps are not between 0 and {run.steps}"}
     cost: Cost = run.cost_of(steps_run)
@@ -94,5 +94,5 @@ def _costed(run: Run, steps_run: int) -> Costed:
     }
 
 
-def _refused(failure: Exception) -> Costed:
+def _refused(failure: Exception) -> RunCost:
     return {"refused": str(failure) or type(failure).__name__}

@@ -1,11 +1,11 @@
-"""Replay: read every row of the ledgers again, and say where they do not hold together.
+"""Replay: read every row of the ledgers again and report inconsistencies.
 
 The database refuses rows that come out of order (``tables``). Whether the sums are right and
-the budget was kept is found here, from the rows alone: each event is applied to the state
+the budget was kept is checked here, from the rows alone: each event is applied to the state
 that the events before it lead to, the rule is asked again, and what a row says of the state
 after it is compared. Each event must also stand in the log as it stands in its row.
 
->>> Finding(ledger="toy/example/add_remove", seq=3, code="overspent", message="...").seq
+>>> LedgerFinding(ledger="toy/example/add_remove", seq=3, code="overspent", message="...").seq
 3
 """
 
@@ -23,8 +23,8 @@ from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
 from affidavit.certificate.log import Entry
 from affidavit.plan import event_from
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
-from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
-from affidavit.service.ledger.state import State
+from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
+from affidavit.service.ledger.state import LedgerScope, LedgerState
 from affidavit.service.log.log_tables import log_entries
 
 TOLERANCE = 1e-4
@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class LedgerFinding:
     """One thing that is wrong, at one event of one ledger; ``code`` is stable.
 
     ========================  =====================================================
@@ -55,28 +55,28 @@ class Finding:
     message: str
 
 
-def replay(engine: Engine) -> list[Finding]:
+def replay(engine: Engine) -> list[LedgerFinding]:
     """What is wrong with the ledgers behind ``engine``; nothing if it is empty."""
     with engine.connect() as connection:
         return check_ledgers(connection)
 
 
-def check_ledgers(connection: Connection) -> list[Finding]:
+def check_ledgers(connection: Connection) -> list[LedgerFinding]:
     """``replay`` on an open connection."""
-    found: list[Finding] = []
+    findings: list[LedgerFinding] = []
     logged = _logged(connection)
-    kept = connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all()
-    for row in map(dict, kept):
-        scope = Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"])
-        found.extend(_check(connection, row, scope, logged))
-    return found
+    rows = connection.execute(select(ledgers).order_by(ledgers.c.id)).mappings().all()
+    for row in map(dict, rows):
+        scope = LedgerScope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"])
+        findings.extend(_check(connection, row, scope, logged))
+    return findings
 
 
 def _check(
-    connection: Connection, row: Mapping[str, Any], scope: Scope, logged: set[str]
-) -> Iterator[Finding]:
+    connection: Connection, row: Mapping[str, Any], scope: LedgerScope, logged: set[str]
+) -> Iterator[LedgerFinding]:
     filter_ = Filter.read(json.loads(row["filter"]))
-    kept = {
+    reservations_by_id = {
         mapping["id"]: dict(mapping)
         for mapping in connection.execute(
             select(reservations).where(reservations.c.ledger_id == row["id"])
@@ -84,12 +84,12 @@ def _check(
     }
     query = select(ledger_events).where(ledger_events.c.ledger_id == row["id"])
     ordered = query.order_by(ledger_events.c.seq)
-    events = [dict(item) for item in connection.execute(ordered).mappings()]
-    state: State | None = None
+    events = [dict(mapping) for mapping in connection.execute(ordered).mappings()]
+    state: LedgerState | None = None
     for number, event in enumerate(events, start=1):
 
-        def finding(code: str, message: str, seq: int = event["seq"]) -> Finding:
-            return Finding(
+        def finding(code: str, message: str, seq: int = event["seq"]) -> LedgerFinding:
+            return LedgerFinding(
                 ledger=str(scope), seq=seq, code=code, message=f"{scope}, event {seq}: {message}"
             )
 
@@ -97,12 +97,12 @@ def _check(
             yield finding("gap", f"it should be event {number}.")
             return
         try:
-            state, wrong = _after(state, filter_, event, kept)
+            state, mistakes = _after(state, filter_, event, reservations_by_id)
             differs = state.written() != event["state"]
         except (ValueError, KeyError, TypeError) as error:
             yield finding("unreadable", f"it cannot be read ({error!r}).")
             return
-        for code, message in wrong:
+        for code, message in mistakes:
             yield finding(code, message)
         if differs:
             yield finding("state_differs", "its state is not what the events lead to.")
@@ -110,29 +110,29 @@ def _check(
             yield finding("not_logged", "the log does not say what it says.")
 
 
-Wrong = list[tuple[str, str]]
+Mistakes = list[tuple[str, str]]
 
 
 def _after(
-    state: State | None,
+    state: LedgerState | None,
     filter_: Filter,
     event: Mapping[str, Any],
-    kept: Mapping[str, Mapping[str, Any]],
-) -> tuple[State, Wrong]:
+    reservations_by_id: Mapping[str, Mapping[str, Any]],
+) -> tuple[LedgerState, Mistakes]:
     """The state after ``event``, and what is wrong with the event itself."""
     body = json.loads(event["body"])
     if event["kind"] == "budget":
         if state is None:
-            return State.first(body["epsilon"], body["delta"], filter_), []
+            return LedgerState.first(body["epsilon"], body["delta"], filter_), []
         return state.with_budget(body["epsilon"], body["delta"]), []
     if state is None:
         raise ValueError("the first event of a ledger is its budget")
-    reservation = kept[event["reservation_id"]]
+    reservation = reservations_by_id[event["reservation_id"]]
     cost = Cost.read(json.loads(reservation["cost"]))
     match event["kind"]:
         case "reserve":
-            wrong = _reserved(state, filter_, body, reservation, cost)
-            return state.reserved(cost, reservation["rule"]), wrong
+            mistakes = _reserved(state, filter_, body, reservation, cost)
+            return state.reserved(cost, reservation["rule"]), mistakes
         case "commit":
             return state.committed(), []
         case "release":
@@ -145,27 +145,27 @@ def _after(
 
 
 def _reserved(
-    state: State,
+    state: LedgerState,
     filter_: Filter,
     body: Mapping[str, Any],
     reservation: Mapping[str, Any],
     cost: Cost,
-) -> Wrong:
-    found = []
+) -> Mistakes:
+    mistakes = []
     if Cost.read(body["cost"]) != cost:
-        found.append(("cost_differs", "it names another cost than its reservation."))
+        mistakes.append(("cost_differs", "it names another cost than its reservation."))
     if _understated(reservation["event"], cost):
-        found.append(("understated", "it reserves less than what it says was to be released."))
+        mistakes.append(("understated", "it reserves less than what it says was to be released."))
     rule = state.rule_for(filter_, cost, certain=body["certain"])
     if rule != reservation["rule"]:
-        found.append(
+        mistakes.append(
             (
                 "overspent",
                 f"a run was admitted by {reservation['rule']}, and the rule says "
                 f"{rule or 'that it passes the budget'}.",
             )
         )
-    return found
+    return mistakes
 
 
 def _understated(event: str, cost: Cost) -> bool:
@@ -181,13 +181,15 @@ def _divergences(event: str) -> tuple[float, ...]:
     return divergences(event_from(json.loads(event)))
 
 
-def _settled(event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost) -> Wrong:
-    found = []
+def _settled(
+    event: Mapping[str, Any], body: Mapping[str, Any], cost: Cost, charged: Cost
+) -> Mistakes:
+    mistakes = []
     if not charged.within(cost):
-        found.append(("charged_above_reserved", "it is charged for more than it reserved."))
+        mistakes.append(("charged_above_reserved", "it is charged for more than it reserved."))
     if charged != cost and (body["record"] is None or event["steps_run"] != body["steps_run"]):
-        found.append(("freed_without_record", "it is charged for less, and no record says why."))
-    return found
+        mistakes.append(("freed_without_record", "it is charged for less, and no record says why."))
+    return mistakes
 
 
 def _logged(connection: Connection) -> set[str]:
@@ -196,7 +198,7 @@ def _logged(connection: Connection) -> set[str]:
     return set(connection.execute(query).scalars())
 
 
-def _entry(scope: Scope, event: Mapping[str, Any]) -> str:
+def _entry(scope: LedgerScope, event: Mapping[str, Any]) -> str:
     """The content of the log entry that was written with ``event``."""
     entry = Entry(
         kind=ENTRY_KINDS[event["kind"]],

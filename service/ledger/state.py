@@ -1,4 +1,4 @@
-"""The state of a ledger: what its events add up to, and what it admits next.
+"""Ledgers and reservations as values: what events add up to, and what a budget admits next.
 
 Everything here is pure, so that the service and a replay of its rows decide alike.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any, Literal, Self
 
 from affidavit.accountants.privacy_filter import (
     DELTA_UNIT,
+    UNIT,
     Budget,
     Coordinate,
     Cost,
@@ -24,8 +26,8 @@ NONE = Coordinate()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Version:
-    """One version of a budget, as decimals that the one who set it wrote."""
+class BudgetVersion:
+    """One version of a budget; ε and δ are decimals as they were set."""
 
     number: int
     epsilon: str
@@ -33,7 +35,23 @@ class Version:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class State:
+class LedgerScope:
+    """What may be added up: one data set, one privacy unit, one adjacency."""
+
+    dataset: str
+    unit: str
+    adjacency: str
+
+    def __str__(self) -> str:
+        return f"{self.dataset}/{self.unit}/{self.adjacency}"
+
+    def as_dict(self) -> dict[str, str]:
+        """The three as JSON data."""
+        return {"dataset": self.dataset, "unit": self.unit, "adjacency": self.adjacency}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerState:
     """A ledger after its event number ``seq``.
 
     ``spent`` is the sum over all runs that were not released: what was reserved, and of the
@@ -42,7 +60,7 @@ class State:
     """
 
     seq: int
-    budget: Version
+    budget: BudgetVersion
     spent: Cost
     runs: int = 0
     alone: Coordinate = NONE
@@ -74,12 +92,12 @@ class State:
             return False
         return not self.within(filter_).admits(self.spent)
 
-    def with_budget(self, epsilon: str, delta: str) -> State:
+    def with_budget(self, epsilon: str, delta: str) -> LedgerState:
         """After another version of the budget."""
-        version = Version(number=self.budget.number + 1, epsilon=epsilon, delta=delta)
+        version = BudgetVersion(number=self.budget.number + 1, epsilon=epsilon, delta=delta)
         return replace(self, seq=self.seq + 1, budget=version)
 
-    def reserved(self, cost: Cost, rule: Rule) -> State:
+    def reserved(self, cost: Cost, rule: Rule) -> LedgerState:
         """After a run was reserved."""
         return replace(
             self,
@@ -89,15 +107,15 @@ class State:
             alone=cost.delta if rule == "alone" else self.alone,
         )
 
-    def committed(self) -> State:
+    def committed(self) -> LedgerState:
         """After a run was committed."""
         return replace(self, seq=self.seq + 1)
 
-    def settled(self, reserved: Cost, settled: Cost) -> State:
+    def settled(self, reserved: Cost, settled: Cost) -> LedgerState:
         """After a run that had reserved the one cost was settled on the other."""
         return replace(self, seq=self.seq + 1, spent=self.spent - reserved + settled)
 
-    def released(self, cost: Cost, rule: Rule) -> State:
+    def released(self, cost: Cost, rule: Rule) -> LedgerState:
         """After a run that never began gave back what it had reserved."""
         return replace(
             self,
@@ -128,7 +146,7 @@ class State:
         """After the first version of a budget."""
         return cls(
             seq=1,
-            budget=Version(number=1, epsilon=epsilon, delta=delta),
+            budget=BudgetVersion(number=1, epsilon=epsilon, delta=delta),
             spent=Cost.nothing(len(filter_.orders)),
         )
 
@@ -139,10 +157,63 @@ class State:
         budget = document["budget"]
         return cls(
             seq=seq,
-            budget=Version(
+            budget=BudgetVersion(
                 number=budget["version"], epsilon=budget["epsilon"], delta=budget["delta"]
             ),
             spent=Cost.read(document["spent"]),
             runs=document["runs"],
             alone=Coordinate.read(document["alone"], DELTA_UNIT),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredLedger:
+    """A ledger's row, with the state after its last event."""
+
+    id: int
+    scope: LedgerScope
+    filter: Filter
+    state: LedgerState
+
+    def spent_epsilon(self) -> float:
+        """The filter's reading of what was spent, at the budget's δ; infinity where it has none.
+
+        Of a run admitted alone it is the certificate's ε, while that holds at the budget's δ.
+        """
+        state = self.state
+        if state.runs != 1 or not state.alone.units:
+            return state.within(self.filter).spent(state.spent)
+        if state.spent.delta.at_most(float(state.budget.delta), DELTA_UNIT):
+            return state.spent.epsilon.value(UNIT)
+        # A later budget has a smaller δ, at which the certificate says nothing. The filter does,
+        # and may use all of that δ for one run: its certificate is not relied upon.
+        return replace(state, alone=NONE).within(self.filter).spent(state.spent)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredReservation:
+    """A reservation's row and what happened to it.
+
+    ``state`` is reserved, committed, settled or released. ``cost`` is what it reserved and
+    ``charged`` what it counts for now; ``steps_run`` is known once it is settled.
+    """
+
+    id: str
+    ledger_id: int
+    scope: LedgerScope
+    certificate_id: str
+    issue: int
+    untrusted: bool
+    plan_digest: str
+    name: str | None
+    certified_steps: int
+    rule: Rule
+    cost: Cost
+    event: dict[str, Any]
+    state: str
+    charged: Cost
+    steps_run: int | None
+    record: str | None
+    reserved_by: str
+    reserved_at: datetime
+    changed_at: datetime

@@ -24,7 +24,8 @@ from affidavit.plan import canonical_json
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets.keyset_tables import keysets
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
-from affidavit.service.ledger.rows import ENTRY_KINDS, Scope, entry_body
+from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
+from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.log.entries import entry_of
 from affidavit.service.policies.policy_tables import policies, waiver_revocations, waivers
@@ -162,7 +163,7 @@ def _keyset(row: Any) -> Entry:
 
 
 def _ledger_event(row: Any) -> Entry:
-    scope = Scope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
+    scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
     body = entry_body(scope, row.seq, json.loads(row.body))
     subject = row.reservation_id or str(scope)
     return _entry(ENTRY_KINDS[row.kind], subject, row.actor, row.at, body)

@@ -19,10 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
 from affidavit.certificate.policy import Policy
-from affidavit.service.ledger import document, rows
+from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
-from affidavit.service.ledger.names import DatasetName
-from affidavit.service.ledger.rows import KeptLedger, Reservation
+from affidavit.service.ledger.models import Composition, DatasetName, Forecast, RunCharge
+from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
@@ -132,10 +132,10 @@ async def dataset(
         _read, services, file_name or name, ledger, before
     )
     if stored is not None and composed:
-        view = _with_composition(view, await services.desk.composed(stored))
+        view = _with_composition(view, await services.ledger.composed(stored))
     if stored is not None and certificate:
-        forecast = await services.desk.forecast(stored, certificate)
-        view = replace(view, asked=forecast["message"], asked_of=forecast["certificate"])
+        forecast = await services.ledger.forecast(stored, certificate)
+        view = replace(view, asked=forecast.message, asked_of=forecast.certificate)
     return respond(
         request,
         view,
@@ -154,12 +154,12 @@ def dataset_view(
     name: str,
     scope: tuple[str, str] | None,
     before: int | None,
-) -> tuple[Dataset, KeptLedger | None]:
+) -> tuple[Dataset, StoredLedger | None]:
     """One data set with the ledger of ``scope`` (unit, adjacency), or its first, and its row.
 
     ``before`` is the number of the event before which reservations are listed.
     """
-    ledgers = rows.all_ledgers(connection, name)
+    ledgers = repository.all_ledgers(connection, name)
     chosen = _chosen(ledgers, scope)
     policy = rules.policy_of(name)
     view = Dataset(
@@ -167,7 +167,7 @@ def dataset_view(
     )
     if chosen is None:
         return view, None
-    numbered = rows.reservations_before(connection, chosen.id, before, LISTED + 1)
+    numbered = repository.reservations_before(connection, chosen.id, before, LISTED + 1)
     entries = [reservation for _, reservation in numbered[:LISTED]]
     latest = entries[0] if entries and before is None else None
     return replace(
@@ -184,19 +184,19 @@ def dataset_view(
 
 def is_known(connection: Connection, rules: Rulebook, name: str) -> bool:
     """Whether a budget, a policy or a certificate names this very data set."""
-    if rules.policy_of(name).datasets != "default" or rows.all_ledgers(connection, name):
+    if rules.policy_of(name).datasets != "default" or repository.all_ledgers(connection, name):
         return True
     query = select(certificates.c.id).where(certificates.c.dataset == name).limit(1)
     return connection.execute(query).first() is not None
 
 
-def spent_chart(connection: Connection, ledger: KeptLedger) -> str:
+def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
     """SVG of what was spent after each of the last changes; empty with fewer than two."""
-    states = rows.states_of(connection, ledger.id, DRAWN)
+    states = repository.states_of(connection, ledger.id, DRAWN)
     if len(states) < 2:
         return ""
     after = [(float(state.seq), replace(ledger, state=state)) for _, state in states]
-    spent = tuple((seq, document.spent_epsilon(then)) for seq, then in after)
+    spent = tuple((seq, then.spent_epsilon()) for seq, then in after)
     plain = tuple((seq, then.state.spent.epsilon.value(UNIT)) for seq, then in after)
     chart = Chart(
         title=f"ε spent of {ledger.scope.dataset}",
@@ -225,7 +225,7 @@ def _name_with_ending(request: Request, services: Services, name: str) -> str | 
 
 def _read(
     services: Services, name: str, ledger: str | None, before: int | None
-) -> tuple[Dataset, KeptLedger | None, str | None]:
+) -> tuple[Dataset, StoredLedger | None, str | None]:
     """The view, its ledger and its chart. Raises ``Problem``."""
     rules = services.policies.rulebook()
     unit, _, adjacency = (ledger or "").partition("/")
@@ -237,7 +237,7 @@ def _read(
         return view, stored, None if stored is None else spent_chart(connection, stored)
 
 
-def _chosen(ledgers: Sequence[KeptLedger], scope: tuple[str, str] | None) -> KeptLedger | None:
+def _chosen(ledgers: Sequence[StoredLedger], scope: tuple[str, str] | None) -> StoredLedger | None:
     return next(
         (
             ledger
@@ -248,14 +248,14 @@ def _chosen(ledgers: Sequence[KeptLedger], scope: tuple[str, str] | None) -> Kep
     )
 
 
-def _with_composition(view: Dataset, composed: dict[str, Any]) -> Dataset:
+def _with_composition(view: Dataset, composed: Composition) -> Dataset:
     """``view`` with the non-adaptive composition."""
-    epsilon = composed["epsilon"]
+    epsilon = composed.epsilon
     if epsilon is None:
         return replace(view, composed="not bounded by any engine")
-    upper = epsilon["upper"]
+    upper = epsilon.upper
     text = "not bounded" if upper is None else up(upper)
-    return replace(view, composed=text, composed_by=composed["engine"])
+    return replace(view, composed=text, composed_by=composed.engine)
 
 
 def _policy(policy: Policy, name: str) -> PolicyLine:
@@ -269,22 +269,22 @@ def _policy(policy: Policy, name: str) -> PolicyLine:
     )
 
 
-def _entry(reservation: Reservation) -> EntryLine:
-    reserved = document.cost_document(reservation.cost)
+def _entry(reservation: StoredReservation) -> EntryLine:
+    reserved = RunCharge.of(reservation.cost)
     return view_of(
         EntryLine,
         reservation,
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
-        reserved=up(reserved["epsilon"]),
-        charged=up(document.cost_document(reservation.charged)["epsilon"]),
-        mu=up(reserved["mu"]),
+        reserved=up(reserved.epsilon),
+        charged=up(RunCharge.of(reservation.charged).epsilon),
+        mu=up(reserved.mu),
         by=reservation.reserved_by,
         at=reservation.reserved_at,
     )
 
 
-def _not_conformant(connection: Connection, ledger: KeptLedger) -> tuple[str, ...]:
+def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, ...]:
     """The latest runs on this ledger whose record does not conform."""
     failed = (
         select(run_events.c.run_id, run_events.c.at, run_events.c.body)
@@ -304,7 +304,7 @@ def _not_conformant(connection: Connection, ledger: KeptLedger) -> tuple[str, ..
     return tuple(connection.execute(query).scalars())
 
 
-def _forecast(ledger: KeptLedger, latest: Reservation) -> str:
+def _forecast(ledger: StoredLedger, latest: StoredReservation) -> str:
     # Whether it fits alone matters only in an empty ledger; the filter decides here.
-    forecast = document.forecast_document(ledger, latest.cost, latest.certificate_id, certain=False)
-    return str(forecast["message"])
+    forecast = Forecast.of(ledger, latest.cost, latest.certificate_id, certain=False)
+    return forecast.message

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +16,9 @@ from affidavit.plan import Name
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor
-from affidavit.service.ledger import document, rows
-from affidavit.service.ledger.rows import KeptLedger, Scope
-from affidavit.service.ledger.wanted import read_budget
+from affidavit.service.ledger import repository
+from affidavit.service.ledger.models import BudgetRequest, LedgerSummary
+from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Admin, Anyone
 from affidavit.service.pages.forms import Form, SubmittedForm
 from affidavit.service.pages.renderers import Rows
@@ -102,27 +101,27 @@ async def set_budget(
 def ledger_page(connection: Connection, rules: Rulebook, cursor: str | None) -> Ledgers:
     """The page of ledgers after ``cursor``, by name; raises ``ValueError`` for an invalid one."""
     after = None if cursor is None else scope_of(cursor)
-    ledgers = rows.ledgers_after(connection, after, LISTED + 1)
+    ledgers = repository.ledgers_after(connection, after, LISTED + 1)
     lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:LISTED])
     more = len(ledgers) > LISTED
     return Ledgers(lines=lines, next=str(ledgers[LISTED - 1].scope) if more else None)
 
 
-def scope_of(text: str) -> Scope:
+def scope_of(text: str) -> LedgerScope:
     """The scope that ``str`` wrote; raises ``ValueError``."""
     parts = text.split("/")
     if len(parts) != 3 or not all(part.isascii() and part.isprintable() for part in parts):
         raise ValueError("a ledger is named by data set, unit and adjacency")
-    return Scope(dataset=parts[0], unit=parts[1], adjacency=parts[2])
+    return LedgerScope(dataset=parts[0], unit=parts[1], adjacency=parts[2])
 
 
-def ledger_line(ledger: KeptLedger, rules: Rulebook) -> LedgerLine:
+def ledger_line(ledger: StoredLedger, rules: Rulebook) -> LedgerLine:
     """A ledger in one line."""
-    summary = document.summary(ledger)
-    spent = document.spent_epsilon(ledger)
+    summary = LedgerSummary.of(ledger)
+    spent = ledger.spent_epsilon()
     share = spent / float(ledger.state.budget.epsilon)
     standing = "within budget"
-    if summary["exhausted"]:
+    if summary.exhausted:
         standing = "exhausted"
     elif share >= NEARLY:
         standing = "at risk"
@@ -134,9 +133,9 @@ def ledger_line(ledger: KeptLedger, rules: Rulebook) -> LedgerLine:
         epsilon=ledger.state.budget.epsilon,
         delta=ledger.state.budget.delta,
         spent=up(spent),
-        sum=up(summary["spent"]["sum"]["epsilon"]),
-        sum_delta=up(summary["spent"]["sum"]["delta"]),
-        remaining=down(summary["remaining"]["epsilon"]),
+        sum=up(summary.spent.sum.epsilon),
+        sum_delta=up(summary.spent.sum.delta),
+        remaining=down(summary.remaining.epsilon),
         share=share if math.isfinite(share) else 1e9,
         runs=ledger.state.runs,
         standing=standing,
@@ -148,16 +147,16 @@ def _set_budget(request: Request, actor: Actor, services: Services, form: Form) 
     values = {name: form.get(name) for name in FIELDS}
     fields = {name: _typed(name, text) for name, text in values.items() if name != "dataset"}
     try:
-        budget = read_budget(json.dumps(fields).encode())
+        budget = BudgetRequest.from_data(fields)
         name = _NAME.validate_python(values["dataset"])
     except MalformedRequest as error:
         return _respond(request, services, None, values, messages_of(error.reasons))
     except ValidationError:
         wrong = "The name of a data set has 1 to 64 letters, digits, dots, dashes and underscores."
         return _respond(request, services, None, values, wrong)
-    scope = Scope(dataset=name, unit=budget.unit, adjacency=budget.adjacency)
+    scope = LedgerScope(dataset=name, unit=budget.unit, adjacency=budget.adjacency)
     call = CommandContext.of(actor, request, None, budget)
-    services.ledger.set_budget(scope, *budget.decimals(), budget.reason, call)
+    services.ledger_store.set_budget(scope, *budget.decimals(), budget.reason, call)
     return see_other("/datasets", done="set")
 
 

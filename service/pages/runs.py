@@ -24,9 +24,9 @@ from affidavit.plan import Reason
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import AccountingUnavailable, DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger import document
-from affidavit.service.ledger import rows as ledger_rows
-from affidavit.service.ledger.rows import Reservation
+from affidavit.service.ledger import repository as ledger_repository
+from affidavit.service.ledger.models import RunCharge
+from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Submitter, page_actor
 from affidavit.service.pages.forms import Form, SubmittedForm
@@ -308,11 +308,11 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
     return respond(request, view, template="run.html", rows=rows, fragment="live", title=run_id)
 
 
-def _read(services: Services, run_id: str) -> tuple[RunView, Reservation]:
+def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
     """One run with its reservation; raises ``UnknownRun``."""
     with services.engine.connect() as connection:
         run = rows.find(connection, run_id)
-        reservation = ledger_rows.find_reservation(connection, run.reservation_id)
+        reservation = ledger_repository.find_reservation(connection, run.reservation_id)
         query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
         events = tuple(_event(row) for row in connection.execute(query))
     assert reservation is not None
@@ -326,8 +326,8 @@ def _read(services: Services, run_id: str) -> tuple[RunView, Reservation]:
         share=min(1.0, done / reservation.certified_steps),
         reservation=reservation.id,
         reservation_state=reservation.state,
-        reserved=up(document.cost_document(reservation.cost)["epsilon"]),
-        charged=up(document.cost_document(reservation.charged)["epsilon"]),
+        reserved=up(RunCharge.of(reservation.cost).epsilon),
+        charged=up(RunCharge.of(reservation.charged).epsilon),
         steps_charged=charged,
         **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
         message=outcome.get("message"),
@@ -344,7 +344,7 @@ def _event(row: Any) -> EventLine:
     return view_of(EventLine, row, tells=EVENTS.get(row.kind, row.kind), **detail)
 
 
-async def _with_spent(services: Services, view: RunView, reservation: Reservation) -> RunView:
+async def _with_spent(services: Services, view: RunView, reservation: StoredReservation) -> RunView:
     """``view`` of a run in progress, with an upper bound of what its steps so far cost.
 
     The bound is computed for twentieths of the run, so that watching it computes few.
@@ -354,7 +354,7 @@ async def _with_spent(services: Services, view: RunView, reservation: Reservatio
     part = math.ceil(view.certified_steps / PARTS)
     steps = min(view.certified_steps, part * math.ceil(view.line.steps / part))
     try:
-        cost = await services.desk.cost_of_steps(reservation, steps)
+        cost = await services.ledger.cost_of_steps(reservation, steps)
     except (AccountingUnavailable, DomainError):
         return view
     epsilon = (cost or reservation.cost).epsilon.value(UNIT)

@@ -23,7 +23,6 @@ MODULES = (
     "waivers",
     "health",
     "ledgers",
-    "reservations",
     "runs",
     "runs_work",
     "run_events",

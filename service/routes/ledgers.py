@@ -1,127 +1,199 @@
-"""``/v1/ledgers``: budgets, what was spent of them, and reservations against them."""
+"""``/v1/ledgers`` and ``/v1/reservations``: budgets, and what runs reserve and spend of them."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Query, Request, Response
 
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.ledger import rows
-from affidavit.service.ledger.document import reservation_document, summary
-from affidavit.service.ledger.names import DatasetName
-from affidavit.service.ledger.wanted import read_budget, read_reservation
-from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
+from affidavit.service.ledger.models import (
+    BudgetRequest,
+    CommitRequest,
+    DatasetName,
+    Ledgers,
+    LedgerSummaries,
+    LedgerSummary,
+    ReleaseRequest,
+    Reservation,
+    ReservationId,
+    ReservationRequest,
+    SettlementRequest,
+)
+from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
-from affidavit.service.requests import JsonBody, answered, in_thread, read
+from affidavit.service.routing import JsonRoute
 from affidavit.service.services import TheServices
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
-Concerned = Annotated[
+BudgetReader = Annotated[
     Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.WORK, Scope.ADMIN)
 ]
-"""Whoever may know what is left: those who spend it and those who watch over it."""
-Forecast = Annotated[
+"""Those who spend a budget, and those who watch over it."""
+Worker = Annotated[Actor, needs(Scope.WORK)]
+ForecastFor = Annotated[
     str | None,
-    Query(pattern=ID_PATTERN, description="Say how many more runs of this certificate fit."),
+    Query(pattern=ID_PATTERN, description="Forecast how many more runs of this certificate fit."),
 ]
+CHANGE = problems(400, 401, 403, 404, 408, 409, 415, 422, 503)
+# What an empty body means.
+COMMIT, SETTLE_IN_FULL, RELEASE = CommitRequest(), SettlementRequest(), ReleaseRequest()
 
 
 @router.get(
     "/v1/ledgers",
     summary="All ledgers",
-    response_class=JSONResponse,
-    responses={
-        200: answers("Budgets and what was spent.", "LedgerSummaries"),
-        **problems(401, 403, 503),
-    },
+    responses=problems(401, 403, 503),
+    response_description="Budgets and what was spent.",
 )
-def ledgers(_: Concerned, services: TheServices) -> JSONResponse:
+def ledgers(_: BudgetReader, services: TheServices) -> LedgerSummaries:
     """One for each data set, privacy unit and adjacency that has a budget."""
-    return JSONResponse({"ledgers": [summary(item) for item in services.ledger.ledgers()]})
+    stored = services.ledger_store.ledgers()
+    return LedgerSummaries(ledgers=[LedgerSummary.of(ledger) for ledger in stored])
 
 
 @router.get(
     "/v1/ledgers/{dataset}",
     summary="A data set's ledgers",
-    response_class=JSONResponse,
-    responses={
-        200: answers("Its ledgers with their entries.", "Ledgers"),
-        **problems(401, 403, 404, 409, 422, 503),
-    },
+    responses=problems(401, 403, 404, 409, 422, 503),
+    response_description="Its ledgers with their entries.",
 )
 async def ledger(
-    _: Concerned, services: TheServices, dataset: DatasetName, certificate: Forecast = None
-) -> JSONResponse:
+    _: BudgetReader, services: TheServices, dataset: DatasetName, certificate: ForecastFor = None
+) -> Ledgers:
     """What was spent by each composition, what is left, and the entries, latest first."""
-    found = await answered(services.desk.documents(dataset, certificate))
+    found = await services.ledger.ledgers(dataset, certificate)
     if not found:
         raise Problem(
-            404, "not_found", f"there is no budget for {dataset}; GET /v1/ledgers lists them."
+            404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers."
         )
-    return JSONResponse({"dataset": dataset, "ledgers": found})
+    return Ledgers(dataset=dataset, ledgers=found)
 
 
 @router.post(
     "/v1/ledgers/{dataset}/budget",
     summary="Set a budget",
     status_code=201,
-    response_class=JSONResponse,
+    response_description="In force from now on.",
     responses={
-        201: answers("In force from now on.", "LedgerSummary"),
-        200: answers("Set before, with this Idempotency-Key.", "LedgerSummary"),
+        200: {"model": LedgerSummary, "description": "Set before, with this Idempotency-Key."},
         **problems(400, 401, 403, 408, 415, 422, 503),
     },
-    openapi_extra=json_body("WantedBudget", "ε and δ of a privacy unit and adjacency."),
 )
-async def budget(
+def budget(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
     http: Request,
+    response: Response,
     services: TheServices,
     dataset: DatasetName,
-    content: JsonBody,
+    request: BudgetRequest,
     idempotency_key: IdempotencyKey = None,
-) -> JSONResponse:
+) -> LedgerSummary:
     """Each is a version; one that is below what was spent leaves the ledger exhausted."""
-    wanted = read(read_budget, content)
-    scope = rows.Scope(dataset=dataset, unit=wanted.unit, adjacency=wanted.adjacency)
-    call = CommandContext.of(actor, http, idempotency_key, wanted)
-    kept, created = await in_thread(
-        lambda: services.ledger.set_budget(scope, *wanted.decimals(), wanted.reason, call)
+    scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    stored, created = services.ledger_store.set_budget(
+        scope, *request.decimals(), request.reason, call
     )
-    return JSONResponse(summary(kept), 201 if created else 200)
+    response.status_code = 201 if created else 200
+    return LedgerSummary.of(stored)
 
 
 @router.post(
     "/v1/ledgers/{dataset}/reservations",
     summary="Reserve for a run",
     status_code=201,
-    response_class=JSONResponse,
+    response_description="Reserved.",
     responses={
-        201: answers("Reserved.", "Reservation"),
-        200: answers("Reserved before, with this Idempotency-Key.", "Reservation"),
+        200: {"model": Reservation, "description": "Reserved before, with this Idempotency-Key."},
         **problems(400, 401, 403, 408, 409, 415, 422, 503),
     },
-    openapi_extra=json_body("WantedReservation", "The certificate whose run is to be made."),
 )
 async def reserve(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],
     http: Request,
+    response: Response,
     services: TheServices,
     dataset: DatasetName,
-    content: JsonBody,
+    request: ReservationRequest,
     idempotency_key: IdempotencyKey = None,
-) -> JSONResponse:
+) -> Reservation:
     """Refused with ``over_budget`` when the filter does not admit the run."""
-    wanted = read(read_reservation, content)
-    call = CommandContext.of(actor, http, idempotency_key, wanted)
-    found, created = await answered(services.desk.reserve(dataset, wanted.certificate, call))
-    return JSONResponse(
-        reservation_document(found),
-        201 if created else 200,
-        {"Location": f"/v1/reservations/{found.id}"},
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    stored, created = await services.ledger.reserve(dataset, request.certificate, call)
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/v1/reservations/{stored.id}"
+    return Reservation.of(stored)
+
+
+@router.get(
+    "/v1/reservations/{reservation_id}",
+    summary="A reservation",
+    responses=problems(401, 403, 404, 422, 503),
+)
+def reservation(
+    _: BudgetReader, services: TheServices, reservation_id: ReservationId
+) -> Reservation:
+    """What was reserved, and what it is charged with."""
+    return Reservation.of(services.ledger_store.reservation(reservation_id))
+
+
+@router.post("/v1/reservations/{reservation_id}/commit", summary="Commit a run", responses=CHANGE)
+def commit(
+    actor: Worker,
+    http: Request,
+    services: TheServices,
+    reservation_id: ReservationId,
+    request: CommitRequest = COMMIT,
+    idempotency_key: IdempotencyKey = None,
+) -> Reservation:
+    """Before the run's first step: from here on it can only be settled."""
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    stored, _ = services.ledger_store.commit(reservation_id, call)
+    return Reservation.of(stored)
+
+
+@router.post("/v1/reservations/{reservation_id}/settle", summary="Settle a run", responses=CHANGE)
+async def settle(
+    actor: Worker,
+    http: Request,
+    services: TheServices,
+    reservation_id: ReservationId,
+    request: SettlementRequest = SETTLE_IN_FULL,
+    idempotency_key: IdempotencyKey = None,
+) -> Reservation:
+    """Charged for the steps that were run; without a record in full."""
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    stored, _ = await services.ledger.settle(
+        reservation_id, request.steps_run, request.record, call
     )
+    return Reservation.of(stored)
+
+
+@router.post(
+    "/v1/reservations/{reservation_id}/release", summary="Release a reservation", responses=CHANGE
+)
+def release(
+    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.WORK, Scope.ADMIN)],
+    http: Request,
+    services: TheServices,
+    reservation_id: ReservationId,
+    request: ReleaseRequest = RELEASE,
+    idempotency_key: IdempotencyKey = None,
+) -> Reservation:
+    """Before it is committed; who may only submit releases their own reservations."""
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    may_release_any = actor.may(Scope.WORK) or actor.may(Scope.ADMIN)
+    reserved_by = services.ledger_store.reservation(reservation_id).reserved_by
+    if not may_release_any and reserved_by != actor.name:
+        raise Problem(
+            403,
+            "not_yours",
+            "You can release only your own reservations. Ask whoever made it or an administrator.",
+        )
+    stored, _ = services.ledger_store.release(reservation_id, request.reason, call)
+    return Reservation.of(stored)

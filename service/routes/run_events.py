@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.requests import in_thread
-from affidavit.service.routes.ledgers import Concerned
+from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routes.runs import RunId
 from affidavit.service.runs.feed import ID_PATTERN, Feed, Place
 from affidavit.service.runs.watching import MOST
@@ -45,7 +45,7 @@ LastEventId = Annotated[
     },
 )
 async def events(
-    _: Concerned, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
+    _: BudgetReader, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
 ) -> Response:
     """State, steps and ε spent so far; it resumes where ``Last-Event-ID`` says."""
     feed = services.feed

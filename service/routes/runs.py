@@ -18,7 +18,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
 from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.requests import JsonBody, answered, in_thread, read
-from affidavit.service.routes.ledgers import Concerned
+from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant
 from affidavit.service.runs.document import run_document
 from affidavit.service.runs.rows import Filters
@@ -81,7 +81,7 @@ async def request(
     responses={200: answers("A page, the latest first.", "Runs"), **problems(401, 403, 422, 503)},
 )
 def runs(
-    _: Concerned, services: TheServices, wanted: Annotated[WantedRuns, Query()]
+    _: BudgetReader, services: TheServices, wanted: Annotated[WantedRuns, Query()]
 ) -> JSONResponse:
     """Latest first; ``next`` is the path of the following page, or null."""
     filters = Filters(
@@ -108,7 +108,7 @@ def runs(
     response_class=JSONResponse,
     responses={200: answers("As it stands now.", "Run"), **problems(401, 403, 404, 422, 503)},
 )
-async def run(_: Concerned, services: TheServices, run_id: RunId) -> JSONResponse:
+async def run(_: BudgetReader, services: TheServices, run_id: RunId) -> JSONResponse:
     """What was asked for, who works on it, how far it is, and how it ended."""
     return JSONResponse(run_document(await in_thread(lambda: services.runs.queue.find(run_id))))
 

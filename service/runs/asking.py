@@ -12,8 +12,8 @@ from sqlalchemy import Connection, insert
 
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import IdempotencyKeyReused
-from affidavit.service.ledger import rows as ledger_rows
-from affidavit.service.ledger import steps as ledger_steps
+from affidavit.service.ledger import repository as ledger_repository
+from affidavit.service.ledger import transitions
 from affidavit.service.runs import rows
 from affidavit.service.runs.refusals import ReservationNotUsable
 from affidavit.service.runs.rows import Run
@@ -42,7 +42,7 @@ def enqueue(
     Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
     """
     hold_certificate(connection, wanted.certificate)
-    reservation = ledger_rows.find_reservation(connection, reservation_id)
+    reservation = ledger_repository.find_reservation(connection, reservation_id)
     if reservation is None or reservation.certificate_id != wanted.certificate:
         raise ReservationNotUsable(
             f"reservation {reservation_id} is not one of this certificate.",
@@ -53,8 +53,8 @@ def enqueue(
             f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
         )
     certificate = current(connection, wanted.certificate)
-    ledger_steps.require_usable(
-        certificate, reservation.scope.dataset, untrusted_too=reservation.untrusted
+    transitions.require_usable(
+        certificate, reservation.scope.dataset, allow_untrusted=reservation.untrusted
     )
     assert certificate is not None
     if (certificate.issue, certificate.untrusted) != (reservation.issue, reservation.untrusted):

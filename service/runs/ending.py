@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.command import CommandContext
-from affidavit.service.ledger import steps as ledger_steps
+from affidavit.service.ledger import transitions
 from affidavit.service.runs import handover, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.rows import Run
@@ -35,11 +35,9 @@ def verdict(judged: Judged, run: Run, at: datetime, *, cancelled: bool) -> tuple
 
 def _release(connection: Connection, run: Run, reason: str, call: CommandContext) -> None:
     """Give back what was reserved, unless somebody else did or used it."""
-    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
+    ledger, reservation = transitions.hold_reservation(connection, run.reservation_id)
     if reservation.state == "reserved":
-        ledger_steps.release_held(
-            connection, ledger, reservation, call, reason=f"run {run.id}: {reason}"
-        )
+        transitions.release(connection, ledger, reservation, call, reason=f"run {run.id}: {reason}")
 
 
 def settle(
@@ -51,11 +49,11 @@ def settle(
     call: CommandContext,
 ) -> int:
     """Charge a run; in full without ``steps``, and never twice."""
-    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
+    ledger, reservation = transitions.hold_reservation(connection, run.reservation_id)
     if reservation.state == "settled":
         return int(reservation.steps_run or 0)
     charged = reservation.certified_steps if steps is None else steps
-    ledger_steps.settle_held(
+    transitions.settle(
         connection, ledger, reservation, call, steps_run=charged, record=record, cost=cost
     )
     return charged

@@ -24,7 +24,7 @@ from affidavit.service.command import CommandContext
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError, WrongState
-from affidavit.service.ledger import steps as ledger_steps
+from affidavit.service.ledger import transitions
 from affidavit.service.runs import asking, ending, handover, records, rows
 from affidavit.service.runs.judging import Judged
 from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
@@ -378,13 +378,13 @@ def _obstacle(
     if plan_digest != run.plan_digest:
         return {"code": "other_plan", "message": "the plan at hand is not the certified one."}
     hold_certificate(connection, run.certificate_id)
-    ledger, reservation = ledger_steps.held(connection, run.reservation_id)
+    ledger, reservation = transitions.hold_reservation(connection, run.reservation_id)
     certificate = current(connection, run.certificate_id)
     if run.begun and reservation.state != "committed":
         return {"code": "reservation_not_usable", "message": f"it is {reservation.state}."}
     try:
-        ledger_steps.require_usable(
-            certificate, reservation.scope.dataset, untrusted_too=run.untrusted
+        transitions.require_usable(
+            certificate, reservation.scope.dataset, allow_untrusted=run.untrusted
         )
         assert certificate is not None
         if (certificate.issue, certificate.untrusted) != (run.issue, run.untrusted):
@@ -394,7 +394,7 @@ def _obstacle(
             }
         if run.begun:
             return None
-        taken = ledger_steps.commit_held(connection, ledger, reservation, held.call)
+        taken = transitions.commit(connection, ledger, reservation, held.call)
     except DomainError as refusal:
         return {"code": refusal.code, "message": refusal.message}
     if not taken:

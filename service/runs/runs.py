@@ -13,8 +13,8 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.certificate import KeyStore, provenance
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
-from affidavit.service.ledger.desk import Desk
-from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.service import LedgerService
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.runs.judging import Judged, judge
 from affidavit.service.runs.queue import Held, RunQueue
@@ -44,15 +44,15 @@ class Runs:
     def __init__(
         self,
         queue: RunQueue,
-        ledger: Ledger,
-        desk: Desk,
+        ledger_store: LedgerStore,
+        ledger: LedgerService,
         store: CertificateStore,
         worker_keys: Path,
         pool: AccountingPool,
     ) -> None:
         self.queue = queue
+        self._ledger_store = ledger_store
         self._ledger = ledger
-        self._desk = desk
         self._store = store
         self._pool = pool
         self._worker_keys = KeyStore(worker_keys)
@@ -69,20 +69,22 @@ class Runs:
             if known is not None:
                 return known, False
         if wanted.reservation is not None:
-            reservation = await run_in_threadpool(self._ledger.reservation, wanted.reservation)
+            reservation = await run_in_threadpool(
+                self._ledger_store.reservation, wanted.reservation
+            )
             if reservation.reserved_by != call.actor and not anybodys:
                 raise ReservationNotUsable(
                     "somebody else made this reservation.", "Leave `reservation` out."
                 )
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
-        reservation, _ = await self._desk.reserve(None, wanted.certificate, _its_own(call))
+        reservation, _ = await self._ledger.reserve(None, wanted.certificate, _its_own(call))
         try:
             return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
         except DomainError:
             plain = replace(call, idempotency_key=None)
             with suppress(DomainError):
                 await run_in_threadpool(
-                    self._ledger.release, reservation.id, "the run was refused", plain
+                    self._ledger_store.release, reservation.id, "the run was refused", plain
                 )
             raise
 
@@ -96,8 +98,10 @@ class Runs:
         judged = await self._judged(told)
         cost = None
         if judged.steps < told.run.certified_steps:
-            reservation = await run_in_threadpool(self._ledger.reservation, told.run.reservation_id)
-            cost = await self._desk.cost_of_steps(reservation, judged.steps)
+            reservation = await run_in_threadpool(
+                self._ledger_store.reservation, told.run.reservation_id
+            )
+            cost = await self._ledger.cost_of_steps(reservation, judged.steps)
         return await run_in_threadpool(self.queue.complete, held, judged, envelope, cost)
 
     def _told(self, held: Held, envelope: dict[str, Any]) -> _Told:

@@ -14,9 +14,9 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.service.errors import AccountingUnavailable, DomainError
-from affidavit.service.ledger.desk import Desk
-from affidavit.service.ledger.document import cost_document
-from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger.models import RunCharge
+from affidavit.service.ledger.service import LedgerService
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.runs.rows import Run
 
 PARTS = 100
@@ -29,9 +29,9 @@ Document = dict[str, Any]
 class Spending:
     """ε so far of any run; belongs to one event loop."""
 
-    def __init__(self, desk: Desk, ledger: Ledger) -> None:
-        self._desk = desk
+    def __init__(self, ledger: LedgerService, ledger_store: LedgerStore) -> None:
         self._ledger = ledger
+        self._ledger_store = ledger_store
         self._asked: dict[tuple[str, int], asyncio.Task[Document | None]] = {}
 
     async def after(self, run: Run, steps: int) -> Document | None:
@@ -48,12 +48,12 @@ class Spending:
 
     async def _cost(self, reservation_id: str, steps: int) -> Document | None:
         try:
-            reservation = await run_in_threadpool(self._ledger.reservation, reservation_id)
-            cost = await self._desk.cost_of_steps(reservation, steps)
+            reservation = await run_in_threadpool(self._ledger_store.reservation, reservation_id)
+            cost = await self._ledger.cost_of_steps(reservation, steps)
         except (AccountingUnavailable, DomainError):
             return None
-        known = cost_document(reservation.cost if cost is None else cost)
-        return {"epsilon": known["epsilon"], "delta": known["delta"]}
+        spent = RunCharge.of(reservation.cost if cost is None else cost)
+        return {"epsilon": spent.epsilon, "delta": spent.delta}
 
 
 def rounded_up(steps: int, certified: int) -> int:

@@ -16,13 +16,13 @@ from affidavit.plan import Plan
 from affidavit.service.command import CommandContext
 from affidavit.service.database import open_engine
 from affidavit.service.ledger.costing import cost_of_bundle
-from affidavit.service.ledger.ledger import Ledger
-from affidavit.service.ledger.rows import Scope
-from affidavit.service.ledger.steps import Claim
+from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.lifecycle.issuing import sign
 from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
 
-TOY = Scope(dataset="toy", unit="example", adjacency="add_remove")
+TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")
 KEY = SigningKey.generate()
 
 
@@ -33,12 +33,12 @@ def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Co
     )
 
 
-def claim_of(certificate: StoredCertificate, **changes: Any) -> Claim:
+def claim_of(certificate: StoredCertificate, **changes: Any) -> CostedRun:
     """The claim of a reservation, as the desk makes it."""
     found = cost_of_bundle(certificate.bundle)
-    return Claim(
+    return CostedRun(
         **{
-            "scope": Scope(
+            "scope": LedgerScope(
                 dataset=certificate.dataset or "",
                 unit=found["unit"],
                 adjacency=found["adjacency"],
@@ -58,7 +58,7 @@ class Bench:
     """A ledger, the store beside it, and the plans to certify."""
 
     engine: Engine
-    ledger: Ledger
+    ledger: LedgerStore
     store: CertificateStore
     plan_of: Callable[..., Plan]
 
@@ -72,11 +72,11 @@ class Bench:
         )
         return self.store.add(made, key.public.as_record(), request)[0]
 
-    def claim(self, **changes: Any) -> Claim:
+    def claim(self, **changes: Any) -> CostedRun:
         """A claim for the quick plan, certified."""
         return claim_of(self.certified(**changes))
 
-    def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: Scope = TOY) -> None:
+    def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: LedgerScope = TOY) -> None:
         """Set a version of the budget."""
         self.ledger.set_budget(scope, epsilon, delta, "", call())
 
@@ -92,4 +92,4 @@ def engine(database_url: str) -> Iterator[Engine]:
 @pytest.fixture
 def bench(engine: Engine, plan_of: Callable[..., Plan]) -> Bench:
     """A ledger without a budget yet."""
-    return Bench(engine, Ledger(engine), CertificateStore(engine), plan_of)
+    return Bench(engine, LedgerStore(engine), CertificateStore(engine), plan_of)

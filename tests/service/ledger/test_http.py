@@ -195,7 +195,7 @@ def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, ag
         assert (same.status_code, same.json()) == (200, first.json())
     refused = office.ask("POST", f"{waits}/commit", "work")
     assert (refused.status_code, refused.json()["code"]) == (409, "certificate_not_usable")
-    said = "it was issued anew meanwhile" if again else "it is revoked"
+    said = "it was reissued meanwhile" if again else "it is revoked"
     assert said in refused.json()["detail"]
     assert "Release the reservation" in refused.text
     assert office.ask("GET", waits, "submit").json()["state"] == "reserved"

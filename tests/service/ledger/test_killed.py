@@ -13,15 +13,15 @@ import pytest
 from sqlalchemy import event, func, select
 
 from affidavit.service.database import open_engine
-from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.ledger_tables import ledger_events, reservations
 from affidavit.service.ledger.replay import replay
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.log.log_tables import log_entries
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of
 
 RECORD = "sha256:" + "0" * 64
 STEPS = ("budget", "reserve", "commit", "settle", "release")
-Work = Callable[[Ledger], Any]
+Work = Callable[[LedgerStore], Any]
 
 
 def in_child(url: str, killed_before: int, work: Work) -> bool:
@@ -37,7 +37,7 @@ def in_child(url: str, killed_before: int, work: Work) -> bool:
 
             event.listen(engine, "before_cursor_execute", kill)
             event.listen(engine, "commit", kill)
-            work(Ledger(engine))
+            work(LedgerStore(engine))
             os._exit(0)
         os._exit(1)
     _, status = os.waitpid(child, 0)

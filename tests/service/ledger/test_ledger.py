@@ -17,13 +17,14 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import development_key
 from affidavit.service.database import open_engine
 from affidavit.service.errors import IdempotencyKeyReused, WrongState
-from affidavit.service.ledger import document, refusals
+from affidavit.service.ledger import transitions
 from affidavit.service.ledger.costing import composition, cost_of_bundle
-from affidavit.service.ledger.ledger import Ledger
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
+from affidavit.service.ledger.models import LedgerSummary, position_of
 from affidavit.service.ledger.replay import replay
-from affidavit.service.ledger.rows import Scope
-from affidavit.service.ledger.steps import Claim, require_usable
+from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.transitions import CostedRun, require_usable
 from affidavit.service.lifecycle.standing import Status
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pages.dataset import spent_chart
@@ -33,19 +34,19 @@ TABLES = (ledgers, reservations, ledger_events)
 RECORD = "sha256:" + "0" * 64
 
 
-def state(bench: Bench, scope: Scope = TOY) -> Any:
+def state(bench: Bench, scope: LedgerScope = TOY) -> Any:
     kept = bench.ledger.find(scope)
     assert kept is not None
     return kept.state
 
 
-def fill(bench: Bench, claim: Claim) -> int:
+def fill(bench: Bench, claim: CostedRun) -> int:
     """Reserve until the budget is full; how many were admitted."""
     admitted = 0
     while True:
         try:
             bench.ledger.reserve(claim, call())
-        except refusals.OverBudget:
+        except transitions.OverBudget:
             return admitted
         admitted += 1
 
@@ -68,14 +69,14 @@ def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
 
 
 def test_without_a_budget_nothing_is_reserved(bench: Bench) -> None:
-    with pytest.raises(refusals.NoBudget):
+    with pytest.raises(transitions.NoBudget):
         bench.ledger.reserve(bench.claim(), call())
 
 
 def test_another_unit_or_adjacency_is_another_ledger(bench: Bench) -> None:
     bench.budget()
     other = bench.claim(adjacency="zero_out")
-    with pytest.raises(refusals.NoBudget, match="toy/example/zero_out"):
+    with pytest.raises(transitions.NoBudget, match="toy/example/zero_out"):
         bench.ledger.reserve(other, call())
     bench.budget(scope=replace(TOY, adjacency="zero_out"))
     bench.ledger.reserve(other, call())
@@ -94,11 +95,11 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     found, _ = bench.ledger.reserve(claim, call())
     assert found.rule == "alone"
     tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
-    with pytest.raises(refusals.OverBudget):
+    with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(tiny, call())
     bench.ledger.release(found.id, "", call())
     assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
-    with pytest.raises(refusals.OverBudget):
+    with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(claim, call())
     assert not replay(bench.engine)
 
@@ -112,19 +113,19 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     bench.ledger.reserve(claim, call())
     kept = bench.ledger.find(TOY)
     assert kept is not None
-    assert document.spent_epsilon(kept) == pytest.approx(float(epsilon), rel=1e-12)
+    assert kept.spent_epsilon() == pytest.approx(float(epsilon), rel=1e-12)
     more = str(float(epsilon) * 1.01)
     bench.budget(more, delta)
     kept = bench.ledger.find(TOY)
     assert kept is not None
-    said = document.summary(kept)
+    said = LedgerSummary.of(kept).model_dump()
     spent = float(said["spent"]["filter"]["epsilon"])
     fixed = composition([(claim.event, 1)], float(delta))["epsilon"]
     assert said["spent"]["filter"]["delta"] == delta
     assert fixed["lower"] <= spent < 2 * fixed["upper"] + float(epsilon)
     left = float(said["remaining"]["epsilon"])
     assert left == pytest.approx(max(0.0, float(more) - spent), abs=1e-9)
-    position = document.position_document(kept, None, certain=True, why="none")
+    position = position_of(kept, None, certain=True, reason="none")
     assert position["spent"]["epsilon"] == said["spent"]["filter"]["epsilon"]
 
 
@@ -138,7 +139,7 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     bench.budget("20", "0.000001")
     kept = bench.ledger.find(TOY)
     assert kept is not None
-    said = document.summary(kept)
+    said = LedgerSummary.of(kept).model_dump()
     assert said["spent"]["filter"]["epsilon"] == "Infinity"
     assert said["remaining"]["epsilon"] == "0"
     with bench.engine.connect() as connection:
@@ -154,7 +155,7 @@ def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench)
     assert kept is not None
     assert kept.state.exhausted(kept.filter)
     assert kept.state.budget.number == 2
-    with pytest.raises(refusals.OverBudget):
+    with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(claim, call())
     bench.budget("8")
     bench.ledger.reserve(claim, call())
@@ -176,8 +177,8 @@ def test_each_status_that_is_not_usable_has_the_remedy_that_works(
     bench: Bench, status: Status, remedy: str
 ) -> None:
     certificate = replace(bench.certified(), status=status)
-    with pytest.raises(refusals.CertificateNotUsable) as refused:
-        require_usable(certificate, "toy", untrusted_too=False)
+    with pytest.raises(transitions.CertificateNotUsable) as refused:
+        require_usable(certificate, "toy", allow_untrusted=False)
     assert status.value.replace("_", " ") in refused.value.message
     assert remedy.format(id=certificate.id) in refused.value.remedy
 
@@ -195,16 +196,16 @@ def test_a_certificate_that_is_not_for_this_is_refused(
 ) -> None:
     bench.budget()
     good = bench.claim()
-    with pytest.raises(refusals.CertificateNotUsable, match=why):
+    with pytest.raises(transitions.CertificateNotUsable, match=why):
         bench.ledger.reserve(replace(good, certificate=bench.certified(**changes)), call())
 
 
 def test_a_development_keys_certificate_needs_an_embedded_service(bench: Bench) -> None:
     bench.budget()
     claim = claim_of(bench.certified(key=development_key()))
-    with pytest.raises(refusals.CertificateNotUsable, match="development key"):
+    with pytest.raises(transitions.CertificateNotUsable, match="development key"):
         bench.ledger.reserve(claim, call())
-    bench.ledger.reserve(replace(claim, untrusted_too=True), call())
+    bench.ledger.reserve(replace(claim, allow_untrusted=True), call())
 
 
 # ---- the way of a reservation ------------------------------------------------------
@@ -231,7 +232,7 @@ def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
     claim = bench.claim()
     found, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(found.id, call())
-    with pytest.raises(refusals.RecordRequired):
+    with pytest.raises(transitions.RecordRequired):
         bench.ledger.settle(found.id, 4, None, None, call())
     settled, _ = bench.ledger.settle(found.id, 10, None, None, call())
     assert settled.charged == claim.cost
@@ -242,7 +243,7 @@ def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     claim = bench.claim()
     found, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(found.id, call())
-    with pytest.raises(refusals.StepsAboveCertificate):
+    with pytest.raises(transitions.StepsAboveCertificate):
         bench.ledger.settle(found.id, 11, RECORD, None, call())
     settled, _ = bench.ledger.settle(found.id, 9, RECORD, claim.cost.times(5), call())
     assert settled.charged == claim.cost
@@ -279,7 +280,7 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
     assert not bench.ledger.release(two.id, "", call())[1]
     with pytest.raises(WrongState):
         bench.ledger.commit(two.id, call())
-    with pytest.raises(refusals.UnknownReservation):
+    with pytest.raises(transitions.UnknownReservation):
         bench.ledger.commit("00000000-0000-0000-0000-000000000000", call())
     assert state(bench).spent == claim.cost
 
@@ -316,7 +317,7 @@ def test_everything_that_happens_is_in_the_log(bench: Bench) -> None:
 # ---- races -------------------------------------------------------------------------
 
 
-def reserve_all(ledger: Ledger, claim: Claim, tries: int) -> int:
+def reserve_all(ledger: LedgerStore, claim: CostedRun, tries: int) -> int:
     """Reserve at once from as many threads; how many were admitted."""
     barrier = Barrier(tries)
 
@@ -324,7 +325,7 @@ def reserve_all(ledger: Ledger, claim: Claim, tries: int) -> int:
         barrier.wait()
         try:
             ledger.reserve(claim, call())
-        except refusals.OverBudget:
+        except transitions.OverBudget:
             return False
         return True
 
@@ -336,7 +337,7 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     claim = bench.claim()
     bench.budget("2.5")
     engine = open_engine(database_url)
-    admitted = reserve_all(Ledger(engine), claim, 64)
+    admitted = reserve_all(LedgerStore(engine), claim, 64)
     engine.dispose()
     kept = bench.ledger.find(TOY)
     assert kept is not None
@@ -351,20 +352,20 @@ PROCESS = """
 import sys
 from datetime import UTC, datetime
 from affidavit.service.database import open_engine
-from affidavit.service.ledger import refusals
-from affidavit.service.ledger.ledger import Ledger
+from affidavit.service.ledger import transitions
+from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.store import CertificateStore
 from tests.service.ledger.conftest import call, claim_of
 engine = open_engine(sys.argv[1])
 claim = claim_of(CertificateStore(engine).find(sys.argv[2]))
-ledger, admitted = Ledger(engine), 0
+ledger, admitted = LedgerStore(engine), 0
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range(16):
     try:
         ledger.reserve(claim, call())
         admitted += 1
-    except refusals.OverBudget:
+    except transitions.OverBudget:
         pass
 print(admitted, flush=True)
 """
@@ -407,15 +408,15 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
         pytest.skip("SQLite has one writer")
     claim = bench.claim()
     bench.budget("2.5")
-    monkeypatch.setattr("affidavit.service.ledger.rows.hold", lambda *_: None)
-    monkeypatch.setattr("affidavit.service.ledger.ledger.hold_certificate", lambda *_: None)
+    monkeypatch.setattr("affidavit.service.ledger.repository.hold", lambda *_: None)
+    monkeypatch.setattr("affidavit.service.ledger.store.hold_certificate", lambda *_: None)
     barrier = Barrier(16)
 
     def attempt(_: int) -> str:
         barrier.wait()
         try:
             bench.ledger.reserve(claim, call())
-        except refusals.OverBudget:
+        except transitions.OverBudget:
             return "refused"
         except IntegrityError:
             return "lost the race"
@@ -510,9 +511,9 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
     forged = bench.ledger.find(TOY)
     assert forged is not None
     many = replace(claim, cost=claim.cost.times(3))
-    with pytest.raises(refusals.OverBudget):
+    with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(many, call())
-    generous = Ledger(bench.engine)
+    generous = LedgerStore(bench.engine)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(forged.state), "rule_for", lambda *_, **__: "filter")
         generous.reserve(many, call())

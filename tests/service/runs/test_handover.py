@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
-from affidavit.service.ledger import steps as ledger_steps
+from affidavit.service.ledger import transitions
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs.handover import ELSEWHERE, MOST_IN_VAIN
 from tests.seeds import seeded
@@ -211,11 +211,9 @@ def stopped_by(yard: Yard, what: str) -> None:
         assert yard.ask("POST", path, "approve", body).is_success
     if what == "settled":  # which nobody can over HTTP
         with writer(yard.engine).begin() as connection:
-            found = ledger_steps.held(connection, run["reservation"])
+            found = transitions.hold_reservation(connection, run["reservation"])
             call = CommandContext(actor="owner", at=datetime.now(UTC))
-            ledger_steps.settle_held(
-                connection, *found, call, steps_run=STEPS, record=None, cost=None
-            )
+            transitions.settle(connection, *found, call, steps_run=STEPS, record=None, cost=None)
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
     plan = digest() if what == "other_plan" else job["plan_digest"]

@@ -1,4 +1,4 @@
-"""Reading and writing the ledger's rows in the transaction of a connection.
+"""The ledger's rows, read and written in the transaction of a connection.
 
 One transaction at a time works on a ledger. SQLite has one writer: the transaction begins
 with ``BEGIN IMMEDIATE``. PostgreSQL: ``hold`` takes an advisory lock of the ledger's name
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -24,68 +23,22 @@ from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
 from affidavit.service.command import CommandContext
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
-from affidavit.service.ledger.state import Rule, State
+from affidavit.service.ledger.state import (
+    LedgerScope,
+    LedgerState,
+    StoredLedger,
+    StoredReservation,
+)
 from affidavit.service.log.entries import EntryKind, append
 from affidavit.service.runs.run_tables import runs
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scope:
-    """What may be added up: one data set, one privacy unit, one adjacency."""
-
-    dataset: str
-    unit: str
-    adjacency: str
-
-    def __str__(self) -> str:
-        return f"{self.dataset}/{self.unit}/{self.adjacency}"
-
-    def as_dict(self) -> dict[str, str]:
-        """The three as JSON data."""
-        return {"dataset": self.dataset, "unit": self.unit, "adjacency": self.adjacency}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KeptLedger:
-    """A ledger's row, with the state after its last event."""
-
-    id: int
-    scope: Scope
-    filter: Filter
-    state: State
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
-    """A reservation's row and what happened to it.
-
-    ``state`` is reserved, committed, settled or released. ``cost`` is what it reserved and
-    ``charged`` what it counts for now; ``steps_run`` is known once it is settled.
-    """
-
-    id: str
-    ledger_id: int
-    scope: Scope
-    certificate_id: str
-    issue: int
-    untrusted: bool
-    plan_digest: str
-    name: str | None
-    certified_steps: int
-    rule: Rule
-    cost: Cost
-    event: dict[str, Any]
-    state: str
-    charged: Cost
-    steps_run: int | None
-    record: str | None
-    reserved_by: str
-    reserved_at: datetime
-    changed_at: datetime
-
-
-EVENT_OF_STEP = {"reserve": "reserved", "commit": "committed", "settle": "settled"}
-STATES = EVENT_OF_STEP | {"release": "released"}
+STATES = {
+    "reserve": "reserved",
+    "commit": "committed",
+    "settle": "settled",
+    "release": "released",
+}
+"""The state of a reservation after each kind of event."""
 ENTRY_KINDS: dict[str, EntryKind] = {
     "budget": "budget",
     "reserve": "reservation",
@@ -96,8 +49,7 @@ ENTRY_KINDS: dict[str, EntryKind] = {
 """The log's word for each kind of event."""
 
 
-# Built once, like all that each step of a run asks: putting a statement together takes as long as
-# running it.
+# Built once: composing a statement takes as long as running it.
 _LAST = ledger_events.alias()
 _LEDGERS = (
     select(ledgers, ledger_events.c.seq, ledger_events.c.state)
@@ -113,36 +65,38 @@ _NAME = (ledgers.c.dataset, ledgers.c.unit, ledgers.c.adjacency)
 _LEDGER = _LEDGERS.where(*(column == bindparam(column.name) for column in _NAME))
 
 
-def hold(connection: Connection, scope: Scope) -> None:
+def hold(connection: Connection, scope: LedgerScope) -> None:
     """Let no other transaction work on this ledger until ours ends."""
     database.hold(connection, f"ledger {scope}")
 
 
-def find_ledger(connection: Connection, scope: Scope) -> KeptLedger | None:
+def find_ledger(connection: Connection, scope: LedgerScope) -> StoredLedger | None:
     """The ledger of ``scope`` as its last event left it."""
     row = connection.execute(_LEDGER, scope.as_dict()).mappings().first()
-    return None if row is None else _kept(row)
+    return None if row is None else _ledger_of(row)
 
 
-def all_ledgers(connection: Connection, dataset: str | None = None) -> list[KeptLedger]:
+def all_ledgers(connection: Connection, dataset: str | None = None) -> list[StoredLedger]:
     """The ledgers of ``dataset``, or of all, by name."""
     query = _LEDGERS.order_by(*_NAME)
     if dataset is not None:
         query = query.where(ledgers.c.dataset == dataset)
-    return [_kept(row) for row in connection.execute(query).mappings()]
+    return [_ledger_of(row) for row in connection.execute(query).mappings()]
 
 
-def ledgers_after(connection: Connection, after: Scope | None, limit: int) -> list[KeptLedger]:
+def ledgers_after(
+    connection: Connection, after: LedgerScope | None, limit: int
+) -> list[StoredLedger]:
     """At most ``limit`` ledgers by name, those beyond ``after``."""
     query = _LEDGERS.order_by(*_NAME).limit(limit)
     if after is not None:
         query = query.where(tuple_(*_NAME) > (after.dataset, after.unit, after.adjacency))
-    return [_kept(row) for row in connection.execute(query).mappings()]
+    return [_ledger_of(row) for row in connection.execute(query).mappings()]
 
 
-def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: datetime) -> int:
-    """Write the row of a ledger that there was none of; returns its id."""
-    made = connection.execute(
+def add_ledger(connection: Connection, scope: LedgerScope, filter_: Filter, at: datetime) -> int:
+    """Insert a ledger; returns its id."""
+    created = connection.execute(
         insert(ledgers)
         .values(
             **scope.as_dict(),
@@ -151,7 +105,7 @@ def new_ledger(connection: Connection, scope: Scope, filter_: Filter, at: dateti
         )
         .returning(ledgers.c.id)
     )
-    return int(made.scalar_one())
+    return int(created.scalar_one())
 
 
 _EVENT = insert(ledger_events)
@@ -160,9 +114,9 @@ _EVENT = insert(ledger_events)
 def add_event(
     connection: Connection,
     ledger_id: int,
-    scope: Scope,
+    scope: LedgerScope,
     kind: str,
-    state: State,
+    state: LedgerState,
     body: Mapping[str, Any],
     call: CommandContext,
     **columns: Any,
@@ -188,7 +142,7 @@ def add_event(
     append(connection, ENTRY_KINDS[kind], subject, entry, actor=call.actor, at=call.at)
 
 
-def entry_body(scope: Scope, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
+def entry_body(scope: LedgerScope, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
     """What the log says of an event."""
     return {"ledger": scope.as_dict(), "seq": seq, **body}
 
@@ -216,38 +170,40 @@ _RESERVATIONS = (
 )
 """Reservations, each as often as something happened to it."""
 
-_WANTED = reservations.c.id == bindparam("wanted")
-_RESERVATION = _RESERVATIONS.where(_WANTED)
-_SCOPE = select(*_NAME).join(reservations, reservations.c.ledger_id == ledgers.c.id).where(_WANTED)
+_BY_ID = reservations.c.id == bindparam("reservation")
+_RESERVATION = _RESERVATIONS.where(_BY_ID)
+_SCOPE = select(*_NAME).join(reservations, reservations.c.ledger_id == ledgers.c.id).where(_BY_ID)
 
 
-def scope_of(connection: Connection, reservation_id: str) -> Scope | None:
+def scope_of(connection: Connection, reservation_id: str) -> LedgerScope | None:
     """The ledger that a reservation stands in."""
-    row = connection.execute(_SCOPE, {"wanted": reservation_id}).mappings().first()
-    return None if row is None else Scope(**row)
+    row = connection.execute(_SCOPE, {"reservation": reservation_id}).mappings().first()
+    return None if row is None else LedgerScope(**row)
 
 
-def find_reservation(connection: Connection, reservation_id: str) -> Reservation | None:
+def find_reservation(connection: Connection, reservation_id: str) -> StoredReservation | None:
     """The reservation of that id as it stands now."""
-    found = _read(connection.execute(_RESERVATION, {"wanted": reservation_id}))
-    return found[0] if found else None
+    result = connection.execute(_RESERVATION, {"reservation": reservation_id})
+    return next(iter(_reservations_of(result)), None)
 
 
 def run_of(connection: Connection, reservation_id: str) -> str | None:
     """The id of the run that a reservation is of, if it is of one."""
     query = select(runs.c.id).where(runs.c.reservation_id == reservation_id)
-    found: str | None = connection.execute(query).scalar()
-    return found
+    run_id: str | None = connection.execute(query).scalar()
+    return run_id
 
 
-def reservations_of(connection: Connection, ledger_id: int) -> list[Reservation]:
+def reservations_of(connection: Connection, ledger_id: int) -> list[StoredReservation]:
     """All reservations of a ledger, latest first."""
-    return _read(connection.execute(_RESERVATIONS.where(reservations.c.ledger_id == ledger_id)))
+    return _reservations_of(
+        connection.execute(_RESERVATIONS.where(reservations.c.ledger_id == ledger_id))
+    )
 
 
 def reservations_before(
     connection: Connection, ledger_id: int, before: int | None, limit: int
-) -> list[tuple[int, Reservation]]:
+) -> list[tuple[int, StoredReservation]]:
     """At most ``limit`` reservations made before event number ``before``, latest first.
 
     Each with the number of the event that made it.
@@ -258,29 +214,32 @@ def reservations_before(
     )
     if before is not None:
         query = query.where(events.seq < before)
-    made = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
-    theirs = reservations.c.id.in_([row.reservation_id for row in made])
-    known = {item.id: item for item in _read(connection.execute(_RESERVATIONS.where(theirs)))}
-    return [(row.seq, known[row.reservation_id]) for row in made]
+    rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
+    theirs = reservations.c.id.in_([row.reservation_id for row in rows])
+    stored = _reservations_of(connection.execute(_RESERVATIONS.where(theirs)))
+    by_id = {reservation.id: reservation for reservation in stored}
+    return [(row.seq, by_id[row.reservation_id]) for row in rows]
 
 
-def states_of(connection: Connection, ledger_id: int, limit: int) -> list[tuple[datetime, State]]:
+def states_of(
+    connection: Connection, ledger_id: int, limit: int
+) -> list[tuple[datetime, LedgerState]]:
     """The states after the last ``limit`` events of a ledger, oldest first."""
     events = ledger_events.c
     query = select(events.seq, events.at, events.state).where(events.ledger_id == ledger_id)
     rows = connection.execute(query.order_by(events.seq.desc()).limit(limit)).all()
-    return [(row.at, State.read(row.seq, row.state)) for row in reversed(rows)]
+    return [(row.at, LedgerState.read(row.seq, row.state)) for row in reversed(rows)]
 
 
-def _read(found: CursorResult[Any]) -> list[Reservation]:
+def _reservations_of(result: CursorResult[Any]) -> list[StoredReservation]:
     """From rows of ``_RESERVATIONS``; the one made last comes first."""
     events: dict[str, list[RowMapping]] = {}
-    for row in found.mappings():
+    for row in result.mappings():
         events.setdefault(row["id"], []).append(row)
     return [_reservation(rows) for rows in reversed(list(events.values()))]
 
 
-def _reservation(rows: list[RowMapping]) -> Reservation:
+def _reservation(rows: list[RowMapping]) -> StoredReservation:
     """From the joined rows of one reservation, in the order in which they happened."""
     first, last = rows[0], rows[-1]
     body = json.loads(last["body"])
@@ -294,9 +253,9 @@ def _reservation(rows: list[RowMapping]) -> Reservation:
         *("id", "ledger_id", "certificate_id", "issue", "untrusted", "plan_digest", "name"),
         *("certified_steps", "rule"),
     )
-    return Reservation(
+    return StoredReservation(
         **{name: first[name] for name in plain},
-        scope=Scope(**{name: first[name] for name in ("dataset", "unit", "adjacency")}),
+        scope=LedgerScope(**{name: first[name] for name in ("dataset", "unit", "adjacency")}),
         cost=cost,
         event=json.loads(first["event"]),
         state=STATES[last["kind"]],
@@ -309,13 +268,13 @@ def _reservation(rows: list[RowMapping]) -> Reservation:
     )
 
 
-def _kept(row: RowMapping) -> KeptLedger:
+def _ledger_of(row: RowMapping) -> StoredLedger:
     """From a row of ``_LEDGERS``."""
-    return KeptLedger(
+    return StoredLedger(
         id=row["id"],
-        scope=Scope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
+        scope=LedgerScope(dataset=row["dataset"], unit=row["unit"], adjacency=row["adjacency"]),
         filter=_filter(row["filter"]),
-        state=State.read(row["seq"], row["state"]),
+        state=LedgerState.read(row["seq"], row["state"]),
     )
 
 

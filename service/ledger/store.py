@@ -1,4 +1,4 @@
-"""The ledger: budgets set, runs reserved, committed, settled and released.
+"""The ledger store: sets budgets; reserves, commits, settles and releases the cost of runs.
 
 A run goes one way: reserved, then committed, then settled on the steps that were run, or
 released instead of committed. What it reserved counts against the budget until it is
@@ -8,13 +8,13 @@ Rules it keeps:
 
 - Everything that happens is one transaction: the check, the event and its log entry.
 - The check inside is one addition of vectors and one comparison. What a run costs was
-  worked out before, outside, from its certificate.
+  computed before, outside, from its certificate.
 - The certificate is read again inside, so that one revoked meanwhile reserves nothing, and begins
   no run that was reserved.
 - The reservation of a run is the run's: nobody commits, settles or releases it by hand.
 - An idempotency key answers a repeated request with what the first one led to, and never
   does it twice. Committing, settling or releasing again alike needs no key for that.
-- Two processes that race end as if one had come after the other (``rows``).
+- Two processes that race end as if one had come after the other (``repository``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
-from affidavit.service.ledger import rows, steps
-from affidavit.service.ledger.rows import KeptLedger, Reservation, Scope
+from affidavit.service.ledger import repository, transitions
+from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
+from affidavit.service.ledger.transitions import CostedRun, Transition
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 
 T = TypeVar("T")
 
 
-class Ledger:
+class LedgerStore:
     """The ledgers behind one engine; safe to call from several threads and processes."""
 
     def __init__(self, engine: Engine) -> None:
@@ -45,109 +46,109 @@ class Ledger:
 
     # ---- reading ---------------------------------------------------------------------
 
-    def ledgers(self, dataset: str | None = None) -> list[KeptLedger]:
+    def ledgers(self, dataset: str | None = None) -> list[StoredLedger]:
         """The ledgers of ``dataset``, or all of them."""
         with self._reader.connect() as connection:
-            return rows.all_ledgers(connection, dataset)
+            return repository.all_ledgers(connection, dataset)
 
-    def find(self, scope: Scope) -> KeptLedger | None:
+    def find(self, scope: LedgerScope) -> StoredLedger | None:
         """The ledger of ``scope``, if it has a budget."""
         with self._reader.connect() as connection:
-            return rows.find_ledger(connection, scope)
+            return repository.find_ledger(connection, scope)
 
-    def find_all(self, scopes: Sequence[Scope]) -> list[KeptLedger | None]:
+    def find_all(self, scopes: Sequence[LedgerScope]) -> list[StoredLedger | None]:
         """The same for each of ``scopes``, in one look."""
         with self._reader.connect() as connection:
-            found = {item: rows.find_ledger(connection, item) for item in set(scopes)}
-        return [found[scope] for scope in scopes]
+            ledgers = {scope: repository.find_ledger(connection, scope) for scope in set(scopes)}
+        return [ledgers[scope] for scope in scopes]
 
-    def reservations(self, ledger_id: int) -> list[Reservation]:
+    def reservations(self, ledger_id: int) -> list[StoredReservation]:
         """The reservations of a ledger, latest first."""
         with self._reader.connect() as connection:
-            return rows.reservations_of(connection, ledger_id)
+            return repository.reservations_of(connection, ledger_id)
 
-    def reservation(self, reservation_id: str) -> Reservation:
+    def reservation(self, reservation_id: str) -> StoredReservation:
         """The reservation of that id; raises ``UnknownReservation``."""
         with self._reader.connect() as connection:
-            return steps.existing(connection, reservation_id)
+            return transitions.get_reservation(connection, reservation_id)
 
-    def repeated(self, call: CommandContext) -> Reservation | None:
+    def repeated(self, call: CommandContext) -> StoredReservation | None:
         """The reservation of an earlier request with this key; None if there was no such request.
 
         Raises ``IdempotencyKeyReused``. ``reserve`` looks again, in its transaction.
         """
         with self._reader.connect() as connection:
-            return steps.repeated_reservation(connection, call)
+            return transitions.repeated_reservation(connection, call)
 
     # ---- writing ---------------------------------------------------------------------
 
     def set_budget(
-        self, scope: Scope, epsilon: str, delta: str, reason: str, call: CommandContext
-    ) -> tuple[KeptLedger, bool]:
+        self, scope: LedgerScope, epsilon: str, delta: str, reason: str, call: CommandContext
+    ) -> tuple[StoredLedger, bool]:
         """Set a version of the budget of ``scope``; the first one begins its ledger.
 
         ``epsilon`` and ``delta`` are decimals. Returns the ledger, and whether this call
         set it (or an earlier one with its idempotency key).
         """
 
-        def work(connection: Connection) -> tuple[KeptLedger, bool]:
-            rows.hold(connection, scope)
-            created = not steps.is_repeated(connection, call)
+        def work(connection: Connection) -> tuple[StoredLedger, bool]:
+            repository.hold(connection, scope)
+            created = not transitions.is_repeated(connection, call)
             if created:
-                steps.set_budget(connection, scope, epsilon, delta, reason, call)
-            kept = rows.find_ledger(connection, scope)
-            assert kept is not None
-            return kept, created
+                transitions.set_budget(connection, scope, epsilon, delta, reason, call)
+            ledger = repository.find_ledger(connection, scope)
+            assert ledger is not None
+            return ledger, created
 
         return self._write(work)
 
-    def reserve(self, claim: steps.Claim, call: CommandContext) -> tuple[Reservation, bool]:
+    def reserve(self, run: CostedRun, call: CommandContext) -> tuple[StoredReservation, bool]:
         """Reserve the cost of a certified run.
 
         Raises ``NoBudget``, ``OverBudget``, ``CertificateNotUsable`` or
         ``IdempotencyKeyReused``. Returns the reservation and whether it was made now.
         """
 
-        def work(connection: Connection) -> tuple[Reservation, bool]:
-            hold_certificate(connection, claim.certificate.id)
-            rows.hold(connection, claim.scope)
-            known = steps.repeated_reservation(connection, call)
-            if known is not None:
-                return known, False
-            steps.require_usable(
-                current(connection, claim.certificate.id),
-                claim.scope.dataset,
-                untrusted_too=claim.untrusted_too,
-                issue=claim.certificate,
+        def work(connection: Connection) -> tuple[StoredReservation, bool]:
+            hold_certificate(connection, run.certificate.id)
+            repository.hold(connection, run.scope)
+            earlier = transitions.repeated_reservation(connection, call)
+            if earlier is not None:
+                return earlier, False
+            transitions.require_usable(
+                current(connection, run.certificate.id),
+                run.scope.dataset,
+                allow_untrusted=run.allow_untrusted,
+                issue=run.certificate,
             )
-            return steps.reserve(connection, claim, call), True
+            return transitions.reserve(connection, run, call), True
 
         return self._write(work)
 
-    def commit(self, reservation_id: str, call: CommandContext) -> tuple[Reservation, bool]:
-        """Say that the run begins: from here on it can only be settled.
+    def commit(self, reservation_id: str, call: CommandContext) -> tuple[StoredReservation, bool]:
+        """Commit a reservation as its run begins: from here on it can only be settled.
 
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``, and
-        ``CertificateNotUsable`` where the certificate was revoked, ran out or was issued anew since
-        it was reserved for.
+        ``CertificateNotUsable`` where the certificate was revoked, expired or was reissued since.
         """
 
-        def work(connection: Connection) -> tuple[Reservation, bool]:
-            # The certificate first and the ledger then, as everywhere: no two wait for each other.
-            hold_certificate(connection, steps.existing(connection, reservation_id).certificate_id)
-            return steps.take_step(connection, reservation_id, call, steps.commit_usable)
+        def work(connection: Connection) -> tuple[StoredReservation, bool]:
+            # Lock the certificate before the ledger, as everywhere, so that no two deadlock.
+            reservation = transitions.get_reservation(connection, reservation_id)
+            hold_certificate(connection, reservation.certificate_id)
+            return transitions.apply(connection, reservation_id, call, transitions.commit_usable)
 
         return self._write(work)
 
     def release(
         self, reservation_id: str, reason: str, call: CommandContext
-    ) -> tuple[Reservation, bool]:
+    ) -> tuple[StoredReservation, bool]:
         """Give back what was reserved for a run that never began.
 
         Raises ``UnknownReservation``, ``HeldByRun`` or ``WrongState``.
         """
-        return self._step(
-            reservation_id, call, lambda *given: steps.release_held(*given, reason=reason)
+        return self._apply(
+            reservation_id, call, lambda *held: transitions.release(*held, reason=reason)
         )
 
     def settle(
@@ -157,7 +158,7 @@ class Ledger:
         record: str | None,
         cost: Cost | None,
         call: CommandContext,
-    ) -> tuple[Reservation, bool]:
+    ) -> tuple[StoredReservation, bool]:
         """Charge a committed run for the steps that it ran.
 
         ``record`` is the digest of its run record; without one it is charged in full.
@@ -165,21 +166,17 @@ class Ledger:
         ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
         ``RecordRequired``.
         """
-        return self._step(
+        return self._apply(
             reservation_id,
             call,
-            lambda *given: steps.settle_held(*given, steps_run=steps_run, record=record, cost=cost),
+            lambda *held: transitions.settle(*held, steps_run=steps_run, record=record, cost=cost),
         )
 
-    def _step(
-        self,
-        reservation_id: str,
-        call: CommandContext,
-        take: steps.Take,
-    ) -> tuple[Reservation, bool]:
-        """One step of a reservation; ``take`` says whether it was taken now."""
+    def _apply(
+        self, reservation_id: str, call: CommandContext, transition: Transition
+    ) -> tuple[StoredReservation, bool]:
         return self._write(
-            lambda connection: steps.take_step(connection, reservation_id, call, take)
+            lambda connection: transitions.apply(connection, reservation_id, call, transition)
         )
 
     def _write(self, work: Callable[[Connection], T]) -> T:

@@ -1,0 +1,264 @@
+"""The ledger service: use cases of budgets, with the accounting done before the transaction.
+
+What a certificate's run costs follows from its signed bytes, and what runs cost together
+from the ledger's rows, so that both are cached and computed once at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.certificate import Assessment
+from affidavit.plan import Plan
+from affidavit.service.command import CommandContext
+from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
+from affidavit.service.errors import AccountingUnavailable, DomainError
+from affidavit.service.keyring import Keyring
+from affidavit.service.ledger.costing import (
+    RunCost,
+    composition,
+    cost_of_assessment,
+    cost_of_bundle,
+)
+from affidavit.service.ledger.models import Composition, Forecast, Ledger, position_of
+from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
+from affidavit.service.ledger.store import LedgerStore
+from affidavit.service.ledger.transitions import CertificateNotUsable, CostedRun, require_usable
+from affidavit.service.pool import AccountingPool
+from affidavit.service.store import CertificateStore, StoredCertificate
+
+CACHE_SIZE = 512
+
+
+class NotAccountable(DomainError):
+    """Nothing bounds the run's cost at the filter's orders."""
+
+    code = "not_accountable"
+
+
+class LedgerService:
+    """The ledger's use cases; belongs to one event loop.
+
+    Methods raise ``DomainError``, and where they account ``AccountingTimeout`` or
+    ``AccountingFailed``. ``loopback`` allows certificates of a development key while no other
+    key exists: only this machine reaches the service then.
+    """
+
+    def __init__(
+        self,
+        ledger_store: LedgerStore,
+        store: CertificateStore,
+        pool: AccountingPool,
+        keyring: Keyring,
+        *,
+        loopback: bool,
+    ) -> None:
+        self._ledger_store = ledger_store
+        self._store = store
+        self._pool = pool
+        self._keyring = keyring
+        self._loopback = loopback
+        self._flights: SingleFlight[dict[str, Any]] = SingleFlight()
+        self._lookups: Batcher[LedgerScope, StoredLedger | None] = Batcher(
+            in_thread_pool(ledger_store.find_all)
+        )
+        self._cache: OrderedDict[str, dict[str, Any]] = OrderedDict()
+
+    async def reserve(
+        self, dataset: str | None, certificate_id: str, call: CommandContext
+    ) -> tuple[StoredReservation, bool]:
+        """Reserve for a certificate of that id in the ledger of its unit and adjacency.
+
+        ``dataset`` is what it must be about, None for any. A repeated request gets the first
+        response, whatever became of the certificate since.
+        """
+        if call.idempotency_key is not None:
+            earlier = await run_in_threadpool(self._ledger_store.repeated, call)
+            if earlier is not None:
+                return earlier, False
+        certificate, allow_untrusted = await run_in_threadpool(
+            self._usable, dataset, certificate_id
+        )
+        cost = await self._cost(certificate)
+        run = CostedRun(
+            scope=LedgerScope(
+                dataset=certificate.dataset or "", unit=cost["unit"], adjacency=cost["adjacency"]
+            ),
+            certificate=certificate,
+            steps=cost["steps"],
+            cost=Cost.read(cost["cost"]),
+            event=cost["event"],
+            certain=cost["certain"],
+            allow_untrusted=allow_untrusted,
+        )
+        return await run_in_threadpool(self._ledger_store.reserve, run, call)
+
+    async def settle(
+        self, reservation_id: str, steps_run: int | None, record: str | None, call: CommandContext
+    ) -> tuple[StoredReservation, bool]:
+        """Settle on ``steps_run`` steps, or on all of them where that is None."""
+        reservation = await run_in_threadpool(self._ledger_store.reservation, reservation_id)
+        steps = reservation.certified_steps if steps_run is None else steps_run
+        cost = None if record is None else await self.cost_of_steps(reservation, steps)
+        return await run_in_threadpool(
+            self._ledger_store.settle, reservation_id, steps, record, cost, call
+        )
+
+    async def cost_of_steps(self, reservation: StoredReservation, steps: int) -> Cost | None:
+        """What the first ``steps`` steps of a reserved run cost; None for all of them."""
+        if steps >= reservation.certified_steps:
+            return None
+        certificate = await run_in_threadpool(self._issue_of, reservation)
+        return Cost.read((await self._cost(certificate, steps))["cost"])
+
+    async def ledgers(self, dataset: str, certificate_id: str | None) -> list[Ledger]:
+        """The ledgers of ``dataset``, with a forecast for the certificate in its own."""
+        stored = await run_in_threadpool(self._ledger_store.ledgers, dataset)
+        cost = None
+        if certificate_id is not None and stored:
+            certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
+            cost = await self._cost(certificate)
+        return [await self._with_entries(ledger, cost, certificate_id) for ledger in stored]
+
+    async def composed(self, ledger: StoredLedger) -> Composition:
+        """ε of all that runs or ran in a ledger, composed as if it had been fixed in advance."""
+        reservations = await run_in_threadpool(self._ledger_store.reservations, ledger.id)
+        return await self._composed(ledger, reservations)
+
+    async def forecast(self, ledger: StoredLedger, certificate_id: str) -> Forecast:
+        """How many more runs of a certificate fit into a ledger.
+
+        Raises ``CertificateNotUsable``.
+        """
+        dataset = ledger.scope.dataset
+        certificate, _ = await run_in_threadpool(self._usable, dataset, certificate_id)
+        cost = await self._cost(certificate)
+        forecast = await _forecast(ledger, cost, certificate_id)
+        if forecast is None:
+            raise CertificateNotUsable(
+                f"{certificate_id} is for {cost['unit']} and {cost['adjacency']}.",
+                "Open the ledger of its privacy unit and adjacency.",
+            )
+        return forecast
+
+    async def position(self, plan: Plan, assessment: Assessment) -> dict[str, Any] | None:
+        """Where the plan's ledger stands, for its certificate; None where it has no budget."""
+        name = plan.dataset.name
+        if name is None or assessment.verdict != "certified":
+            return None
+        ledger = await self._lookups(
+            LedgerScope(dataset=name, unit=plan.dataset.unit, adjacency=plan.adjacency)
+        )
+        if ledger is None:
+            return None
+        try:
+            cost = await self._pool.run(cost_of_assessment, plan, assessment)
+        except AccountingUnavailable as error:
+            # The certificate stands without it; the reservation will compute it again.
+            cost = {"refused": f"it could not be computed in time: {error}"}
+        reason = cost.get("refused")
+        return await run_in_threadpool(
+            position_of,
+            ledger,
+            None if reason else Cost.read(cost["cost"]),
+            certain=cost.get("certain", False),
+            reason=reason,
+        )
+
+    async def _with_entries(
+        self, ledger: StoredLedger, cost: RunCost | None, certificate_id: str | None
+    ) -> Ledger:
+        reservations = await run_in_threadpool(self._ledger_store.reservations, ledger.id)
+        composed = await self._composed(ledger, reservations)
+        forecast = None
+        if cost is not None and certificate_id is not None:
+            forecast = await _forecast(ledger, cost, certificate_id)
+        return await run_in_threadpool(
+            Ledger.with_entries, ledger, reservations, composed, forecast
+        )
+
+    async def _composed(
+        self, ledger: StoredLedger, reservations: list[StoredReservation]
+    ) -> Composition:
+        counts: Counter[str] = Counter()
+        for reservation in reservations:
+            if reservation.state == "released":
+                continue
+            event = reservation.event
+            if reservation.state == "settled" and (
+                reservation.steps_run != reservation.certified_steps
+            ):
+                certificate = await run_in_threadpool(self._issue_of, reservation)
+                event = (await self._cost(certificate, reservation.steps_run))["event"]
+            counts[json.dumps(event, sort_keys=True)] += 1
+        events = [(json.loads(text), count) for text, count in sorted(counts.items())]
+        delta = ledger.state.budget.delta
+        digest = hashlib.sha256(json.dumps([events, float(delta)]).encode()).hexdigest()
+        result = await self._cached(
+            f"composed {digest}", lambda: self._pool.run(composition, events, float(delta))
+        )
+        return Composition.model_validate({**result, "delta": delta})
+
+    async def _cost(self, certificate: StoredCertificate, steps: int | None = None) -> RunCost:
+        """What its run costs; raises ``NotAccountable``."""
+        cost = await self._cached(
+            f"cost {certificate.envelope_digest} {steps}",
+            lambda: self._pool.run(cost_of_bundle, certificate.bundle, steps),
+        )
+        if "refused" in cost:
+            raise NotAccountable(
+                f"the cost of {certificate.id} is not bounded: {cost['refused']}.",
+                "POST the plan again with this release, or change the plan.",
+            )
+        return cost
+
+    async def _cached(
+        self, name: str, work: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        if name not in self._cache:
+            self._cache[name], _ = await self._flights.run(name, work)
+        self._cache.move_to_end(name)
+        while len(self._cache) > CACHE_SIZE:
+            self._cache.popitem(last=False)
+        return self._cache[name]
+
+    def _issue_of(self, reservation: StoredReservation) -> StoredCertificate:
+        for issue in self._store.issues(reservation.certificate_id):
+            if (issue.issue, issue.untrusted) == (reservation.issue, reservation.untrusted):
+                return issue
+        raise CertificateNotUsable(
+            f"the certificate of reservation {reservation.id} is not stored here.",
+            "Settle in full, without steps_run.",
+        )
+
+    def _usable(self, dataset: str | None, certificate_id: str) -> tuple[StoredCertificate, bool]:
+        """A certificate that may be reserved for, and whether one of a development key may.
+
+        Raises ``CertificateNotUsable``.
+        """
+        allow_untrusted = self._allow_untrusted()
+        certificate = self._store.find(certificate_id)
+        if dataset is None:
+            dataset = (certificate.dataset if certificate else None) or ""
+        require_usable(certificate, dataset, allow_untrusted=allow_untrusted)
+        assert certificate is not None
+        return certificate, allow_untrusted
+
+    def _allow_untrusted(self) -> bool:
+        return self._loopback and self._keyring.current().public.development
+
+
+async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) -> Forecast | None:
+    """The forecast, if the certificate is for the ledger's unit and adjacency."""
+    if (cost["unit"], cost["adjacency"]) != (ledger.scope.unit, ledger.scope.adjacency):
+        return None
+    return await run_in_threadpool(
+        Forecast.of, ledger, Cost.read(cost["cost"]), certificate_id, certain=cost["certain"]
+    )

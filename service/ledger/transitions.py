@@ -1,0 +1,455 @@
+"""Transitions of a ledger within one transaction, which may be that of another use case.
+
+``store`` says which rules they keep. Callers lock the certificate first, where one is concerned,
+and the ledger then (``hold_reservation``), so that no two transactions wait for each other.
+
+>>> OverBudget("The run would exceed the budget.", "Run fewer steps.").code
+'over_budget'
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, insert
+
+from affidavit.accountants.privacy_filter import Cost, Filter
+from affidavit.service.command import CommandContext
+from affidavit.service.errors import DomainError, IdempotencyKeyReused, WrongState
+from affidavit.service.ledger import repository
+from affidavit.service.ledger.ledger_tables import reservations
+from affidavit.service.ledger.state import (
+    LedgerScope,
+    LedgerState,
+    StoredLedger,
+    StoredReservation,
+)
+from affidavit.service.lifecycle.standing import Status
+from affidavit.service.store import StoredCertificate, current
+
+
+class NoBudget(DomainError):
+    """This data set, unit and adjacency have no budget."""
+
+    code = "no_budget"
+
+
+class OverBudget(DomainError):
+    """The filter does not admit the run beside what was spent."""
+
+    code = "over_budget"
+
+
+class CertificateNotUsable(DomainError):
+    """The certificate is unknown, not certified, not current, not trusted, or about other data."""
+
+    code = "certificate_not_usable"
+
+
+class HeldByRun(DomainError):
+    """The reservation belongs to a run, which alone commits, settles and releases it."""
+
+    code = "held_by_run"
+
+
+class UnknownReservation(DomainError):
+    """No reservation has this id."""
+
+    code = "not_found"
+    status = 404
+
+
+class StepsAboveCertificate(DomainError):
+    """More steps were run than the certificate is for."""
+
+    code = "steps_above_certificate"
+
+
+class RecordRequired(DomainError):
+    """Charging fewer steps than certified takes a run record."""
+
+    code = "record_required"
+    status = 422
+
+
+Transition = Callable[[Connection, StoredLedger, StoredReservation, CommandContext], bool]
+"""A transition of a locked reservation; returns whether it happened now."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostedRun:
+    """A certificate to reserve for, and what its run costs.
+
+    ``event`` is the event document of the whole run, ``certain`` whether the certificate
+    holds without a confidence. ``allow_untrusted`` admits a development key's certificate.
+    """
+
+    scope: LedgerScope
+    certificate: StoredCertificate
+    steps: int
+    cost: Cost
+    event: dict[str, Any]
+    certain: bool
+    allow_untrusted: bool = False
+
+
+def get_reservation(connection: Connection, reservation_id: str) -> StoredReservation:
+    """The reservation of that id; raises ``UnknownReservation``."""
+    reservation = repository.find_reservation(connection, reservation_id)
+    if reservation is None:
+        raise _unknown(reservation_id)
+    return reservation
+
+
+def hold_reservation(
+    connection: Connection, reservation_id: str
+) -> tuple[StoredLedger, StoredReservation]:
+    """A reservation and its ledger, which no other transaction changes until ours ends.
+
+    Raises ``UnknownReservation``.
+    """
+    scope = repository.scope_of(connection, reservation_id)
+    if scope is None:
+        raise _unknown(reservation_id)
+    repository.hold(connection, scope)
+    ledger = repository.find_ledger(connection, scope)
+    assert ledger is not None
+    return ledger, get_reservation(connection, reservation_id)
+
+
+def require_usable(
+    certificate: StoredCertificate | None,
+    dataset: str,
+    *,
+    allow_untrusted: bool,
+    issue: StoredCertificate | StoredReservation | None = None,
+) -> None:
+    """Raise ``CertificateNotUsable`` unless a run of ``certificate`` may begin now.
+
+    ``issue`` is the one whose cost was computed, or a reservation of it; it must still be the
+    current one.
+    """
+    if certificate is None:
+        raise _not_usable("it does not exist.", "GET /v1/certificates lists all certificates.")
+    if certificate.verdict != "certified":
+        raise _not_usable(
+            f"its verdict is {certificate.verdict}.", "Reserve for a plan that is certified."
+        )
+    if certificate.status is not Status.ACTIVE:
+        raise _not_usable(
+            f"it is {certificate.status.value.replace('_', ' ')}.", _remedy_for_status(certificate)
+        )
+    if certificate.dataset != dataset:
+        about = certificate.dataset or "no data set by name"
+        raise _not_usable(f"it is about {about}, not {dataset}.", "Name the data set in the plan.")
+    if certificate.untrusted and not allow_untrusted:
+        raise _not_usable(
+            "it was signed by a development key.",
+            "Create a key with `affidavit keys new` and POST the plan again.",
+        )
+    if issue is not None and (issue.issue, issue.untrusted) != (
+        certificate.issue,
+        certificate.untrusted,
+    ):
+        raise _not_usable("it was reissued meanwhile.", "Reserve again.")
+
+
+def _remedy_for_status(certificate: StoredCertificate) -> str:
+    """How a certificate that is not active becomes usable; its status tells who has to act."""
+    path = f"/v1/certificates/{certificate.id}"
+    match certificate.status:
+        case Status.AWAITING_APPROVAL:
+            return f"Ask somebody with the scope approve to approve it: POST {path}/approvals."
+        case Status.REVOKED | Status.REJECTED:
+            # Sending the plan again does not undo what a person decided.
+            return f"Ask somebody with the scope approve to reissue it: POST {path}/issues."
+        case Status.SUPERSEDED:
+            return "A later issue took its place. Send the request again."
+        case _:
+            return "POST the plan again to reissue it."
+
+
+def _not_usable(message: str, remedy: str) -> CertificateNotUsable:
+    return CertificateNotUsable(f"the certificate cannot be used: {message}", remedy)
+
+
+def _unknown(reservation_id: str) -> UnknownReservation:
+    return UnknownReservation(
+        f"reservation {reservation_id} not found.", "GET /v1/ledgers/DATASET lists reservations."
+    )
+
+
+def is_repeated(connection: Connection, call: CommandContext) -> bool:
+    """Whether this very request was answered before; raises ``IdempotencyKeyReused``."""
+    event = repository.repeated(connection, call)
+    if event is not None and event["request_digest"] != call.request_digest:
+        raise IdempotencyKeyReused(
+            "this Idempotency-Key was used for another request.",
+            "Use a new key for a new request.",
+        )
+    return event is not None
+
+
+def repeated_reservation(connection: Connection, call: CommandContext) -> StoredReservation | None:
+    """What this very request reserved before; raises ``IdempotencyKeyReused``."""
+    if not is_repeated(connection, call):
+        return None
+    event = repository.repeated(connection, call)
+    assert event is not None
+    return get_reservation(connection, event["reservation_id"])
+
+
+def set_budget(
+    connection: Connection,
+    scope: LedgerScope,
+    epsilon: str,
+    delta: str,
+    reason: str,
+    call: CommandContext,
+) -> None:
+    """Set a version of the budget of ``scope``; the first one opens its ledger."""
+    ledger = repository.find_ledger(connection, scope)
+    if ledger is None:
+        filter_ = Filter.start(float(epsilon), float(delta))
+        state = LedgerState.first(epsilon, delta, filter_)
+        ledger_id = repository.add_ledger(connection, scope, filter_, call.at)
+    else:
+        state, ledger_id = ledger.state.with_budget(epsilon, delta), ledger.id
+    body = {
+        "version": state.budget.number,
+        "epsilon": epsilon,
+        "delta": delta,
+        "reason": reason,
+    }
+    repository.add_event(connection, ledger_id, scope, "budget", state, body, call)
+
+
+def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> StoredReservation:
+    """Reserve what a run costs; raises ``NoBudget`` or ``OverBudget``."""
+    ledger = repository.find_ledger(connection, run.scope)
+    if ledger is None:
+        raise NoBudget(
+            f"{run.scope} has no budget; each unit and adjacency has its own ledger.",
+            "Set one: POST /v1/ledgers/DATASET/budget.",
+        )
+    rule = ledger.state.rule_for(ledger.filter, run.cost, certain=run.certain)
+    if rule is None:
+        raise OverBudget(
+            f"with this run {run.scope} would exceed its budget of ε = "
+            f"{ledger.state.budget.epsilon} at δ = {ledger.state.budget.delta}.",
+            "Run fewer steps or with more noise, or raise the budget.",
+        )
+    reservation_id, certificate = str(uuid.uuid4()), run.certificate
+    facts = {
+        "certificate_id": certificate.id,
+        "issue": certificate.issue,
+        "untrusted": certificate.untrusted,
+        "plan_digest": certificate.plan_digest,
+        "certified_steps": run.steps,
+        "rule": rule,
+    }
+    cost = run.cost.as_document()
+    connection.execute(
+        insert(reservations).values(
+            id=reservation_id,
+            ledger_id=ledger.id,
+            name=certificate.name,
+            cost=json.dumps(cost, sort_keys=True),
+            event=json.dumps(run.event, sort_keys=True),
+            **facts,
+        )
+    )
+    repository.add_event(
+        connection,
+        ledger.id,
+        ledger.scope,
+        "reserve",
+        ledger.state.reserved(run.cost, rule),
+        {**facts, "certain": run.certain, "cost": cost},
+        call,
+        reservation_id=reservation_id,
+        certified_steps=run.steps,
+        step=1,
+        follows=None,
+    )
+    return get_reservation(connection, reservation_id)
+
+
+def commit(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    call: CommandContext,
+) -> bool:
+    """``LedgerStore.commit`` of a locked reservation; returns whether it happened now.
+
+    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
+    if is_repeated(connection, call):
+        return False
+    if reservation.state == "released":
+        raise _wrong_state(reservation, "Reserve again before the run begins.")
+    if reservation.state != "reserved":
+        return False
+    _add_event(connection, ledger, reservation, "commit", ledger.state.committed(), {}, call)
+    return True
+
+
+def commit_usable(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    call: CommandContext,
+) -> bool:
+    """``commit``, unless the certificate may not be reserved for any more.
+
+    Raises ``CertificateNotUsable`` besides.
+    """
+    if reservation.state == "reserved" and not is_repeated(connection, call):
+        try:
+            require_usable(
+                current(connection, reservation.certificate_id),
+                reservation.scope.dataset,
+                allow_untrusted=reservation.untrusted,
+                issue=reservation,
+            )
+        except CertificateNotUsable as error:
+            raise CertificateNotUsable(
+                f"the run must not begin: {error.message}",
+                f"Release the reservation. {error.remedy}",
+            ) from None
+    return commit(connection, ledger, reservation, call)
+
+
+def release(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    call: CommandContext,
+    *,
+    reason: str,
+) -> bool:
+    """``LedgerStore.release`` of a locked reservation; returns whether it happened now.
+
+    Raises ``WrongState``, and ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
+    if is_repeated(connection, call) or reservation.state == "released":
+        return False
+    if reservation.state != "reserved":
+        raise _wrong_state(reservation, "Settle a run that began on the steps it ran.")
+    state = ledger.state.released(reservation.cost, reservation.rule)
+    _add_event(connection, ledger, reservation, "release", state, {"reason": reason}, call)
+    return True
+
+
+def settle(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    call: CommandContext,
+    *,
+    steps_run: int,
+    record: str | None,
+    cost: Cost | None,
+) -> bool:
+    """``LedgerStore.settle`` of a locked reservation; returns whether it happened now.
+
+    Raises ``WrongState``, ``StepsAboveCertificate`` or ``RecordRequired``, and
+    ``IdempotencyKeyReused`` where ``call`` has a key.
+    """
+    if is_repeated(connection, call):
+        return False
+    certified = reservation.certified_steps
+    if steps_run > certified:
+        raise StepsAboveCertificate(
+            f"{steps_run} steps were run and {certified} are certified.",
+            "Stop using the results of this run: its guarantee does not hold. Tell the auditor.",
+        )
+    if steps_run < certified and record is None:
+        raise RecordRequired(
+            f"charging {steps_run} of {certified} steps takes a run record.",
+            "Give the record's digest, or settle without steps_run for the full charge.",
+        )
+    if reservation.state == "settled":
+        if (reservation.steps_run, reservation.record) == (steps_run, record):
+            return False
+        raise _wrong_state(reservation, "A run is settled once.")
+    if reservation.state != "committed":
+        raise _wrong_state(reservation, "Commit it first.")
+    charged = reservation.cost
+    if cost is not None and steps_run < certified:
+        # What a run costs in full bounds every part of it.
+        charged = charged.least(cost)
+    _add_event(
+        connection,
+        ledger,
+        reservation,
+        "settle",
+        ledger.state.settled(reservation.cost, charged),
+        {"steps_run": steps_run, "record": record, "cost": charged.as_document()},
+        call,
+        steps_run=steps_run,
+    )
+    return True
+
+
+def apply(
+    connection: Connection, reservation_id: str, call: CommandContext, transition: Transition
+) -> tuple[StoredReservation, bool]:
+    """The reservation after ``transition``, and whether that happened now.
+
+    Raises ``UnknownReservation``, ``HeldByRun``, and what ``transition`` does.
+    """
+    ledger, reservation = hold_reservation(connection, reservation_id)
+    run_id = repository.run_of(connection, reservation_id)
+    if run_id is not None:
+        raise HeldByRun(
+            f"reservation {reservation_id} belongs to run {run_id}, which commits, settles and "
+            "releases it by its record.",
+            f"Cancel the run instead: POST /v1/runs/{run_id}/cancel.",
+        )
+    happened = transition(connection, ledger, reservation, call)
+    return get_reservation(connection, reservation_id), happened
+
+
+_STEPS: Mapping[str, tuple[int, str]] = {
+    "commit": (2, "reserve"),
+    "release": (2, "reserve"),
+    "settle": (3, "commit"),
+}
+"""The number of each transition, and the event that it follows."""
+
+
+def _add_event(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    kind: Literal["commit", "release", "settle"],
+    state: LedgerState,
+    body: Mapping[str, Any],
+    call: CommandContext,
+    **columns: Any,
+) -> None:
+    step, follows = _STEPS[kind]
+    repository.add_event(
+        connection,
+        ledger.id,
+        ledger.scope,
+        kind,
+        state,
+        body,
+        call,
+        reservation_id=reservation.id,
+        certified_steps=reservation.certified_steps,
+        step=step,
+        follows=follows,
+        **columns,
+    )
+
+
+def _wrong_state(reservation: StoredReservation, remedy: str) -> WrongState:
+    return WrongState(f"reservation {reservation.id} is {reservation.state}.", remedy)
