@@ -1,9 +1,18 @@
-"""Execution: what a certified plan obliges every step of its run to be, as plain numbers.
+"""What a certificate obliges every step of its run to be, as plain numbers.
 
-This is what a trainer compares itself with before it starts, and what a run record is held
-against afterwards: for each step its phase, the clip norm and the standard deviation of the
-noise (on the sum) of every release, and the divisor. A clip schedule lowers or raises the
-clip norm of a step and leaves the noise as it is.
+A plan may leave its noise, steps, lot size or sampling probability to be solved for. The
+certificate carries the plan as requested and, beside it, the solution; ``certified_plan`` joins
+the two. A trainer runs this plan and no other.
+
+``Execution`` lists the steps of that plan: for each its phase, the clip norm and the standard
+deviation of the noise (on the sum) of every release, and the divisor. A trainer compares itself
+with it before it starts, and a run record is checked against it afterwards. A clip schedule
+changes the clip norm of a step and leaves the noise as it is.
+
+Guarantees
+    * Solved noise is the ``required`` multiplier, digit for digit as signed.
+    * A solved sampling probability was rounded down to its digits, so the outward rounding of a
+      signed decimal never raises it.
 
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 3, "dataset": {"size": 9},
@@ -23,8 +32,8 @@ from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
-from affidavit.mechanisms import noise_multiplier
-from affidavit.plan import Phase, Plan, Release, schedule
+from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
+from affidavit.plan import Phase, Plan, Release, plan_from, schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,3 +143,42 @@ def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
             for release in phase.releases
         ],
     }
+
+
+class NotClosed(ValueError):
+    """The certificate does not say what its plan left open, so nothing can be run from it."""
+
+
+def certified_plan(predicate: dict[str, Any]) -> Plan:
+    """The closed plan of a certificate's predicate.
+
+    Raises ``NotClosed``, and ``MalformedPlan`` for a plan of another schema.
+    """
+    plan = plan_from(predicate["plan"])
+    try:
+        entry = predicate["sampling"][0]
+        if plan.asks_for_lot_size:
+            plan = with_lot_size(plan, int(entry["lot_size"]))
+        if plan.asks_for_probability:
+            plan = with_probability(plan, float(entry["probability"]))
+        if plan.asks_for_steps:
+            plan = with_steps(plan, int(entry["steps"]))
+        if plan.asks_for_noise:
+            plan = _with_noise(plan, predicate["noise_multiplier"]["releases"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise NotClosed(f"the certificate does not say what its plan left open ({error})") from None
+    return plan
+
+
+def _with_noise(plan: Plan, found: list[dict[str, Any]]) -> Plan:
+    required = {(entry.get("phase", 0), entry["name"]): float(entry["required"]) for entry in found}
+    phases = []
+    for index, phase in enumerate(plan.phases):
+        releases = tuple(
+            release
+            if release.has_noise
+            else release.model_copy(update={"noise_multiplier": required[index, release.name]})
+            for release in phase.releases
+        )
+        phases.append(phase.model_copy(update={"releases": releases}))
+    return plan.model_copy(update={"phases": tuple(phases)})

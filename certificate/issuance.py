@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from affidavit.certificate.approval import Approvals
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.envelope import seal
+from affidavit.certificate.dsse import seal
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
+from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, Judgement
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.statement import TIME_FORMAT, address, statement
 from affidavit.plan import Plan, canonical_json, digest

@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from affidavit.certificate.files import write_whole
+from affidavit.certificate.atomic_write import write_whole
 
 WINDOW = timedelta(days=730)
 """How long a new key may sign."""
@@ -140,7 +140,7 @@ class SigningPort(Protocol):
         """The signature of ``message``."""
 
 
-class PrivateHalves(Protocol):
+class PrivateKeySource(Protocol):
     """Where private halves are kept."""
 
     def find(self, public: PublicKey) -> SigningPort | None:
@@ -216,7 +216,7 @@ class KeyStore:
         found = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
         return tuple(sorted(found, key=lambda key: (key.not_before, key.key_id)))
 
-    def signing_key(self, halves: PrivateHalves | None = None) -> SigningPort | None:
+    def signing_key(self, halves: PrivateKeySource | None = None) -> SigningPort | None:
         """The newest key that is inside its window and whose private half is kept.
 
         ``halves`` says where: in files here, unless another place is given.

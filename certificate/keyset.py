@@ -36,8 +36,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from affidavit.certificate.cosignatures import Cosigned, read_cosigned
-from affidavit.certificate.envelope import BadEnvelope
+from affidavit.certificate.dsse import BadEnvelope, CosignedEnvelope, read_cosigned
 from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort, as_instant, read_instant
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
@@ -133,7 +132,7 @@ class Roots(_Part):
         ]
         return read_model(cls, {"threshold": threshold, "keys": parts})
 
-    def signed(self, envelope: Cosigned) -> bool:
+    def signed(self, envelope: CosignedEnvelope) -> bool:
         """Whether enough of these keys have signed ``envelope``."""
         return len(envelope.signers(key.public() for key in self.keys)) >= self.threshold
 
@@ -181,7 +180,7 @@ class SignedKeyset:
     """A keyset with the envelope it came in."""
 
     keyset: Keyset
-    envelope: Cosigned
+    envelope: CosignedEnvelope
 
     @property
     def digest(self) -> str:
@@ -219,7 +218,7 @@ def draft(
     }
     keyset = read_model(Keyset, document)
     payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))
-    return SignedKeyset(keyset, Cosigned(payload_type=PAYLOAD_TYPE, payload=payload))
+    return SignedKeyset(keyset, CosignedEnvelope(payload_type=PAYLOAD_TYPE, payload=payload))
 
 
 def read_keyset(raw: bytes) -> SignedKeyset:

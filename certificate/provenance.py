@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, read_envelope
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope
 from affidavit.certificate.keys import PublicKey, by_id
 from affidavit.certificate.statement import STATEMENT_TYPE
 

@@ -16,10 +16,9 @@ from datetime import datetime
 from typing import Any
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
-from affidavit.certificate.approval import NONE_NEEDED, Approvals
 from affidavit.certificate.assessment import Assessment, Confidence
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.judgement import AS_PROVED, Judgement
+from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED, Approvals, Judgement
 from affidavit.plan import digest_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"

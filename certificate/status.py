@@ -33,9 +33,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from affidavit.certificate.approval import Approvals
-from affidavit.certificate.envelope import BadEnvelope, Envelope, read_envelope, seal
+from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, seal
 from affidavit.certificate.keys import PublicKey, SigningPort, by_id
+from affidavit.certificate.policy.evaluation import Approvals
 from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.certificate.verification import Demands, VerificationError
 from affidavit.plan import MalformedPlan, canonical_json, load_json

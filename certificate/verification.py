@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from affidavit.certificate.log.inclusion import Consistency
+from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
 
 STEPS = (

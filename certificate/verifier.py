@@ -27,12 +27,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
 from affidavit.certificate.issuance import BUNDLE_TYPE
 from affidavit.certificate.keys import PublicKey, by_id
 from affidavit.certificate.log import steps as log_steps
-from affidavit.certificate.log.inclusion import BadLogPart, Inclusion, read_inclusion
-from affidavit.certificate.policy.floor import policy_floor
+from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
+from affidavit.certificate.policy.evaluation import policy_floor
 from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,

@@ -21,7 +21,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate import certify as assess
 from affidavit.certificate.policy import BUILT_IN, judge
-from affidavit.certificate.signers import private_halves
+from affidavit.certificate.signers import private_key_source
 from affidavit.gate.console import out, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
 from affidavit.gate.files import print_json
@@ -85,7 +85,7 @@ def _print_for_people(
 
 def _signing_key(*, required: bool) -> SigningPort | None:
     try:
-        key = KeyStore(home() / "keys").signing_key(private_halves(os.environ))
+        key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
     except KeyFailure as failure:
         stop(str(failure))
     if key is None and required:

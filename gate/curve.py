@@ -13,12 +13,12 @@ from rich.table import Table
 from affidavit.accountants import NAMES, Bracket, belief, decimal_down, decimal_up
 from affidavit.certificate import (
     ALPHAS,
+    CURVE_CHARTS,
     FALSE_POSITIVE_RATES,
-    KINDS,
     Assessment,
     Curves,
     curves,
-    picture,
+    draw_curves,
 )
 from affidavit.gate.console import err, out, print_findings, read, require_engine, stop, write
 from affidavit.gate.exits import OF_VERDICT
@@ -33,7 +33,9 @@ def curve(
     svg: Annotated[Path | None, typer.Option("--svg", help="Draw the curves to this file.")] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option("--kind", help="Draw these only: " + ", ".join(KINDS) + "; repeatable."),
+        typer.Option(
+            "--kind", help="Draw these only: " + ", ".join(CURVE_CHARTS) + "; repeatable."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the document of curves.")] = False,
     engine: Annotated[
@@ -60,7 +62,7 @@ def curve(
             print_findings(file.name, file.locate(found.reasons))
         raise typer.Exit(OF_VERDICT[found.verdict])
     if svg is not None:
-        write(svg, picture(found, kinds).encode())
+        write(svg, draw_curves(found, kinds).encode())
     if as_json:
         print_json(found.as_document())
     else:
@@ -131,9 +133,9 @@ def _ends(bracket: Bracket) -> tuple[str, str]:
 
 
 def _require_known(kinds: tuple[str, ...], engine: str | None, svg: Path | None) -> None:
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    unknown = [kind for kind in kinds if kind not in CURVE_CHARTS]
     if unknown:
-        stop(f"--kind {unknown[0]} is not known; choose among {', '.join(KINDS)}.")
+        stop(f"--kind {unknown[0]} is not known; choose among {', '.join(CURVE_CHARTS)}.")
     if kinds and svg is None:
         stop("--kind says what to draw; give --svg FILE too.")
     require_engine(engine)

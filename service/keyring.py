@@ -26,7 +26,7 @@ from typing import Any
 from affidavit.certificate import (
     KeyFailure,
     KeyStore,
-    PrivateHalves,
+    PrivateKeySource,
     PublicKey,
     SigningPort,
     development_key,
@@ -47,7 +47,7 @@ class Keyring:
     def __init__(
         self,
         directory: Path,
-        halves: PrivateHalves | None = None,
+        halves: PrivateKeySource | None = None,
         revoked: Callable[[], Collection[str]] = frozenset,
     ) -> None:
         self._directory = directory

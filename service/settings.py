@@ -21,7 +21,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 
 ``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
 
-Where the private half of the signing key is kept: ``certificate.signers.choice``.
+Where the private half of the signing key is kept: ``certificate.signers``.
 
 >>> Settings.from_environment({"AFFIDAVIT_HOME": "/srv/affidavit"}).database_url
 'sqlite:////srv/affidavit/affidavit.db'
@@ -41,10 +41,10 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from affidavit.certificate import PrivateHalves, home
+from affidavit.certificate import PrivateKeySource, home
 from affidavit.certificate.log import BadNote, NoteKey, require_name
-from affidavit.certificate.signers import VARIABLE as PRIVATE_KEY
-from affidavit.certificate.signers import private_halves
+from affidavit.certificate.signers import KEY_VARIABLE as PRIVATE_KEY
+from affidavit.certificate.signers import private_key_source
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
 
 MIB = 1024 * 1024
@@ -79,7 +79,7 @@ class Settings:
     provider: Provider | None = None
     public_url: str | None = None
     loopback: bool = False
-    halves: PrivateHalves | None = field(default=None, repr=False)
+    halves: PrivateKeySource | None = field(default=None, repr=False)
     app_role: str | None = None
     log_origin: str | None = None
     checkpoint_export: str = ""
@@ -124,7 +124,7 @@ class Settings:
             checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
             witness_name=_name(given, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
             witnessed_logs=_logs(given.get("AFFIDAVIT_WITNESSED_LOGS")),
-            halves=private_halves(given),
+            halves=private_key_source(given),
             app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
 

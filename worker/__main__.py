@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from affidavit.certificate import KeyFailure, KeyStore, SigningPort, Trust, home
-from affidavit.certificate.signers import private_halves
+from affidavit.certificate.signers import private_key_source
 from affidavit.worker.checkpoint_transfer import place_of
 from affidavit.worker.job import WorkerConfig
 from affidavit.worker.lease import ClaimRequest
@@ -131,7 +131,7 @@ def _place(outputs: Path) -> str:
 
 def _signing_key() -> SigningPort:
     try:
-        key = KeyStore(home() / "keys").signing_key(private_halves(os.environ))
+        key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
     except KeyFailure as failure:
         _stop(str(failure))
     if key is None:

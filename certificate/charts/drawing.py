@@ -20,8 +20,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple, assert_never
 
-from affidavit.certificate.charts.marks import Axis, Band, Bars, Chart, Dots, Line, Mark, Rule
-from affidavit.certificate.charts.scales import Scale, is_shown
+from affidavit.certificate.charts.chart import (
+    Axis,
+    Band,
+    Bars,
+    Chart,
+    Dots,
+    Line,
+    Mark,
+    Rule,
+    Scale,
+    is_shown,
+)
 
 COLOURS = ("#2f7ed8", "#d9722e", "#2e9e6b", "#a45bc9", "#c94f6d", "#8a7a2e")
 """Told apart on white and on black alike."""

@@ -1,18 +1,26 @@
-"""A case: a plan as its own author would account it, with the facts that mistakes need.
+"""A case: a plan as its author would account it, and the ways in which mistakes change that.
 
-The account here is of what the plan says; for a run that is refused (because nothing may be
-claimed about it) it is the account that its author most likely started from, or one that no
-reading can take until a mistake has turned it into another run.
+The account describes what the plan says. For a refused plan (nothing may be claimed about it) it
+is the account that its author most likely started from, or one that no accountant here can read
+until a mistake has turned it into another run. The strategy of correlated noise is built even
+for refused plans, because most mistakes about it are made there. Nothing here is certified.
+
+A mistake is a wrong derivation that somebody really made. A new one is a function in
+``catalogue/`` and a line in its registry: given a case it yields the ways in which the mistake
+could have been made there. A way that has to be guessed among many (which accumulation? how many
+devices?) carries a cost, because among enough guesses one fits any number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from affidavit.accountants import leaves
 from affidavit.certificate.diagnosis.account import Account, Pair, Part, Parts, PhaseAccount
-from affidavit.certificate.diagnosis.correlation import Correlation, correlation
 from affidavit.mechanisms import (
     Extras,
     combination,
@@ -21,6 +29,8 @@ from affidavit.mechanisms import (
     lower_extra,
     noise_multiplier,
 )
+from affidavit.mechanisms import correlation as correlated
+from affidavit.mechanisms.strategies import Participation, Setting, Strategy, build
 from affidavit.plan import (
     FIXED_ORDER,
     Composed,
@@ -209,3 +219,127 @@ def _beside(extras: Extras) -> Parts | None:
             return None
         found.append((Part(noise_multiplier=event.noise_multiplier, probability=q), times))
     return tuple(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correlation:
+    """A strategy's numbers, all in clip norms.
+
+    ``sensitivity`` is that of the run, ``column`` that of one participation (the largest
+    column norm of C = N⁻¹), ``injected`` the largest column norm of N itself, and
+    ``participations`` the most steps in which one record takes part.
+    """
+
+    kind: str
+    sensitivity: float
+    column: float
+    injected: float
+    participations: int
+
+
+def correlation(plan: Plan, index: int, steps: int) -> Correlation | None:
+    """The numbers of phase ``index``; None where its noise is independent or not built."""
+    phase = plan.phases[index]
+    if phase.noise.kind == "independent":
+        return None
+    try:
+        strategy, takes_part = _streamed(plan, index, steps)
+        return Correlation(
+            kind=phase.noise.kind,
+            sensitivity=strategy.sensitivity(takes_part).value,
+            column=strategy.sensitivity(Participation.single()).value,
+            injected=_column_norm_of_noise(strategy),
+            participations=takes_part.most(steps),
+        )
+    except (LookupError, ValueError):
+        return None
+
+
+def _streamed(plan: Plan, index: int, steps: int) -> tuple[Strategy, Participation]:
+    """The strategy and its participation, as certified or as a refused plan suggests them."""
+    certified = correlated.Correlation(plan=plan, index=index)
+    try:
+        found = certified.at(steps)
+        return found.strategy, found.participation
+    except RefusedPlan:
+        phase = plan.phases[index]
+        takes_part = _participation(plan, phase, steps)
+        setting = Setting(steps=steps, participation=takes_part, workload=certified.workload)
+        return build(phase.noise, setting), takes_part
+
+
+def _participation(plan: Plan, phase: Phase, steps: int) -> Participation:
+    """When a record takes part, as the plan says or as its sampler suggests."""
+    given = phase.participation
+    if given is not None:
+        return Participation(
+            schema=given.schema_,
+            participations=given.participations or 1,
+            separation=given.separation or 1,
+        )
+    if phase.sampling.scheme in FIXED_ORDER and plan.dataset.size and phase.sampling.lot_size:
+        lots = schedule.lots_per_epoch(plan.dataset.size, phase.sampling.lot_size)
+        times = math.ceil(steps / lots)
+        if phase.sampling.scheme == "cyclic" or times == 1:
+            return Participation.fixed_epoch(participations=times, separation=lots)
+        return Participation.min_separation(participations=times, separation=1)
+    if schedule.sampling_probability(plan, phase) >= 1:
+        return Participation.min_separation(participations=steps, separation=1)
+    return Participation.single()
+
+
+def _column_norm_of_noise(strategy: Strategy) -> float:
+    """The largest column norm of N; its first column is the longest where N is Toeplitz."""
+    first = strategy.noise_coefficients
+    if first is not None:
+        return float(np.linalg.norm(first))
+    return float(np.linalg.norm(strategy.noise_matrix(), axis=0).max())
+
+
+Change = Callable[[PhaseAccount, Facts], PhaseAccount]
+
+
+def unchanged(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+    """The phase as it is; for mistakes that are made after the phases."""
+    return account
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One way of making a mistake.
+
+    ``said`` tells what was accounted instead, in a sentence with its numbers; ``cost`` is how
+    unlikely it is, in nats, before the claim is looked at.
+    """
+
+    code: str
+    said: str
+    change: Change = unchanged
+    delta: float | None = None
+    central_limit: bool = False
+    cost: float = 1.0
+
+    def of(self, account: Account, facts: tuple[Facts, ...]) -> Account:
+        """``account`` with the mistake made."""
+        phases = tuple(
+            self.change(phase, fact) for phase, fact in zip(account.phases, facts, strict=True)
+        )
+        return replace(
+            account, phases=phases, delta=account.delta if self.delta is None else self.delta
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mistake:
+    """A row of the catalogue, in words for a person, with the ways to make it in a case.
+
+    ``wrong`` is the step that does not hold and why, ``source`` where it was seen or is
+    corrected, ``fix`` what to do, ``field`` the plan's field that it is about.
+    """
+
+    code: str
+    wrong: str
+    source: str
+    fix: str
+    field: tuple[str, ...]
+    ways: Callable[[Case], Iterator[Way]]

@@ -1,12 +1,15 @@
-"""Holding a claim against what is certified.
+"""Comparing a claim with what is certified.
 
-A claim holds when the certified lower bound rounds to it or lies below: somebody's accountant
-may be looser than ours, never tighter than the truth. Where a claim is off by no more than
-an accountant's own error, only a mistake that explains it exactly is told; else the claim is
-left in peace. Everything below that is wrong, whether or not the catalogue knows why.
+A claim holds when the certified lower bound rounds to it or lies below: an accountant may be
+looser than ours, never tighter than the truth. Where a claim is off by no more than an
+accountant's own error, only a mistake that explains it exactly is reported; otherwise the claim
+stands. Everything below that is wrong, whether or not the catalogue explains it.
 
 A plan that carries a ``claim`` is certified together with it (``with_claim``): a claim that
 does not hold blocks the plan, and the mistakes that explain it stand among the reasons.
+
+Where the certifying engine has no lower bound, one comes from a noisier run: adding noise to a
+release, or ignoring some releases, is post-processing, so the noisier run costs at most as much.
 """
 
 from __future__ import annotations
@@ -14,17 +17,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from affidavit.accountants import Bracket, decimal_down, decimal_up
+from affidavit.accountants import (
+    AccountantError,
+    Bracket,
+    FourierAccountant,
+    decimal_down,
+    decimal_up,
+    parts,
+)
 from affidavit.certificate.assessment import Assessment, Caveat
-from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.case import Case, Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
-from affidavit.certificate.diagnosis.floor import at_least
 from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
-from affidavit.certificate.diagnosis.mistake import Mistake
 from affidavit.certificate.diagnosis.readings import Reading
 from affidavit.certificate.diagnosis.search import Explanation, search
-from affidavit.plan import PHASE_FIELDS, Claim, LargeDelta, Plan, Reason, pointer_to
+from affidavit.mechanisms import lower
+from affidavit.plan import (
+    PHASE_FIELDS,
+    Claim,
+    Composed,
+    Gaussian,
+    LargeDelta,
+    Plan,
+    PoissonSubsampledGaussian,
+    Reason,
+    RefusedPlan,
+    Repeated,
+    WithoutReplacementGaussian,
+    pointer_to,
+)
 
 ENGINE_ERROR = 1e-3
 """How far below the truth an accountant that is in use may report, relatively."""
@@ -214,3 +236,37 @@ def pointer_of(mistake: Mistake, plan: Plan) -> str:
     if top == "steps" and plan.phases[0].epochs is not None:
         top = "epochs"
     return plan.pointer(0, top, *rest) if top in PHASE_FIELDS else pointer_to(top, *rest)
+
+
+LEAST_NOISE = 0.2
+"""The accountant's own least noise multiplier."""
+DOUBLINGS = 12
+
+
+def at_least(plan: Plan, delta: float) -> float:
+    """A lower bound on ε, in nats, of ``plan`` at ``delta``; 0 where none is found."""
+    try:
+        event = lower(plan).event()
+    except RefusedPlan:
+        return 0.0
+    known = [
+        (part, times)
+        for part, times in parts(event)
+        if isinstance(part, Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian)
+    ]
+    for doubling in range(DOUBLINGS):
+        least = LEAST_NOISE * 2**doubling
+        noisier = Composed(
+            events=tuple(
+                Repeated(
+                    event=replace(part, noise_multiplier=max(part.noise_multiplier, least)),
+                    count=times,
+                )
+                for part, times in known
+            )
+        )
+        try:
+            return FourierAccountant(relative_width=1e-3).curve(noisier).epsilon(delta).lower
+        except AccountantError:
+            continue
+    return 0.0

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from affidavit.certificate.diagnosis.case import Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.mistake import Mistake
 
 HEAD = """\
 # Known mistakes

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from affidavit.certificate.diagnosis.account import Account, Parts
-from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.case import Case, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
-from affidavit.certificate.diagnosis.mistake import Way
 from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
 
 MOST_ALONE = 10

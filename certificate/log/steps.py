@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from affidavit.certificate.envelope import Envelope
+from affidavit.certificate.dsse import Envelope
 from affidavit.certificate.keys import PublicKey
 from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
-from affidavit.certificate.log.inclusion import Inclusion
-from affidavit.certificate.log.leaf import certificate_entry
+from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import BadNote, UnknownSigner
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
 from affidavit.certificate.verification import Demands, VerificationError

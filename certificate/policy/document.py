@@ -1,13 +1,13 @@
 """The policy document, schema version 1: what an organisation allows beyond what is proved.
 
-Accountancy says what is true of a plan; a policy says what is wanted. It is read as
-strictly as a plan, and addressed by the digest of its canonical JSON, so that a certificate
-can say under which rules it came to be. A rule that is left out does not restrict, with two
-exceptions that have to be asked for: a δ of 1/N or more (``allow_large_delta``), and going
-on when the service cannot be reached (``on_outage: warn``).
+Accounting says what is true of a plan; a policy says what is allowed. It is parsed as strictly
+as a plan and addressed by the digest of its canonical JSON, so a certificate can name the rules
+it was issued under. A missing rule does not restrict, with two exceptions that require an
+opt-in: a δ of 1/N or more (``allow_large_delta``), and continuing when the service cannot be
+reached (``on_outage: warn``).
 
-A policy is for the data sets that it names, or for all that no other policy names
-(``datasets: default``). An empty list is how a policy is retired: it is for nothing.
+A policy applies to the data sets that it names, or to all that no other policy names
+(``datasets: default``). An empty list retires a policy.
 
 >>> policy = Policy(schema_version=1, name="nlg", version=3, datasets=("e2e-nlg",),
 ...                 epsilon_cap=8.0, delta_cap=1e-5, caps={"e2e-nlg": Caps(epsilon=4.0)})
@@ -15,6 +15,11 @@ A policy is for the data sets that it names, or for all that no other policy nam
 Caps(epsilon=4.0, delta=1e-05)
 >>> policy.reference()["name"], policy.covers("e2e-nlg"), policy.covers("other")
 ('nlg', True, False)
+>>> parse_policy(b"schema_version: 1\\nname: nlg\\nversion: 1\\ndatasets: default\\n", "yaml").name
+'nlg'
+>>> parse_policy(b'{"schema_version": 1, "name": "nlg", "version": 1, "epsilon_cup": 8}', "json")
+Traceback (most recent call last):
+affidavit.certificate.policy.document.MalformedPolicy: missing_field at /datasets: ...
 
 Units: ε in nats, δ a probability, ``valid_days`` in days.
 """
@@ -22,15 +27,18 @@ Units: ε in nats, δ a probability, ``valid_days`` in days.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.accountants import NAMES
 from affidavit.plan import (
     Adjacency,
     Integer,
+    Kind,
+    MalformedPlan,
     Name,
     PlanError,
     Positive,
@@ -39,9 +47,14 @@ from affidavit.plan import (
     Reason,
     Scheme,
     StrictModel,
+    Syntax,
     Text,
     at_most,
     digest_of,
+    load_json,
+    load_yaml,
+    locate_in_json,
+    located,
     pointer_to,
 )
 
@@ -171,3 +184,47 @@ BUILT_IN = Policy(
     allow_large_delta=True,
 )
 """What holds where nobody set a policy: it lets through whatever is proved."""
+
+
+def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
+    """The policy that ``raw`` says; raises ``MalformedPolicy`` with every reason found."""
+    try:
+        document = load_yaml(raw) if syntax == "yaml" else load_json(raw)
+    except MalformedPlan as error:
+        raise MalformedPolicy(*(_of_a_policy(reason) for reason in error.reasons)) from None
+    try:
+        return policy_from(document.data)
+    except MalformedPolicy as error:
+        places = document if syntax == "yaml" else locate_in_json(raw)
+        raise MalformedPolicy(*located(error.reasons, places)) from None
+
+
+def policy_from(data: Any) -> Policy:
+    """The policy of an already loaded tree; raises ``MalformedPolicy`` without positions."""
+    if not isinstance(data, dict):
+        raise MalformedPolicy(
+            Reason(
+                code="wrong_type",
+                pointer="",
+                message="a policy is a mapping of fields.",
+                remedy="Start from one of examples/policies/.",
+            )
+        )
+    try:
+        return Policy.model_validate(data)
+    except ValidationError as error:
+        raise MalformedPolicy(*_POLICY.reasons(error, data)) from None
+
+
+def _of_a_policy(reason: Reason) -> Reason:
+    """A reader's reason, without the remedies that only a plan has."""
+    if reason.code in ("too_large", "too_deep", "empty"):
+        return replace(reason, remedy="Give a policy, such as one of examples/policies/.")
+    return reason
+
+
+_POLICY = Kind(
+    "a policy",
+    lambda: (*Policy.model_fields, *Caps.model_fields),
+    "docs/how-to/policies.md",
+)

@@ -1,10 +1,13 @@
-"""The rules, one function each: what a plan would have to change to be let through.
+"""The rules of a policy, one function each, and the facts that they look at.
 
-A rule looks at the facts and at the policy and gives its reasons, each with a stable code, a
-pointer into the plan and a remedy. Rules only ever take away: a policy with one more rule, a
-lower cap or a shorter list lets through no plan that the laxer one does not.
+``Facts`` are the plan and a few results of its accounting. They come from a fresh assessment or
+from the signed statement of an old one, so the same rules issue a certificate, check it later,
+and tell which certificates another policy would refuse.
 
->>> from affidavit.certificate.policy.document import BUILT_IN
+A rule yields reasons, each with a stable code, a pointer into the plan and a remedy. Rules only
+restrict: a policy with one more rule, a lower cap or a shorter list allows no plan that the
+laxer one does not.
+
 >>> sorted(RULES)[:3]
 ['policy_accountant_version', 'policy_adjacency', 'policy_budget']
 """
@@ -12,12 +15,79 @@ lower cap or a shorter list lets through no plan that the laxer one does not.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate.assessment import Assessment, Verdict
 from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.facts import Facts
-from affidavit.plan import Reason, exactly
+from affidavit.plan import Plan, Reason, exactly, plan_from
+
+Budget = Literal["fits", "exceeded", "none", "unknown"]
+"""Whether the run's cost can be reserved; there may be no budget, or nobody who knows it."""
+CODE_PREFIX = "policy_"
+"""Of the code of every reason that a policy gives, and of no other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """``verdict`` is the accountancy's own; ``engines`` are (name, version), the first decided.
+
+    ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
+    """
+
+    plan: Plan
+    verdict: Verdict
+    epsilon: float | None
+    delta: float | None
+    engines: tuple[tuple[str, str], ...]
+    budget: Budget
+
+    @classmethod
+    def of(cls, plan: Plan, found: Assessment, budget: Budget = "unknown") -> Facts:
+        """The facts of an assessment that no policy has judged yet."""
+        return cls(
+            plan=plan,
+            verdict=found.verdict,
+            epsilon=None if found.epsilon is None else float(decimal_up(found.epsilon.upper)),
+            delta=None if found.delta is None else float(decimal_up(found.delta.upper)),
+            engines=tuple(
+                (accountant.name, accountant.version) for accountant in found.accountants
+            ),
+            budget=budget,
+        )
+
+    @classmethod
+    def said_in(cls, predicate: Mapping[str, Any], budget: Budget = "unknown") -> Facts:
+        """The facts that a statement's predicate says; ``KeyError`` and the like if it does not."""
+        guarantee = predicate["guarantee"]
+        return cls(
+            plan=plan_from(predicate["plan"]),
+            verdict=accounted(predicate),
+            epsilon=None if guarantee is None else float(guarantee["epsilon"]["upper"]),
+            delta=None if guarantee is None else float(guarantee["delta"]["upper"]),
+            engines=tuple((item["name"], item["version"]) for item in predicate["accountants"]),
+            budget=budget,
+        )
+
+
+def accounted(predicate: Mapping[str, Any]) -> Verdict:
+    """The accountancy's verdict: ``certified`` where policy alone is why it is refused."""
+    verdict: Verdict = predicate["verdict"]
+    codes = [str(reason["code"]) for reason in predicate["reasons"]]
+    return "certified" if refused_by_policy(verdict, codes) else verdict
+
+
+def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
+    """Whether policy alone is why a plan is refused, so that its numbers hold.
+
+    >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
+    (True, False)
+    """
+    by_policy = bool(codes) and all(code.startswith(CODE_PREFIX) for code in codes)
+    return verdict == "refused" and by_policy
+
 
 Rule = Callable[[Policy, Facts], Iterator[Reason]]
 DIGITS = 6

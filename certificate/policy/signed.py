@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from affidavit.certificate.envelope import PAYLOAD_TYPE, BadEnvelope, read_envelope, seal
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, seal
 from affidavit.certificate.keys import PublicKey, SigningPort
 from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 

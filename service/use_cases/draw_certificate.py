@@ -14,12 +14,12 @@ from affidavit.accountants import AccountantError
 from affidavit.certificate import (
     Assessment,
     curves,
-    picture,
-    profile,
+    draw_curves,
+    profile_chart,
     read_envelope,
     spending,
     spending_chart,
-    trade_off,
+    trade_off_chart,
 )
 from affidavit.certificate.charts import Chart
 from affidavit.plan import Plan, Reason, plan_from
@@ -106,7 +106,7 @@ def curves_of(plan: Plan) -> CurvesText | tuple[Reason, ...]:
         return result.reasons
     return CurvesText(
         document=json.dumps(result.as_document(), allow_nan=False, ensure_ascii=False),
-        svg=picture(result),
+        svg=draw_curves(result),
     )
 
 
@@ -115,7 +115,7 @@ def charts_of(plan: Plan, steps_run: int | None) -> Charts:
     result = curves(plan)
     if isinstance(result, Assessment):
         return Charts((), result.reasons)
-    charts = [("profile", profile(result)), ("trade-off", trade_off(result))]
+    charts = [("profile", profile_chart(result)), ("trade-off", trade_off_chart(result))]
     epsilon = result.assessment.epsilon
     also = () if steps_run is None else (steps_run,)
     try:

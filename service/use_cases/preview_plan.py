@@ -22,8 +22,8 @@ from affidavit.certificate import (
     certify,
     compared,
     curves,
-    profile,
-    trade_off,
+    profile_chart,
+    trade_off_chart,
     trials,
 )
 from affidavit.certificate.charts import draw
@@ -138,7 +138,10 @@ def draw_plan(plan: Plan) -> Pictures | NotDrawn:
     result = curves(plan)
     if isinstance(result, Assessment):
         return NotDrawn(result.reasons)
-    return tuple(draw(chart(result), width=WIDTH, height=HEIGHT) for chart in (profile, trade_off))
+    return tuple(
+        draw(chart(result), width=WIDTH, height=HEIGHT)
+        for chart in (profile_chart, trade_off_chart)
+    )
 
 
 def _cut_off(trial: Trial) -> Reason:

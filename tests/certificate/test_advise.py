@@ -14,11 +14,12 @@ import pytest
 from affidavit.certificate.advice import Advice, advise
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.comparison import Comparison, compare
-from affidavit.certificate.measured import (
+from affidavit.certificate.strategy_comparison import (
     INDEPENDENT,
+    Comparison,
     Measured,
     attempt,
+    compare,
     measure,
     strategy_of,
     variant,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
+from affidavit.certificate.execution import NotClosed, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.plan_of_certificate import NotClosed, certified_plan
 from affidavit.plan import Plan
 
 PlanOf = Callable[..., Plan]

@@ -15,11 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.conformance_check import Conformance, conformance
-from affidavit.certificate.execution import Execution
+from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.execution import Execution, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.plan_of_certificate import certified_plan
 from affidavit.certificate.run_record import START, sealed
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from

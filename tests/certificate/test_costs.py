@@ -11,10 +11,10 @@ import pytest
 
 from affidavit.accountants.privacy_filter import divergences
 from affidavit.certificate.certification import certify
-from affidavit.certificate.costs import CertificateDiffers, run_of
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.run_cost import CertificateDiffers, run_of
 from affidavit.plan import Composed, Plan
 
 POISSON = {"scheme": "poisson", "lot_size": 20}

@@ -9,8 +9,7 @@ import pytest
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.charts import Band, Chart, Dots, Line
-from affidavit.certificate.curve_charts import KINDS, picture
-from affidavit.certificate.privacy_curves import Curves, curves
+from affidavit.certificate.privacy_curves import CURVE_CHARTS, Curves, curves, draw_curves
 from affidavit.plan import Plan
 
 
@@ -23,7 +22,7 @@ def found(plan_of: Callable[..., Plan]) -> Curves:
 
 @pytest.fixture(scope="module")
 def charts(found: Curves) -> dict[str, Chart]:
-    return {kind: draw(found) for kind, draw in KINDS.items()}
+    return {kind: draw(found) for kind, draw in CURVE_CHARTS.items()}
 
 
 def test_the_profile_is_a_band_of_proved_ends_with_the_target(charts: dict[str, Chart]) -> None:
@@ -116,7 +115,7 @@ def test_every_axis_says_what_and_in_which_unit(charts: dict[str, Chart]) -> Non
     labels = {kind: (chart.x.label, chart.y.label) for kind, chart in charts.items()}
     assert labels["profile"] == ("ε (nats)", "δ (probability)")
     assert labels["renyi"] == ("order", "divergence (nats)")
-    assert len({chart.title for chart in charts.values()}) == len(KINDS)
+    assert len({chart.title for chart in charts.values()}) == len(CURVE_CHARTS)
     scales = {kind: (chart.x.scale, chart.y.scale) for kind, chart in charts.items()}
     assert scales == {
         "profile": ("linear", "log"),
@@ -134,13 +133,13 @@ def test_pictures_stand_two_in_a_row(found: Curves) -> None:
         (("belief", "attack", "profile"), 'width="960" height="670"'),
         ((), 'width="960" height="990"'),
     ):
-        assert size in picture(found, kinds)
+        assert size in draw_curves(found, kinds)
 
 
 def test_a_picture_holds_what_was_asked_for(found: Curves) -> None:
-    alone = picture(found, ("belief",))
+    alone = draw_curves(found, ("belief",))
     assert "Belief about one record" in alone
     assert "Trade-off" not in alone
-    every = picture(found)
-    assert all(draw(found).title in every for draw in KINDS.values())
+    every = draw_curves(found)
+    assert all(draw(found).title in every for draw in CURVE_CHARTS.values())
     assert "quick: ε ≤" in every

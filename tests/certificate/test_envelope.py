@@ -9,7 +9,7 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import CryptoSigner, SSlibKey
 
-from affidavit.certificate.envelope import (
+from affidavit.certificate.dsse import (
     PAYLOAD_TYPE,
     BadEnvelope,
     pre_authentication_encoding,

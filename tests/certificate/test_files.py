@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.files import synchronise, write_whole
+from affidavit.certificate.atomic_write import synchronise, write_whole
 from tests.disk import PowerCut, disk
 
 WHOLE = (b"old content", b"what is new")

@@ -14,7 +14,7 @@ from securesystemslib.dsse import Envelope as TheirEnvelope
 from securesystemslib.exceptions import VerificationError as TheirRefusal
 from securesystemslib.signer import SSlibKey
 
-from affidavit.certificate.cosignatures import Cosigned
+from affidavit.certificate.dsse import CosignedEnvelope
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.keyset import (
     KeysetError,
@@ -24,7 +24,7 @@ from affidavit.certificate.keyset import (
     draft,
     read_keyset,
 )
-from affidavit.certificate.keyset_trust import accept, read_anchor
+from affidavit.certificate.trust_root import accept, read_anchor
 from affidavit.plan import canonical_json
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -112,7 +112,9 @@ def test_a_signature_under_another_keys_id_counts_for_neither(make: Make) -> Non
 
 def test_a_signature_over_the_same_bytes_as_another_type_does_not_count(make: Make) -> None:
     found = make(by="")
-    other = Cosigned(payload_type="application/vnd.in-toto+json", payload=found.envelope.payload)
+    other = CosignedEnvelope(
+        payload_type="application/vnd.in-toto+json", payload=found.envelope.payload
+    )
     signed = other.signed_by(ROOTS[0]).signed_by(ROOTS[1])
     with pytest.raises(KeysetError, match="does not hold a keyset"):
         read_keyset(canonical_json(signed.as_document()))
@@ -200,7 +202,7 @@ def test_what_is_written_is_read_back(make: Make) -> None:
 
 def resigned(found: SignedKeyset, payload: bytes) -> bytes:
     """That payload under signatures that fit it, as holders of the keys could make it."""
-    envelope = Cosigned(payload_type=found.envelope.payload_type, payload=payload)
+    envelope = CosignedEnvelope(payload_type=found.envelope.payload_type, payload=payload)
     for key in ROOTS[:2]:
         envelope = envelope.signed_by(key)
     return canonical_json(envelope.as_document())

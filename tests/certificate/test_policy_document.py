@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.policy.document import BUILT_IN, MalformedPolicy, Policy
-from affidavit.certificate.policy.reading import parse_policy, policy_from
+from affidavit.certificate.policy.document import (
+    BUILT_IN,
+    MalformedPolicy,
+    Policy,
+    parse_policy,
+    policy_from,
+)
 
 LEAST: dict[str, Any] = {
     "schema_version": 1,

@@ -13,11 +13,9 @@ import pytest
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey, read_public_keys
-from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.facts import Facts
-from affidavit.certificate.policy.floor import policy_floor
-from affidavit.certificate.policy.judgement import judge
-from affidavit.certificate.policy.reading import policy_from
+from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
+from affidavit.certificate.policy.evaluation import judge, policy_floor
+from affidavit.certificate.policy.rules import Facts
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.verifier import verify
 from affidavit.plan import Plan, plan_from

@@ -13,11 +13,16 @@ from hypothesis import strategies as st
 from affidavit.accountants import Bracket
 from affidavit.certificate.assessment import Assessment, Opinion
 from affidavit.certificate.certification import certify
-from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.facts import CODE_PREFIX, Facts
-from affidavit.certificate.policy.judgement import judge
-from affidavit.certificate.policy.reading import policy_from
-from affidavit.certificate.policy.rules import RULES, WAIVABLE, at_least, violations
+from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
+from affidavit.certificate.policy.evaluation import judge
+from affidavit.certificate.policy.rules import (
+    CODE_PREFIX,
+    RULES,
+    WAIVABLE,
+    Facts,
+    at_least,
+    violations,
+)
 from affidavit.plan import Plan
 
 MakePlan = Callable[..., Plan]

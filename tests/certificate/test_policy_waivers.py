@@ -12,9 +12,8 @@ from pydantic import ValidationError
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import certificate_id, issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.policy.document import Policy
-from affidavit.certificate.policy.judgement import judge
-from affidavit.certificate.policy.reading import policy_from
+from affidavit.certificate.policy.document import Policy, policy_from
+from affidavit.certificate.policy.evaluation import judge
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
 from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
 from affidavit.certificate.policy.waiver import Waiver, in_force, written

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate.approval import Approval, Approvals
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.envelope import PAYLOAD_TYPE, read_envelope, seal
+from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, seal
 from affidavit.certificate.issuance import Certificate, approved, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
-from affidavit.certificate.policy.judgement import judge
+from affidavit.certificate.policy.evaluation import Approval, Approvals, judge
 from affidavit.certificate.status import PAYLOAD_TYPE as STATUS_PAYLOAD
 from affidavit.certificate.status import current_status, seal_status
 from affidavit.certificate.verification import Demands, VerificationError

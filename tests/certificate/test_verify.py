@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.envelope import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
+from affidavit.certificate.dsse import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey, development_key
 from affidavit.certificate.verification import STEPS, VerificationError

@@ -21,7 +21,7 @@ DEPLOY = ROOT / "deploy"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 READ_BY = (
     "service/settings.py",
-    "certificate/signers",
+    "certificate/signers.py",
     "certificate/keys.py",
     "worker/__main__.py",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate.signers import choice
+from affidavit.certificate import signers
 from affidavit.gate import app
 from affidavit.service import settings
 from affidavit.service.operation.metrics import Metrics, watch_services
@@ -49,7 +49,7 @@ def _expanded(word: str, directory: Path) -> list[str]:
 
 def test_every_setting_is_on_the_page_of_settings() -> None:
     page = (PAGES / "operate.md").read_text()
-    documented = f"{settings.__doc__}{choice.__doc__}"
+    documented = f"{settings.__doc__}{signers.__doc__}"
     names = set(re.findall(r"``(AFFIDAVIT_[A-Z0-9_]+|DATABASE_URL)``", documented))
     assert len(names) > 12
     assert not [name for name in names | {VARIABLES[0]} if f"`{name}`" not in page]

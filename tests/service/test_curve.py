@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from fastapi.testclient import TestClient
 
-from affidavit.certificate import Curves, curves, picture
+from affidavit.certificate import Curves, curves, draw_curves
 from affidavit.plan import plan_from
 from affidavit.service.errors import AccountingTimeout
 from affidavit.service.pool import AccountingPool
@@ -27,7 +27,7 @@ def test_the_curves_are_those_of_the_plan(client: TestClient, plan: Make, post: 
     drawn = client.get(f"{certificate}/curve.svg")
     assert drawn.headers["content-type"] == "image/svg+xml"
     assert "default-src 'none'" in drawn.headers["content-security-policy"]
-    assert drawn.text == picture(found)
+    assert drawn.text == draw_curves(found)
     assert ElementTree.fromstring(drawn.text).tag.endswith("svg")
 
 

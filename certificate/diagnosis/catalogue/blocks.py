@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Facts
-from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Facts, Mistake, Way
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Facts
-from affidavit.certificate.diagnosis.correlation import Correlation
-from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Correlation, Facts, Mistake, Way
 
 
 def injection_norm(case: Case) -> Iterator[Way]:

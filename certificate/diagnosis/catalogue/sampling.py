@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Facts
+from affidavit.certificate.diagnosis.case import Case, Change, Facts, Mistake, Way
 from affidavit.certificate.diagnosis.catalogue.correlated import amplified
-from affidavit.certificate.diagnosis.mistake import Change, Mistake, Way
 
 UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson", "fixed_size"})
 """Schemes whose lots are not Poisson lots."""

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from affidavit.certificate.charts.marks import Axis
-from affidavit.certificate.charts.scales import LARGEST, Scale, is_shown, power_of_ten, text_of
+from affidavit.certificate.charts.chart import LARGEST, Axis, Scale, is_shown, power_of_ten, text_of
 
 LINEAR, LOG = Axis(label="ε"), Axis(label="δ", scale="log")
 numbers = st.floats(-1e9, 1e9).filter(lambda value: value == 0 or abs(value) > 1e-9)

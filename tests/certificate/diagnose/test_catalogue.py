@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from affidavit.certificate.diagnosis.case import Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.document import document
-from affidavit.certificate.diagnosis.mistake import Mistake
 from affidavit.plan import PHASE_FIELDS, Plan
 
 SPECIFIED = [

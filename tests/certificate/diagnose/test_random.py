@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.diagnosis.case import Case
+from affidavit.certificate.diagnosis.case import Case, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.diagnosis import Diagnosis, diagnose
 from affidavit.certificate.diagnosis.judgement import Judgement
-from affidavit.certificate.diagnosis.mistake import Way
 from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
 from affidavit.plan import Claim, Plan, plan_from
 from tests.seeds import seeded

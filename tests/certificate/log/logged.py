@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.log.checkpoint import sign_checkpoint
-from affidavit.certificate.log.inclusion import Consistency, Inclusion
-from affidavit.certificate.log.leaf import certificate_entry
+from affidavit.certificate.log.entry import Consistency, Inclusion, certificate_entry
 from affidavit.certificate.log.tree import (
     Frontier,
     Place,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.leaf import Entry, certificate_entry
+from affidavit.certificate.log.entry import Entry, certificate_entry
 from affidavit.plan import plan_from
 
 

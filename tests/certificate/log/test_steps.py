@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.envelope import read_envelope
+from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey
 from affidavit.certificate.log.checkpoint import (
@@ -18,7 +18,7 @@ from affidavit.certificate.log.checkpoint import (
     note_key,
     read_checkpoint,
 )
-from affidavit.certificate.log.inclusion import Consistency, read_inclusion
+from affidavit.certificate.log.entry import Consistency, read_inclusion
 from affidavit.certificate.log.note import sign_note, written
 from affidavit.certificate.log.steps import included
 from affidavit.certificate.log.tree import (

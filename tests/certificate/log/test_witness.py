@@ -9,9 +9,14 @@ from datetime import UTC, datetime
 import pytest
 
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import sign_checkpoint
+from affidavit.certificate.log.checkpoint import (
+    MOST_HASHES,
+    cosign,
+    cosigned,
+    read_addition,
+    sign_checkpoint,
+)
 from affidavit.certificate.log.note import BadNote
-from affidavit.certificate.log.witness import MOST_HASHES, cosign, cosigned, read_addition
 
 NAME = "witness.example.com"
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)

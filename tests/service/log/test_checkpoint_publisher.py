@@ -23,8 +23,8 @@ from affidavit.certificate.log import (
     sign_checkpoint,
     written,
 )
+from affidavit.certificate.log.checkpoint import cosigned
 from affidavit.certificate.log.note import parse_note
-from affidavit.certificate.log.witness import cosigned
 from affidavit.service.__main__ import main
 from affidavit.service.database import open_engine
 from affidavit.service.log.checkpoint_publisher import (

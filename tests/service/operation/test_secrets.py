@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from sqlalchemy import MetaData
 
 from affidavit.certificate import KeyStore, SigningKey
-from affidavit.certificate.signers import VARIABLE
-from affidavit.certificate.signers.environment import EnvironmentHalf
+from affidavit.certificate.signers import KEY_VARIABLE, EnvironmentKey
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
@@ -63,7 +62,7 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
     for path in (server.home / "keys").iterdir():
         path.unlink()
     KeyStore(server.home / "keys").keep(KEY.public)
-    monkeypatch.setenv(VARIABLE, PEM)
+    monkeypatch.setenv(KEY_VARIABLE, PEM)
     token = token_of(f"sqlite:///{server.home / 'affidavit.db'}")
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     server.start()
@@ -92,7 +91,7 @@ def test_no_table_of_either_database_holds_a_secret(
     KeyStore(settings.key_directory).keep(KEY.public)
     token = token_of(database_url)
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    given = replace(settings, database_url=database_url, halves=EnvironmentHalf.of(PEM))
+    given = replace(settings, database_url=database_url, halves=EnvironmentKey.of(PEM))
     with client_of(given) as client:
         made = client.post("/v1/certificates", content=json.dumps(plan()), headers=headers)
         assert made.status_code == 201

@@ -1,22 +1,33 @@
-"""Whether a keyset counts, for somebody who trusts root keys or a keyset seen before.
+"""Which keys a verification trusts: the key directory's, given ones, or those of a keyset.
 
-1. ``keyset_unsigned``: t of its own root keys have signed it
-2. ``keyset_untrusted``: t of the roots that are trusted already have signed it too
-3. ``keyset_rollback``: it is not older than the one seen last
-4. ``keyset_fork``: it is that one, or follows it: one version has one content
-5. ``keyset_unrevoked``: what was revoked stays revoked, from no later than before
+A keyset is accepted by somebody who trusts root keys, or an earlier keyset, in these steps:
+
+1. ``keyset_unsigned``: t of its own root keys signed it
+2. ``keyset_untrusted``: t of the roots that are already trusted signed it too
+3. ``keyset_rollback``: it is not older than the last one seen
+4. ``keyset_fork``: it is that one or follows it; a version has one content
+5. ``keyset_unrevoked``: revoked keys stay revoked, from no later than before
 6. ``keyset_not_yet``, ``keyset_expired``: now lies between its dates
 
-A verifier that missed versions in which the roots changed needs those in between; they
-are given as a chain, of which the last alone has to be current.
+A verifier that missed versions in which the roots changed passes those in between as a chain;
+only the last has to be current.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
-from affidavit.certificate.keys import read_instant
+from affidavit.certificate.keys import (
+    KeyFailure,
+    KeyStore,
+    PublicKey,
+    home,
+    read_instant,
+    read_public_keys,
+)
 from affidavit.certificate.keyset import (
     Keyset,
     KeysetError,
@@ -25,7 +36,53 @@ from affidavit.certificate.keyset import (
     read_keyset,
     read_model,
 )
+from affidavit.certificate.verification import VerificationError
 from affidavit.plan import MalformedPlan, load_json
+
+KEY_STEP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What the command line said: files of keys, or keysets with what is trusted already."""
+
+    keys: Sequence[Path]
+    keysets: Sequence[Path] = ()
+    root: Path | None = None
+
+    def public_keys(self) -> tuple[PublicKey, ...]:
+        """The trusted keys.
+
+        Raises ``KeyFailure`` for files that cannot be used, and ``VerificationError``, as
+        the step that looks for the key, when the keyset does not count.
+        """
+        if bool(self.keysets) != (self.root is not None):
+            raise KeyFailure(
+                "--keyset and --root go together: the keyset, and the roots that you trust or "
+                "the keyset that you saw last."
+            )
+        if self.root is not None and self.keys:
+            raise KeyFailure("give --keys or --keyset, not both.")
+        if self.root is not None:
+            return self._of_keyset(self.root)
+        if not self.keys:
+            return KeyStore(home() / "keys").public_keys()
+        return tuple(key for file in self.keys for key in read_public_keys(file))
+
+    def _of_keyset(self, root: Path) -> tuple[PublicKey, ...]:
+        try:
+            chain = [read_keyset(_read(path)) for path in self.keysets]
+            return accept(chain, read_anchor(_read(root)), datetime.now(UTC)).public_keys()
+        except KeysetError as error:
+            raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+
 
 Anchor = Roots | SignedKeyset
 """What is trusted beforehand: root keys, or the keyset that was accepted last."""

@@ -18,9 +18,18 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
+from affidavit.certificate import signers
 from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, write_private
-from affidavit.certificate.signers import command, environment, pkcs11
-from affidavit.certificate.signers.choice import private_halves
+from affidavit.certificate.signers import (
+    COMMAND_VARIABLE,
+    KEY_VARIABLE,
+    MODULE_VARIABLE,
+    PIN_FILE_VARIABLE,
+    TOKEN_VARIABLE,
+    CommandKey,
+    open_token,
+    private_key_source,
+)
 
 KEY, OTHER = SigningKey.generate(), SigningKey.generate()
 MESSAGES = (b"", b"message", bytes(range(256)) * 8192)
@@ -36,7 +45,7 @@ def pem(key: Any, encryption: Any = None) -> str:
 
 
 def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
-    halves = private_halves({environment.VARIABLE: pem(KEY.private)})
+    halves = private_key_source({KEY_VARIABLE: pem(KEY.private)})
     assert halves is not None
     found = halves.find(KEY.public)
     assert found is not None
@@ -68,19 +77,19 @@ def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
 )
 def test_another_text_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(KeyFailure) as refused:
-        private_halves({environment.VARIABLE: text})
-    assert environment.VARIABLE in str(refused.value)
+        private_key_source({KEY_VARIABLE: text})
+    assert KEY_VARIABLE in str(refused.value)
     assert not any(line in str(refused.value) for line in text.splitlines() if len(line) > 20)
 
 
 def test_one_place_keeps_the_key() -> None:
-    assert private_halves({}) is None
+    assert private_key_source({}) is None
     with pytest.raises(KeyFailure, match="both set"):
-        private_halves({environment.VARIABLE: pem(KEY.private), command.VARIABLE: "true"})
+        private_key_source({KEY_VARIABLE: pem(KEY.private), COMMAND_VARIABLE: "true"})
     with pytest.raises(KeyFailure, match="names no command"):
-        private_halves({command.VARIABLE: " "})
+        private_key_source({COMMAND_VARIABLE: " "})
     with pytest.raises(KeyFailure, match="cannot be read"):
-        private_halves({command.VARIABLE: "'"})
+        private_key_source({COMMAND_VARIABLE: "'"})
 
 
 # ---- a command ---------------------------------------------------------------------
@@ -108,7 +117,7 @@ def commanded(directory: Path, form: str, key: SigningKey = KEY) -> Any:
     write_private(private, key.private)
     program.write_text(PROGRAM)
     words = [sys.executable, str(program), str(private), form, KEY.key_id]
-    halves = private_halves({command.VARIABLE: shlex.join(words)})
+    halves = private_key_source({COMMAND_VARIABLE: shlex.join(words)})
     assert halves is not None
     return halves.find(KEY.public)
 
@@ -140,10 +149,10 @@ def test_what_the_public_half_does_not_accept_is_no_signature(
 
 def test_a_command_that_is_not_there_or_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyFailure, match="cannot be run"):
-        command.CommandKey(("/none/sign",), KEY.public).sign(b"")
-    monkeypatch.setattr(command, "SECONDS", 0.05)
+        CommandKey(("/none/sign",), KEY.public).sign(b"")
+    monkeypatch.setattr(signers, "COMMAND_TIMEOUT_S", 0.05)
     with pytest.raises(KeyFailure, match="did not end"):
-        command.CommandKey(("sleep", "9"), KEY.public).sign(b"")
+        CommandKey(("sleep", "9"), KEY.public).sign(b"")
 
 
 # ---- a token -----------------------------------------------------------------------
@@ -175,15 +184,15 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         ]
         subprocess.run(["softhsm2-util", *named, *secrets], check=True, capture_output=True)
     yield {
-        pkcs11.MODULE: str(SOFTHSM),
-        pkcs11.TOKEN: "signing",
-        pkcs11.PIN_FILE: str(pin),
+        MODULE_VARIABLE: str(SOFTHSM),
+        TOKEN_VARIABLE: "signing",
+        PIN_FILE_VARIABLE: str(pin),
     }
     patch.undo()
 
 
 def test_a_token_signs_with_the_key_of_each_record(token: dict[str, str]) -> None:
-    halves = private_halves(token)
+    halves = private_key_source(token)
     assert halves is not None
     for key in (KEY, OTHER):
         found = halves.find(key.public)
@@ -196,7 +205,7 @@ def test_a_token_signs_with_the_key_of_each_record(token: dict[str, str]) -> Non
 # The package warns when it lets go of what belonged to the lost session.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_session_that_was_lost_is_opened_again(token: dict[str, str]) -> None:
-    halves: Any = private_halves(token)
+    halves: Any = private_key_source(token)
     found = halves.find(KEY.public)
     halves._session.close()
     assert KEY.public.accepts(found.sign(b"again"), b"again")
@@ -207,25 +216,25 @@ def test_a_token_that_cannot_be_used_is_said(token: dict[str, str], tmp_path: Pa
     pin.write_text("1234")
     pin.chmod(0o644)
     for changes, said in (
-        ({pkcs11.TOKEN: "none"}, "NoSuchToken"),
-        ({pkcs11.MODULE: "/none.so"}, "PKCS11Error"),
-        ({pkcs11.TOKEN: ""}, pkcs11.TOKEN),
-        ({pkcs11.PIN_FILE: str(pin)}, "chmod 600"),
-        ({pkcs11.PIN_FILE: "/none"}, "cannot be read"),
+        ({TOKEN_VARIABLE: "none"}, "NoSuchToken"),
+        ({MODULE_VARIABLE: "/none.so"}, "PKCS11Error"),
+        ({TOKEN_VARIABLE: ""}, TOKEN_VARIABLE),
+        ({PIN_FILE_VARIABLE: str(pin)}, "chmod 600"),
+        ({PIN_FILE_VARIABLE: "/none"}, "cannot be read"),
     ):
         with pytest.raises(KeyFailure, match=said):
             _seek({**token, **changes})
 
 
 def _seek(settings: dict[str, str]) -> None:
-    pkcs11.open_token(settings).find(KEY.public)
+    open_token(settings).find(KEY.public)
 
 
 def test_without_its_package_a_token_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pkcs11", None)
-    given = dict.fromkeys((pkcs11.MODULE, pkcs11.TOKEN, pkcs11.PIN_FILE), "x")
+    given = dict.fromkeys((MODULE_VARIABLE, TOKEN_VARIABLE, PIN_FILE_VARIABLE), "x")
     with pytest.raises(KeyFailure, match=r"affidavit\[pkcs11\]"):
-        private_halves(given)
+        private_key_source(given)
 
 
 # ---- the key directory with them ---------------------------------------------------
@@ -235,6 +244,6 @@ def test_the_directory_says_when_and_the_other_place_signs(tmp_path: Path) -> No
     store = KeyStore(tmp_path)
     store.keep(KEY.public)
     assert store.signing_key() is None
-    found = store.signing_key(private_halves({environment.VARIABLE: pem(KEY.private)}))
+    found = store.signing_key(private_key_source({KEY_VARIABLE: pem(KEY.private)}))
     assert found is not None
     assert found.public == KEY.public

@@ -1,20 +1,25 @@
-"""Measured: what the noise of a plan costs a run, once it is certified what it buys.
+"""What a plan's noise costs a run, beside independent noise at the same guarantee.
 
-A mechanism is measured at the noise multiplier that was certified for it, never at one that
-is hoped for. Everything is in clip norms, on the sum over a lot, one coordinate:
+A mechanism is measured at the noise multiplier that was certified for it. Everything is in clip
+norms, on the sum over a lot, one coordinate:
 
 * ``step``: rms over steps of the standard deviation of the noise injected at a step;
 * ``rms`` and ``max``: of the workload's output, over steps. For the prefix sum that is the noise
   in the sum of all updates so far, which is what training feels;
 * ``buffers``: arrays of the model's size that a trainer keeps to generate the noise.
 
-These are figures to choose by. The guarantee is the assessment's, with its sampler and its
-adjacency; two rows are comparable where both protect the same neighbouring data sets, and
-each only if the trainer samples as its row says.
+These are utility figures. The guarantee is the assessment's, with its sampler and adjacency; two
+rows are comparable where both protect the same neighbouring data sets, and each only if the
+trainer samples as its row says.
+
+``compare`` certifies independent noise twice: under the plan's own sampler, and under Poisson
+lots of the same size, where it is amplified. At small ε the amplified one often has the smaller
+error, because correlated noise pays for every participation of a record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +28,7 @@ from numpy.typing import NDArray
 
 from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
+from affidavit.certificate.charts import Axis, Chart, Line, draw
 from affidavit.mechanisms import Correlation, Streamed, lower
 from affidavit.mechanisms.strategies import LARGEST_ERROR, Strategy, TooLarge, identity
 from affidavit.plan import MalformedPlan, Plan, Reason, RefusedPlan, as_document, plan_from
@@ -211,3 +217,164 @@ def _variances(strategy: Strategy) -> Array:
     for start in range(0, steps, width):
         found += np.sum(strategy.noise_columns(start, min(start + width, steps)) ** 2, axis=1)
     return found
+
+
+MOST_POINTS = 400
+"""Steps drawn of a long run."""
+MOST_COEFFICIENTS = 4096
+"""Coefficients of a recurrence written into a document; a file holds more."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A plan's own mechanism, first, and what independent noise would cost."""
+
+    assessment: Assessment
+    strategy: Strategy
+    streamed: Streamed | None
+    rows: tuple[Measured, ...]
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What each other row that is certified costs beside the plan's own, in words."""
+        return tuple(_remarks(self.rows))
+
+    def as_document(self) -> dict[str, Any]:
+        """The JSON document of ``affidavit strategy``."""
+        result = self.assessment.as_result()
+        streaming, own = self.strategy.streaming, self.rows[0]
+        return {
+            "verdict": result["verdict"],
+            "plan_digest": result["plan_digest"],
+            "epsilon": result["epsilon"],
+            "delta": result["delta"],
+            "confidence": result["confidence"],
+            "adjacency": result["adjacency"],
+            "noise_multiplier": result["noise_multiplier"],
+            "mu": result["mu"],
+            "strategy": {
+                **result.get("strategy", {"kind": "independent"}),
+                "steps": self.strategy.steps,
+                "certified_as": "independent" if self.streamed is None else self.streamed.route,
+                "step_noise": own.step,
+                "rms_error_at_noise": own.rms,
+                "max_error_at_noise": own.max,
+                "streaming": {
+                    "form": streaming.form,
+                    "buffers": streaming.buffers,
+                    "recurrence": streaming.recurrence,
+                    "coefficients": list(streaming.coefficients)
+                    if len(streaming.coefficients) <= MOST_COEFFICIENTS
+                    else None,
+                    "scaled": streaming.scaled,
+                },
+            },
+            "comparison": [row.as_dict() for row in self.rows],
+            "remarks": list(self.remarks),
+            "reasons": result["reasons"],
+            "warnings": result["warnings"],
+        }
+
+    def picture(self) -> str:
+        """The error step by step, as one SVG with its own colours."""
+        lines = tuple(
+            Line(name=f"{row.label}, {row.sampler}", points=_points(row))
+            for row in self.rows
+            if row.per_step is not None
+        )
+        chart = Chart(
+            title="Error of the workload, step by step",
+            description=" ".join(self.remarks),
+            x=Axis(label="step"),
+            y=Axis(label="standard deviation (clip norms)", low=0.0),
+            marks=lines,
+        )
+        return draw(chart, width=640, height=400, standalone=True)
+
+
+def compare(plan: Plan, progress: Progress = lambda _: None) -> Comparison | Assessment:
+    """``plan`` of one phase beside independent noise; its assessment where that is refused.
+
+    Raises ``RefusedPlan`` where the plan is not of one phase or leaves its steps open.
+    """
+    if len(plan.phases) > 1:
+        raise RefusedPlan(
+            Reason(
+                code="one_phase",
+                pointer="/phases",
+                message="the errors of a strategy are those of one phase, and the plan has "
+                f"{len(plan.phases)}.",
+                remedy="Give a plan of the one phase.",
+            )
+        )
+    if plan.is_open and not plan.asks_for_noise:
+        raise RefusedPlan(
+            Reason(
+                code="plan_open",
+                pointer="",
+                message="the plan leaves its steps or its lots open, and errors depend on them.",
+                remedy="Give them, or have them solved for by certify first.",
+            )
+        )
+    progress("certifying the plan")
+    own = measure("this plan", plan)
+    found = own.assessment
+    if found is None or found.epsilon is None or found.delta is None:
+        assert found is not None
+        return found
+    strategy, streamed = strategy_of(plan)
+    rows = [own]
+    target = found.epsilon.upper, found.delta.upper
+    if plan.phases[0].noise.kind != "independent":
+        progress("certifying independent noise under the same sampler")
+        rows.append(attempt("independent", plan, strategy.steps, target, noise=INDEPENDENT))
+    sampling = plan.phases[0].sampling
+    if sampling.scheme != "poisson" and sampling.lot_size is not None:
+        progress("certifying independent noise under Poisson lots")
+        poisson = {"scheme": "poisson", "lot_size": sampling.lot_size}
+        rows.append(
+            attempt(
+                "independent, amplified",
+                plan,
+                strategy.steps,
+                target,
+                noise=INDEPENDENT,
+                sampling=poisson,
+            )
+        )
+    return Comparison(
+        assessment=found,
+        strategy=strategy,
+        streamed=streamed,
+        rows=tuple(rows),
+    )
+
+
+def _remarks(rows: tuple[Measured, ...]) -> list[str]:
+    own, others = rows[0], rows[1:]
+    found = []
+    for other in others:
+        if own.rms is None or other.rms is None or not other.certified:
+            continue
+        ratio = own.rms / other.rms
+        how = f"{other.label} noise under {other.sampler} sampling at the same ε"
+        if ratio > 1:
+            found.append(
+                f"{how} has the smaller rms error: {other.rms:.4g} against {own.rms:.4g} "
+                f"({ratio:.2f} times). It wins here, if the trainer samples so."
+            )
+        else:
+            found.append(
+                f"the rms error is {own.rms:.4g}, {ratio:.2f} times that of {how} "
+                f"({other.rms:.4g})."
+            )
+    return found
+
+
+def _points(row: Measured) -> tuple[tuple[float, float], ...]:
+    assert row.per_step is not None
+    steps = len(row.per_step)
+    shown = np.unique(np.linspace(0, steps - 1, min(steps, MOST_POINTS)).round().astype(int))
+    return tuple((float(step + 1), float(row.per_step[step])) for step in shown)

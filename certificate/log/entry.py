@@ -1,21 +1,91 @@
-"""A bundle's ``log`` part: the certificate's place in the log, and what proves it.
+"""Log entries: the bytes of a leaf, and the proof of a certificate's place in the log.
 
-::
+A leaf is RFC 8785 canonical JSON of one event: its kind, subject, actor and time::
+
+    {"actor":"token:ci","at":"2026-11-21T10:00:00.000000+00:00",
+     "body":{"envelope":"sha256:...","plan_digest":"sha256:...","verdict":"certified",...},
+     "kind":"certificate","subject":"sha256:..."}
+
+A certificate's entry derives from its signed envelope alone, so anyone who holds the bundle
+computes the same bytes without a database. ``envelope`` is the sha256 of the canonical JSON of
+the whole envelope, signature included; every other field comes from the statement,
+``supersedes`` only where there was an earlier issue. A verdict other than ``certified`` makes
+the entry a ``refusal``.
+
+A bundle's ``log`` part gives the place and its proof::
 
     {"leafIndex": 17, "treeSize": 1204, "inclusionProof": ["base64", ...],
      "checkpoint": "affidavit.example.com/log\\n1204\\n..."}
 
-``treeSize``, which the checkpoint says too, may be left out. Consistency proofs travel as
-documents of their own, ``{"first": 900, "second": 1204, "hashes": ["base64", ...]}``.
+``treeSize``, which the checkpoint repeats, is optional. Consistency proofs are documents of
+their own, ``{"first": 900, "second": 1204, "hashes": ["base64", ...]}``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from affidavit.certificate.dsse import Envelope
 from affidavit.certificate.log.note import BadNote, decoded, written
-from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES
+from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
+from affidavit.certificate.statement import TIME_FORMAT
+from affidavit.plan import canonical_json, digest_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One thing that happened; ``body`` is JSON data without private values."""
+
+    kind: str
+    subject: str
+    actor: str
+    at: datetime
+    body: Mapping[str, Any]
+
+    @property
+    def content(self) -> bytes:
+        """The bytes of the leaf."""
+        return canonical_json(
+            {
+                "kind": self.kind,
+                "subject": self.subject,
+                "actor": self.actor,
+                "at": self.at.astimezone(UTC).isoformat(timespec="microseconds"),
+                "body": dict(self.body),
+            }
+        )
+
+    @property
+    def leaf_hash(self) -> bytes:
+        """The hash of the leaf."""
+        return leaf_hash(self.content)
+
+
+def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> Entry:
+    """The entry of the certificate that ``envelope`` holds; ``statement`` is its payload.
+
+    Raises ``KeyError``, ``TypeError`` or ``ValueError`` when the statement lacks a part.
+    """
+    predicate = statement["predicate"]
+    issued_at = datetime.strptime(predicate["validity"]["not_before"], TIME_FORMAT)
+    return Entry(
+        kind="certificate" if predicate["verdict"] == "certified" else "refusal",
+        subject=predicate["certificate_id"],
+        actor=predicate["requester"],
+        at=issued_at.replace(tzinfo=UTC),
+        body={
+            "envelope": envelope.digest,
+            "key_id": envelope.key_id,
+            "plan_digest": digest_of(predicate["plan"]),
+            "policy": predicate["policy"],
+            "verdict": predicate["verdict"],
+            **({"supersedes": predicate["supersedes"]} if predicate.get("supersedes") else {}),
+        },
+    )
+
 
 MOST_HASHES = 128
 """More than any proof in a tree of 2^53 leaves has."""

@@ -1,12 +1,15 @@
-"""DSSE: an envelope whose signature covers the payload's type as well as its bytes.
+"""DSSE envelopes: a signature covers the payload's type as well as its bytes.
 
-What is signed is the pre-authentication encoding
+The signed bytes are the pre-authentication encoding
 
     "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload
 
-so that a payload cannot be passed off as one of another type, and is read back verbatim:
-verification never serialises anything anew. Base64 has to be the one canonical encoding of
-its bytes, or two different files would carry one signature.
+so a payload cannot pass as one of another type. Verification reads the bytes as signed and
+never serialises anything anew. Base64 must be canonical, or two different files could carry
+one signature.
+
+An ``Envelope`` has one signature. A ``CosignedEnvelope`` collects signatures one after
+another, where each private key is kept; a key signs at most once, so a threshold counts keys.
 
 Reference: secure-systems-lab/dsse, protocol.md, version 1.
 """
@@ -15,10 +18,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.keys import PublicKey, SigningPort, by_id
 from affidavit.plan import digest_of
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -121,3 +125,78 @@ def read_base64(value: Any, what: str) -> bytes:
     if base64.b64encode(decoded).decode("ascii") != text:
         raise BadEnvelope(f"{what} is not in canonical base64")
     return decoded
+
+
+MOST_SIGNATURES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cosignature:
+    """One key's signature."""
+
+    key_id: str
+    signature: bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CosignedEnvelope:
+    """A payload with as many signatures as were added so far, possibly none."""
+
+    payload_type: str
+    payload: bytes
+    signatures: tuple[Cosignature, ...] = ()
+
+    def signed_by(self, key: SigningPort) -> CosignedEnvelope:
+        """This, with the signature of ``key`` in place of any that it made before."""
+        made = Cosignature(key.key_id, key.sign(self.signed_bytes))
+        others = [signature for signature in self.signatures if signature.key_id != key.key_id]
+        return replace(self, signatures=(*others, made))
+
+    def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
+        """The ids of those of ``keys`` whose signature is here and fits."""
+        known = by_id(keys)
+        return frozenset(
+            signature.key_id
+            for signature in self.signatures
+            if signature.key_id in known
+            and known[signature.key_id].accepts(signature.signature, self.signed_bytes)
+        )
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What every signature is over."""
+        return pre_authentication_encoding(self.payload_type, self.payload)
+
+    def as_document(self) -> dict[str, Any]:
+        """The envelope as JSON data."""
+        return {
+            "payload": base64.b64encode(self.payload).decode("ascii"),
+            "payloadType": self.payload_type,
+            "signatures": [
+                {
+                    "keyid": signature.key_id,
+                    "sig": base64.b64encode(signature.signature).decode("ascii"),
+                }
+                for signature in self.signatures
+            ],
+        }
+
+
+def read_cosigned(document: Any) -> CosignedEnvelope:
+    """The envelope of JSON data; raises ``BadEnvelope`` for any other shape."""
+    fields = exactly(document, {"payload", "payloadType", "signatures"}, "the envelope")
+    listed = fields["signatures"]
+    if not isinstance(listed, list) or len(listed) > MOST_SIGNATURES:
+        raise BadEnvelope(f"the envelope does not have a list of at most {MOST_SIGNATURES}")
+    parts = [exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
+    signatures = tuple(
+        Cosignature(read_text(part["keyid"], "keyid"), read_base64(part["sig"], "sig"))
+        for part in parts
+    )
+    if len({signature.key_id for signature in signatures}) != len(signatures):
+        raise BadEnvelope("a key has signed more than once")
+    return CosignedEnvelope(
+        payload_type=read_text(fields["payloadType"], "payloadType"),
+        payload=read_base64(fields["payload"], "payload"),
+        signatures=signatures,
+    )

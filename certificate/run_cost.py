@@ -1,14 +1,14 @@
-"""What a certified run costs a ledger, in full or for the steps that were really run.
+"""What a certified run costs, in full or after some of its steps.
 
-A certificate names its plan and the engine that decided; the plan is closed again with that
-engine, and what comes out must be what the certificate says (its noise, steps and lots), or
-nothing is entered. What stands beside the steps (a metric) is charged whether or not it ran.
+A certificate names its plan and the engine that decided. The plan is closed again with that
+engine, and the result must match the certificate (noise, steps and lots), or nothing is
+entered. Releases beside the steps (a metric) are charged whether or not they ran.
 
-Fewer steps cost less only where the cost is a sum over steps whatever made the run stop:
-fresh lots and fixed orders with noise of their own, phase by phase. Noise that is correlated
-across steps, lots that are kept for all epochs, an optimiser accounted as one release, and a
-selection among repetitions are charged in full once a step was run: their cost is not known
-to be that of a shorter run when the outputs decided where it stopped.
+Fewer steps cost less only where the cost is a sum over steps whatever made the run stop: fresh
+lots and fixed orders with independent noise, phase by phase. Correlated noise, lots kept for
+all epochs, an optimiser accounted as one release, and a selection among repetitions are charged
+in full from the first step: nobody has proved that a run stopped in view of its outputs costs
+less. ``spending`` gives ε over steps; every value is an upper bound and at most the certificate's.
 
 >>> from affidavit.plan.parse import plan_from
 >>> plan = plan_from({"version": 1, "adjacency": "add_remove", "steps": 10,
@@ -17,6 +17,8 @@ to be that of a shorter run when the outputs decided where it stopped.
 >>> run = run_of(plan, "gaussian")
 >>> run.steps, run.cost_of(10).mu_squared.written(UNIT), run.cost_of(4).mu_squared.written(UNIT)
 (10, '0.625000000001', '0.250000000001')
+>>> [(point.steps, round(point.epsilon, 3)) for point in spending(plan, "gaussian", 1e-5, points=2)]
+[(0, 0.0), (3, 1.698), (10, 3.341)]
 
 References: docs/theorems/privacy-filter.md.
 """
@@ -24,8 +26,9 @@ References: docs/theorems/privacy-filter.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from affidavit.accountants import (
@@ -40,6 +43,7 @@ from affidavit.accountants import (
 )
 from affidavit.accountants.privacy_filter import UNIT, Cost, divergences
 from affidavit.certificate import describe
+from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, Rule
 from affidavit.certificate.solving import Solver, lower_open
 from affidavit.mechanisms import Lowered, LoweredPhase
 from affidavit.plan import Composed, Event, Plan
@@ -202,3 +206,88 @@ def _mu_squared(event: Event) -> float:
     except AccountantError:
         return math.inf
     return mu * mu * (1 + 1e-15)
+
+
+POINTS = 16
+HEADROOM = 1.1
+"""Of the axis over the certified ε, so that its line does not lie on the frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """ε in nats, an upper bound, once ``steps`` steps were run."""
+
+    steps: int
+    epsilon: float
+
+
+def spending(
+    plan: Plan, engine: str, delta: float, *, points: int = POINTS, also: Iterable[int] = ()
+) -> tuple[Spent, ...]:
+    """ε at ``delta`` after about ``points`` numbers of steps, denser early on, and after ``also``.
+
+    The engine is the one that decided. What it does not bound is left out. Raises
+    ``AccountantError`` where it does not cover the plan at all.
+    """
+    run = run_of(plan, engine)
+    whole = run.steps
+    spread = {math.ceil(whole * (index / points) ** 2) for index in range(points + 1)}
+    wanted = sorted(spread | {item for item in also if 0 <= item <= whole})
+    most = _epsilon(run, engine, whole, delta)
+    found = []
+    for steps in wanted:
+        try:
+            found.append(Spent(steps, min(most, _epsilon(run, engine, steps, delta))))
+        except AccountantError:
+            continue
+    return tuple(found)
+
+
+def spending_chart(
+    spent: tuple[Spent, ...], *, certified: float, delta: float, run: int | None = None
+) -> Chart:
+    """ε over steps up to the certified cap; ``run`` are the steps that a run was charged.
+
+    Between two points the later one holds, so that what is drawn is a bound everywhere: ε
+    rises with the steps, mostly ever more slowly, and a straight line would run below it.
+    """
+    marks: list[Mark] = [
+        Line(name="ε at most, as certified", points=_held(spent)),
+        Rule(name="certified for the whole run", at=certified, axis="y"),
+    ]
+    said = f"ε grows with the steps to the certified {certified:.6g}."
+    if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
+        said = f"The certified {certified:.6g} is charged in full from the first step on."
+    if run is not None:
+        at = next((item.epsilon for item in spent if item.steps == run), None)
+        if at is not None:
+            ran = tuple(entry for entry in spent if entry.steps <= run)
+            marks.append(Line(name="the actual run", points=_held(ran)))
+            marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
+            said += f" The run was charged for {run} steps."
+    return Chart(
+        title="ε over steps",
+        description=said,
+        x=Axis(label="steps run", low=0.0),
+        y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0, high=_above(certified)),
+        marks=tuple(marks),
+    )
+
+
+def _above(certified: float) -> float | None:
+    return HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
+
+
+def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:
+    """The points as stairs, each at the height of its end."""
+    found: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
+    for before, after in pairwise(spent):
+        found += [(before.steps, after.epsilon), (after.steps, after.epsilon)]
+    return tuple(found)
+
+
+def _epsilon(run: Run, engine: str, steps: int, delta: float) -> float:
+    event = run.event_of(steps)
+    if not parts(event):
+        return 0.0
+    return accountant(engine).curve(event).epsilon(delta).upper

@@ -1,0 +1,213 @@
+"""Evaluating a policy: on a fresh assessment, and as a verifier's floor on a signed certificate.
+
+``judge`` applies a policy and the waivers in force to an assessment:
+
+* ``certified`` becomes ``refused`` when a rule is violated; the numbers stay, because they
+  are still true.
+* ``under_noised`` stays, with the policy's reasons beside its own.
+* ``refused`` and ``undecided`` stay: there is nothing to allow.
+
+``policy_floor`` checks a signed certificate against the policy that its verifier demands, which
+need not be the one it was issued under: plan, numbers and engines against every rule, validity,
+and approvals. A waived reason counts as satisfied only under the very policy (by digest) that
+the waiver was granted against. Whether a reservation is possible is not a fact of a certificate
+and is not checked here.
+
+Where a policy requires approvals, a certified plan is first issued without any, and ``verify``
+rejects it. Each approval names the digest of the approved envelope, so it cannot be moved to
+another. Once all are given, the same statement is signed again with the approvals in it, as the
+next issue.
+
+Guarantees
+    * No policy and no waiver makes ``certified`` of what accounting does not certify.
+    * A waived reason is kept, with its waiver; whatever it allowed ends with the waiver.
+    * The built-in policy changes no verdict.
+
+>>> alice = Approval("alice", "2026-01-01T00:00:00Z", "agreed with the DPO", "sha256:…")
+>>> Approvals(required=2, given=(alice,)).complete
+False
+>>> Approvals.of({"approvals": []})  # certificates from before there were approvals
+Approvals(required=0, given=())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.policy.document import BUILT_IN, Policy
+from affidavit.certificate.policy.rules import Budget, Facts, violations
+from affidavit.certificate.policy.waiver import Waived, Waiver, instant
+from affidavit.plan import Plan, PlanError, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """One person's word: ``at`` in UTC, ``envelope`` the digest of what they saw."""
+
+    name: str
+    at: str
+    comment: str
+    envelope: str
+
+
+@dataclass(frozen=True, slots=True)
+class Approvals:
+    """How many approvals a certificate needs and which it has."""
+
+    required: int = 0
+    given: tuple[Approval, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether as many people as required approved."""
+        return len({item.name for item in self.given}) >= self.required
+
+    def as_document(self) -> dict[str, Any]:
+        """The ``approvals`` of a statement."""
+        return {"required": self.required, "given": [asdict(item) for item in self.given]}
+
+    @classmethod
+    def of(cls, predicate: Mapping[str, Any]) -> Approvals:
+        """Those of a statement's predicate; raises ``ValueError`` for any other shape."""
+        said = predicate.get("approvals")
+        if said == []:
+            return cls()
+        try:
+            required, given = said["required"], said["given"]  # type: ignore[index]  # tried
+            found = cls(required, tuple(Approval(**entry) for entry in given))
+        except (TypeError, KeyError):
+            raise ValueError("its approvals cannot be read") from None
+        words = [word for item in found.given for word in asdict(item).values()]
+        plain = isinstance(required, int) and not isinstance(required, bool) and required >= 0
+        if not plain or not all(isinstance(word, str) for word in words):
+            raise ValueError("its approvals cannot be read")
+        return found
+
+
+NONE_NEEDED = Approvals()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """By which policy, which waivers were in force, and which reasons they let pass."""
+
+    policy: Policy = BUILT_IN
+    in_force: tuple[Waiver, ...] = ()
+    waived: tuple[Waived, ...] = ()
+
+    def not_after(self, issued_at: datetime) -> datetime:
+        """When a certificate that is issued now ends, by the policy and by its waivers."""
+        ends = [issued_at + timedelta(days=self.policy.valid_days)]
+        return min(ends + [item.waiver.expires for item in self.waived])
+
+    def as_dict(self) -> dict[str, Any]:
+        """What results and certificates say of it."""
+        return {
+            "policy": self.policy.reference(),
+            "waived": [item.as_dict() for item in self.waived],
+        }
+
+
+AS_PROVED = Judgement()
+"""The judgement of the built-in policy, under which what is proved is what is certified."""
+
+
+def judge(
+    plan: Plan,
+    found: Assessment,
+    policy: Policy,
+    waivers: Iterable[Waiver] = (),
+    budget: Budget = "unknown",
+) -> tuple[Assessment, Judgement]:
+    """``found`` under ``policy``; ``waivers`` are those in force for this plan and requester."""
+    granted = tuple(waivers)
+    if found.verdict not in ("certified", "under_noised"):
+        return found, Judgement(policy=policy, in_force=granted)
+    against: list[Reason] = []
+    waived: list[Waived] = []
+    for reason in violations(policy, Facts.of(plan, found, budget)):
+        waiver = _longest(granted, reason.code)
+        if waiver is None:
+            against.append(reason)
+        else:
+            waived.append(Waived(reason=reason, waiver=waiver))
+    judgement = Judgement(policy=policy, in_force=granted, waived=tuple(waived))
+    if not against:
+        return found, judgement
+    verdict = "refused" if found.verdict == "certified" else found.verdict
+    return replace(found, verdict=verdict, reasons=(*found.reasons, *against)), judgement
+
+
+def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
+    """The waiver of ``rule`` that holds longest."""
+    return max(
+        (item for item in granted if item.rule == rule),
+        key=lambda each: (each.expires, each.id),
+        default=None,
+    )
+
+
+def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
+    """Where a certificate's ``predicate`` falls below ``policy``; nothing if it does not.
+
+    A certificate of a refused or under-noised plan claims nothing that could be too much, so
+    only one that certifies is held against the rules.
+    """
+    if predicate.get("verdict") != "certified":
+        return ()
+    try:
+        found = violations(policy, Facts.said_in(predicate, budget="fits"))
+        granted = _waived_under(predicate, policy)
+        return (
+            *(reason for reason in found if (reason.code, reason.pointer) not in granted),
+            *_validity(predicate, policy),
+            *_approvals(predicate, policy),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, PlanError) as error:
+        return (
+            Reason(
+                code="policy_unreadable",
+                pointer="",
+                message=f"the statement lacks what the policy judges by ({type(error).__name__}).",
+                remedy="Ask for a new certificate.",
+            ),
+        )
+
+
+def _waived_under(predicate: Mapping[str, Any], policy: Policy) -> set[tuple[str, str]]:
+    if predicate["policy"].get("digest") != policy.digest():
+        return set()
+    return {(item["code"], item["pointer"]) for item in predicate.get("waived", ())}
+
+
+def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
+    validity = predicate["validity"]
+    length = instant(validity["not_after"]) - instant(validity["not_before"])
+    if length <= timedelta(days=policy.valid_days):
+        return ()
+    reason = Reason(
+        code="policy_validity",
+        pointer="",
+        message=f"it is valid for {length.days} days; the policy {policy.name} allows "
+        f"{policy.valid_days}.",
+        remedy="Ask for a certificate under this policy.",
+    )
+    return (reason,)
+
+
+def _approvals(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
+    people = len({item.name for item in Approvals.of(predicate).given})
+    if people >= policy.approvals:
+        return ()
+    reason = Reason(
+        code="policy_approvals",
+        pointer="",
+        message=f"{people} people approved it; the policy {policy.name} asks for "
+        f"{policy.approvals}.",
+        remedy="Have it approved, and fetch the bundle again.",
+    )
+    return (reason,)

@@ -1,0 +1,324 @@
+"""Private keys outside the key directory: an environment variable, a command, a PKCS#11 token.
+
+At most one is configured; without one, keys are files (``certificate.keys``).
+
+==============================  ====================================================
+``AFFIDAVIT_SIGNING_KEY``       the private key itself, PKCS#8 PEM
+``AFFIDAVIT_SIGN_COMMAND``      a command that signs its standard input
+``AFFIDAVIT_PKCS11_MODULE``     the path of a PKCS#11 library, with
+``AFFIDAVIT_PKCS11_TOKEN``      the label of the token and
+``AFFIDAVIT_PKCS11_PIN_FILE``   a file with its PIN, readable by its owner alone
+==============================  ====================================================
+
+*Environment variable*: one unencrypted PKCS#8 PEM block and nothing else.
+
+*Command* (a key management service, a smart card, another machine): it reads the message from
+standard input and the key id from ``$AFFIDAVIT_KEY_ID``, and prints the Ed25519 signature as 64
+bytes or in base64 (optionally with Transit's ``vault:v1:`` prefix). It is started without a
+shell. A signature counts only if the public key accepts it, so a wrong key, a truncated message
+or a prehashed variant fails here and not at the verifier. The signed message holds the whole
+plan, up to some megabytes: AWS KMS (4096 bytes) and Google Cloud KMS (64 KiB) cannot sign every
+certificate.
+
+*PKCS#11 token* (an HSM): signs and never gives the key away. The token's object for a public key
+is found by having each of its Ed25519 keys sign a probe, since ids and labels are the owner's
+choice. The session stays open and is opened again once if lost. Needs ``affidavit[pkcs11]``.
+Reference: PKCS #11 v3.1, 6.3 (CKM_EDDSA).
+
+>>> from affidavit.certificate.keys import SigningKey
+>>> EnvironmentKey.of(None).find(SigningKey.generate().public) is None
+True
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from affidavit.certificate.keys import (
+    KeyFailure,
+    PrivateKeySource,
+    PublicKey,
+    SigningKey,
+    SigningPort,
+    require_private,
+)
+
+
+def private_key_source(given: Mapping[str, str]) -> PrivateKeySource | None:
+    """The keeper that ``given`` names, or None for the key directory.
+
+    Raises ``KeyFailure`` where two are named, or the one cannot be used.
+    """
+    names = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
+    named = [name for name in names if given.get(name)]
+    if len(named) > 1:
+        raise KeyFailure(f"{' and '.join(named)} are both set; the key is kept in one place.")
+    if not named:
+        return None
+    if named == [KEY_VARIABLE]:
+        return EnvironmentKey.of(given[KEY_VARIABLE])
+    if named == [COMMAND_VARIABLE]:
+        return CommandKeys.of(given[COMMAND_VARIABLE])
+    return open_token(dict(given))
+
+
+KEY_VARIABLE = "AFFIDAVIT_SIGNING_KEY"
+MAX_PEM_CHARACTERS = 4096
+_KEY_REMEDY = f"give {KEY_VARIABLE} one unencrypted PKCS#8 PEM block of an Ed25519 private key"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentKey:
+    """The one private half that was handed over, or none."""
+
+    private: Ed25519PrivateKey | None = field(repr=False)
+
+    @classmethod
+    def of(cls, text: str | None) -> EnvironmentKey:
+        """The half of a PEM text; raises ``KeyFailure``, which does not repeat the text."""
+        if not text:
+            return cls(None)
+        whole = text.strip()
+        if len(whole) > MAX_PEM_CHARACTERS or whole.count("-----BEGIN") != 1:
+            raise KeyFailure(f"{KEY_VARIABLE} is not one PEM block; {_KEY_REMEDY}.")
+        if not whole.startswith("-----BEGIN PRIVATE KEY-----"):
+            raise KeyFailure(f"{KEY_VARIABLE} does not begin with a private key; {_KEY_REMEDY}.")
+        try:
+            private = load_pem_private_key(whole.encode(), password=None)
+        except (ValueError, TypeError):
+            raise KeyFailure(
+                f"{KEY_VARIABLE} cannot be read as a private key; {_KEY_REMEDY}."
+            ) from None
+        if not isinstance(private, Ed25519PrivateKey):
+            raise KeyFailure(f"{KEY_VARIABLE} holds a key that is not Ed25519; {_KEY_REMEDY}.")
+        return cls(private)
+
+    def find(self, public: PublicKey) -> SigningPort | None:
+        """The half as a signer for ``public``, if it is that key's."""
+        if self.private is None or self.private.public_key() != public.key:
+            return None
+        return SigningKey(private=self.private, public=public)
+
+
+COMMAND_VARIABLE = "AFFIDAVIT_SIGN_COMMAND"
+COMMAND_TIMEOUT_S = 30
+"""How long the command may take."""
+SIGNATURE_BYTES = 64
+_TRANSIT_PREFIX = re.compile(rb"^vault:v[0-9]{1,9}:")
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKeys:
+    """Private halves that one command signs with."""
+
+    command: tuple[str, ...]
+
+    @classmethod
+    def of(cls, text: str) -> CommandKeys:
+        """The command of a line with shell quoting; raises ``KeyFailure``."""
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise KeyFailure(f"{COMMAND_VARIABLE} cannot be read: {error}.") from None
+        if not words:
+            raise KeyFailure(f"{COMMAND_VARIABLE} names no command.")
+        return cls(words)
+
+    def find(self, public: PublicKey) -> SigningPort | None:
+        """A signer for ``public``; whether the command has that key shows when it signs."""
+        return CommandKey(self.command, public)
+
+
+@dataclass(frozen=True, slots=True)
+class CommandKey:
+    """One key of the command."""
+
+    command: tuple[str, ...]
+    public: PublicKey
+
+    @property
+    def key_id(self) -> str:
+        """The public half's key id."""
+        return self.public.key_id
+
+    def sign(self, message: bytes) -> bytes:
+        """The command's signature; raises ``KeyFailure``.
+
+        What the command says on stderr is left out of the failure: it may hold credentials.
+        """
+        try:
+            done = subprocess.run(
+                self.command,
+                input=message,
+                capture_output=True,
+                check=False,
+                timeout=COMMAND_TIMEOUT_S,
+                env={**os.environ, "AFFIDAVIT_KEY_ID": self.key_id},
+            )
+        except subprocess.TimeoutExpired:
+            raise KeyFailure(
+                f"the command of {COMMAND_VARIABLE} did not end in {COMMAND_TIMEOUT_S} s."
+            ) from None
+        except OSError as error:
+            raise KeyFailure(
+                f"the command of {COMMAND_VARIABLE} cannot be run: {error.strerror}."
+            ) from None
+        if done.returncode != 0:
+            raise KeyFailure(
+                f"the command of {COMMAND_VARIABLE} ended with code {done.returncode}."
+            )
+        signature = _read_signature(done.stdout)
+        if signature is None:
+            raise KeyFailure(f"the command of {COMMAND_VARIABLE} printed no Ed25519 signature.")
+        if not self.public.accepts(signature, message):
+            raise KeyFailure(
+                f"the command of {COMMAND_VARIABLE} signed with another key than "
+                f"{self.key_id[:16]}, or not the whole message, or not with pure Ed25519."
+            )
+        return signature
+
+
+def _read_signature(printed: bytes) -> bytes | None:
+    if len(printed) == SIGNATURE_BYTES:
+        return printed
+    try:
+        decoded = base64.b64decode(_TRANSIT_PREFIX.sub(b"", printed.strip()), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return decoded if len(decoded) == SIGNATURE_BYTES else None
+
+
+MODULE_VARIABLE, TOKEN_VARIABLE = "AFFIDAVIT_PKCS11_MODULE", "AFFIDAVIT_PKCS11_TOKEN"
+PIN_FILE_VARIABLE = "AFFIDAVIT_PKCS11_PIN_FILE"
+MAX_PIN_BYTES = 1024
+PROBE = b"affidavit: which of the token's keys is this?"
+
+
+class Token:
+    """A token with its session; safe to call from several threads."""
+
+    def __init__(self, module: str, label: str, pin: str) -> None:
+        self._module, self._label, self._pin = module, label, pin
+        self._lock = Lock()
+        self._session: Any = None
+
+    def find(self, public: PublicKey) -> SigningPort | None:
+        """A signer for ``public`` if the token has its private half; or ``KeyFailure``."""
+        with self._lock:
+            found = self._retried(lambda: self._object(public))
+        return None if found is None else TokenKey(self, public)
+
+    def sign(self, public: PublicKey, message: bytes) -> bytes:
+        """The token's signature of ``message``; raises ``KeyFailure``."""
+        with self._lock:
+            return bytes(self._retried(lambda: self._sign(self._object(public), message)))
+
+    def _retried(self, work: Any) -> Any:
+        from pkcs11.exceptions import PKCS11Error  # an extra
+
+        try:
+            if self._session is not None:
+                return work()
+        except PKCS11Error:
+            self._close()
+        try:
+            self._open()
+            return work()
+        except PKCS11Error as error:
+            self._close()
+            raise KeyFailure(
+                f"the PKCS#11 token {self._label!r} cannot be used: {type(error).__name__}; "
+                f"see {MODULE_VARIABLE}, {TOKEN_VARIABLE} and {PIN_FILE_VARIABLE}."
+            ) from None
+
+    def _open(self) -> None:
+        import pkcs11
+        from pkcs11.exceptions import UserAlreadyLoggedIn
+
+        token = pkcs11.lib(self._module).get_token(token_label=self._label)
+        try:
+            self._session = token.open(user_pin=self._pin)
+        except UserAlreadyLoggedIn:  # a login counts for all sessions of a process
+            self._session = token.open()
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            try:
+                session.close()
+            except Exception:  # it is lost already
+                return
+
+    def _object(self, public: PublicKey) -> Any:
+        from pkcs11 import Attribute, KeyType, ObjectClass
+
+        wanted = {
+            Attribute.CLASS: ObjectClass.PRIVATE_KEY,
+            Attribute.KEY_TYPE: KeyType.EC_EDWARDS,
+        }
+        # All of them first: a search that goes on forbids the session to sign.
+        for item in list(self._session.get_objects(wanted)):
+            if public.accepts(self._sign(item, PROBE), PROBE):
+                return item
+        return None
+
+    def _sign(self, key: Any, message: bytes) -> bytes:
+        from pkcs11 import Mechanism
+
+        if key is None:
+            raise KeyFailure(f"the key is no longer in the PKCS#11 token {self._label!r}.")
+        return bytes(key.sign(message, mechanism=Mechanism.EDDSA))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenKey:
+    """One key of a token."""
+
+    token: Token = field(repr=False)
+    public: PublicKey
+
+    @property
+    def key_id(self) -> str:
+        """The public half's key id."""
+        return self.public.key_id
+
+    def sign(self, message: bytes) -> bytes:
+        """The token's signature; raises ``KeyFailure``."""
+        return self.token.sign(self.public, message)
+
+
+def open_token(environment: dict[str, str]) -> Token:
+    """The token that the settings name; raises ``KeyFailure``."""
+    missing = [
+        name
+        for name in (MODULE_VARIABLE, TOKEN_VARIABLE, PIN_FILE_VARIABLE)
+        if not environment.get(name)
+    ]
+    if missing:
+        raise KeyFailure(f"a PKCS#11 token needs {' and '.join(missing)} too.")
+    try:
+        import pkcs11  # noqa: F401
+    except ModuleNotFoundError:
+        raise KeyFailure(
+            "PKCS#11 needs its package; run: pip install 'affidavit[pkcs11]'"
+        ) from None
+    pin = Path(environment[PIN_FILE_VARIABLE])
+    try:
+        require_private(pin)
+        text = os.fsdecode(pin.read_bytes()[:MAX_PIN_BYTES]).rstrip("\r\n")
+    except OSError as error:
+        raise KeyFailure(f"{pin} cannot be read: {error.strerror}.") from None
+    return Token(environment[MODULE_VARIABLE], environment[TOKEN_VARIABLE], text)

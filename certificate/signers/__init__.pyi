@@ -1,2 +1,0 @@
-from .choice import private_halves as private_halves
-from .environment import VARIABLE as VARIABLE
