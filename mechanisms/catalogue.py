@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from affidavit.mechanisms import denoise, dp_dice, dp_disk
+from affidavit.mechanisms import dp_dice, dp_disk
 from affidavit.mechanisms.protocol import CORRELATED, JOINT, JOINT_PROOF, Mechanism, Obligation
 from affidavit.plan import Dense, Plan, Reason, extension, installed
 
@@ -288,6 +288,26 @@ OPTIMIZERS: tuple[Mechanism, ...] = (
     ),
 )
 
+DENOISE = Mechanism(
+    name="denoise",
+    kind="wrapper",
+    title="Singular-value denoising of any optimiser",
+    releases="nothing: it reads what the optimiser's mechanism releases",
+    sensitivity="that of the optimiser it is used with",
+    proof="Post-processing of a release with public constants",
+    post_processing=(
+        "shrinkage of the singular values of each released mean that is a matrix",
+        "its threshold, and scaling back to the released norm",
+    ),
+    clipping="that of the optimiser it is used with",
+    sources=(
+        "Sample-efficient DP fine-tuning via gradient matrix denoising, equations 3 to 9",
+        "arXiv:1007.4148",
+    ),
+    example={"optimizer": {"name": "dp_adam", "denoise": True}},
+)
+"""Post-processing, whatever the optimiser, sampler or noise."""
+
 MECHANISMS: dict[str, Mechanism] = {optimizer.name: optimizer for optimizer in OPTIMIZERS}
 """The optimisers of this package, by name."""
 
@@ -305,7 +325,7 @@ def optimizers() -> dict[str, Mechanism]:
 
 def all_mechanisms() -> dict[str, Mechanism]:
     """The optimisers, and what wraps any of them."""
-    return {**optimizers(), denoise.MECHANISM.name: denoise.MECHANISM}
+    return {**optimizers(), DENOISE.name: DENOISE}
 
 
 def _installed(name: str) -> Mechanism:

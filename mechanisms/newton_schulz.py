@@ -21,9 +21,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 Start = Literal["paper", "frobenius"]
 DEGREE, STEPS = 2, 5
 """Published degree κ and number of iterations q."""
@@ -68,30 +65,3 @@ def typical_singular_value(
         return 0.0
     begin = norm / max(1.0, norm) if start == "paper" else 1.0
     return singular_value(begin * entries**-0.25, degree=degree, steps=steps)
-
-
-def orthogonalise(
-    matrix: NDArray[np.float64],
-    *,
-    degree: int = DEGREE,
-    steps: int = STEPS,
-    start: Start = "paper",
-) -> NDArray[np.float64]:
-    """The iteration's output for one m x n matrix, in plain arithmetic; the zero matrix stays.
-
-    Shape (m, n), as the matrix.
-    """
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    norm = float(np.linalg.norm(wide))
-    if norm == 0:
-        return np.zeros_like(matrix)
-    iterate = wide / (max(1.0, norm) if start == "paper" else norm)
-    series = coefficients(degree)
-    identity = np.eye(len(wide))
-    for _ in range(steps):
-        rest = identity - iterate @ iterate.T
-        polynomial = series[-1] * identity
-        for coefficient in series[-2::-1]:
-            polynomial = polynomial @ rest + coefficient * identity
-        iterate = polynomial @ iterate
-    return iterate if wide is matrix else iterate.T

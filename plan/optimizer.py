@@ -48,6 +48,10 @@ OptimizerName = Literal[
 ]
 
 
+Decay = Annotated[Real, Field(ge=0, lt=1)]
+NonNegative = Annotated[Real, Field(ge=0)]
+
+
 class Denoise(StrictModel):
     """Singular-value shrinkage of each released mean before the optimiser reads it.
 
@@ -102,27 +106,27 @@ class Optimizer(StrictModel):
 
     name: Annotated[OptimizerName, _InstalledNames()] = "dp_sgd"
     momentum: Annotated[
-        Annotated[Real, Field(ge=0, lt=1)] | None,
+        Decay | None,
         Field(description="heavy-ball momentum β of the noisy means"),
     ] = None
     beta1: Annotated[
-        Annotated[Real, Field(ge=0, lt=1)] | None,
+        Decay | None,
         Field(description="decay of Adam's first moment"),
     ] = None
     beta2: Annotated[
-        Annotated[Real, Field(ge=0, lt=1)] | None,
+        Decay | None,
         Field(description="decay of Adam's second moment"),
     ] = None
     learning_rate: Annotated[Positive | None, Field(description="step length η")] = None
-    weight_decay: Annotated[
-        Annotated[Real, Field(ge=0)] | None, Field(description="strength of weight decay")
-    ] = None
+    weight_decay: Annotated[NonNegative | None, Field(description="strength of weight decay")] = (
+        None
+    )
     floor: Annotated[
-        Annotated[Real, Field(ge=0)] | None,
+        NonNegative | None,
         Field(description="public lower bound ξ of the second moment"),
     ] = None
     smoothing: Annotated[
-        Annotated[Real, Field(ge=0, lt=1)] | None,
+        Decay | None,
         Field(description="decay of the causal low-pass filter"),
     ] = None
     newton_schulz_steps: Annotated[

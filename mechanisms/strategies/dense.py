@@ -31,10 +31,10 @@ from affidavit.mechanisms.strategies.numerics import gamma
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, inverse_factor, of_matrix
 from affidavit.mechanisms.strategies.strategy import (
-    LARGEST_RESIDUAL,
-    IllConditioned,
     Strategy,
     Streaming,
+    checked_inverse,
+    checked_residual,
 )
 
 Array = NDArray[np.float64]
@@ -126,19 +126,16 @@ class Dense(Strategy):
 
         0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
         """
-        computed, noise = self._strategy, self.noise
+        noise = self.noise
         if noise is None:
             return 0.0
-        if not np.all(np.isfinite(computed)) or np.max(np.abs(computed)) > 1e150:
-            raise IllConditioned("the inverse of the noise grows beyond all bounds")
+        computed = checked_inverse(self._strategy)
         residual = np.abs(computed @ noise - np.eye(self.steps))
         residual += gamma(self.steps + 2) * (np.abs(computed) @ np.abs(noise) + np.eye(self.steps))
         rows, columns = np.max(np.sum(residual, axis=1)), np.max(np.sum(residual, axis=0))
         # ‖R‖₂² ≤ ‖R‖₁ ‖R‖_∞, and both sums are of non-negative terms.
         norm = float(np.sqrt(rows * columns)) * (1 + gamma(self.steps + 4))
-        if not norm <= LARGEST_RESIDUAL:
-            raise IllConditioned(f"the inverse of the noise is known to {norm:.1g} only")
-        return norm
+        return checked_residual(norm)
 
 
 def factor_of_gram(gram: Array) -> Array:

@@ -16,8 +16,6 @@ in one order. Every ``fixed_epoch`` pattern is a ``min_separation`` pattern.
 
 >>> Participation.fixed_epoch(participations=2, separation=3).most(steps=6)
 2
->>> sorted(Participation.fixed_epoch(participations=2, separation=3).patterns(steps=6))
-[(0, 3), (1, 4), (2, 5)]
 
 References: Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (fixed epochs);
 Choquette-Choo et al., arXiv:2306.08153 (minimum separation).
@@ -25,7 +23,6 @@ Choquette-Choo et al., arXiv:2306.08153 (minimum separation).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,27 +61,3 @@ class Participation:
     def most(self, steps: int) -> int:
         """The most participations of one record in a run of ``steps``: min(k, ⌈T/b⌉)."""
         return min(self.participations, -(-steps // self.separation))
-
-    def patterns(self, steps: int) -> Iterator[tuple[int, ...]]:
-        """Every maximal pattern, steps counted from 0; exponentially many for large T."""
-        match self.schema:
-            case "single":
-                yield from ((step,) for step in range(steps))
-            case "fixed_epoch":
-                for first in range(steps):
-                    later = range(first, steps, self.separation)[: self.participations]
-                    if first < self.separation or len(later) == self.participations:
-                        yield tuple(later)
-            case "min_separation":
-                yield from self._separated((), 0, steps)
-
-    def _separated(
-        self, taken: tuple[int, ...], first: int, steps: int
-    ) -> Iterator[tuple[int, ...]]:
-        if len(taken) == self.participations or first >= steps:
-            yield taken
-            return
-        # A gap of 2b or more leaves room for another step, so it is not maximal; but a
-        # pattern of fewer gaps may be one of k steps, hence every gap is tried.
-        for step in range(first, steps):
-            yield from self._separated((*taken, step), step + self.separation, steps)

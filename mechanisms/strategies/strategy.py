@@ -62,6 +62,20 @@ class IllConditioned(ValueError):
     """The inverse of the noise cannot be computed to any useful accuracy."""
 
 
+def checked_inverse(computed: Array) -> Array:
+    """``computed`` C = N⁻¹; raises ``IllConditioned`` where it is beyond all use."""
+    if not np.all(np.isfinite(computed)) or np.max(np.abs(computed)) > 1e150:
+        raise IllConditioned("the inverse of the noise grows beyond all bounds")
+    return computed
+
+
+def checked_residual(residual: float) -> float:
+    """ρ; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``."""
+    if not residual <= LARGEST_RESIDUAL:
+        raise IllConditioned(f"the inverse of the noise is known to {residual:.1g} only")
+    return residual
+
+
 class TooLarge(ValueError):
     """A matrix or an error that is not computed at this many steps."""
 

@@ -67,10 +67,10 @@ from affidavit.mechanisms.strategies.sensitivity import (
     of_toeplitz,
 )
 from affidavit.mechanisms.strategies.strategy import (
-    LARGEST_RESIDUAL,
-    IllConditioned,
     Strategy,
     Streaming,
+    checked_inverse,
+    checked_residual,
 )
 
 Array = NDArray[np.float64]
@@ -196,19 +196,16 @@ class Toeplitz(Strategy):
 
         0 where C is given; raises ``IllConditioned`` above ``LARGEST_RESIDUAL``.
         """
-        noise, computed = self.noise_column, self.strategy_coefficients
+        noise = self.noise_column
         if noise is None:
             return 0.0
-        if not np.all(np.isfinite(computed)) or np.max(np.abs(computed)) > 1e150:
-            raise IllConditioned("the inverse of the noise grows beyond all bounds")
+        computed = checked_inverse(self.strategy_coefficients)
         residual = lfilter(noise, [1.0], computed)
         residual[0] -= 1.0
         size = lfilter(np.abs(noise), [1.0], np.abs(computed))
         doubt = gamma(len(noise) + 2) * (size + 1.0)
         total = float(np.sum(np.abs(residual) + doubt)) * (1 + gamma(self.steps))
-        if not total <= LARGEST_RESIDUAL:
-            raise IllConditioned(f"the inverse of the noise is known to {total:.1g} only")
-        return total
+        return checked_residual(total)
 
 
 def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:

@@ -12,7 +12,6 @@ import pytest
 
 from affidavit.accountants import decimal_up
 from affidavit.certificate import certify
-from affidavit.mechanisms.reference import document
 from affidavit.plan import (
     ClippingQuantile,
     LaplaceMetric,
@@ -25,6 +24,7 @@ from affidavit.plan import (
     parse_plan,
 )
 from affidavit.plan.document import Dataset, Sampling
+from docs.generate.mechanisms import document
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

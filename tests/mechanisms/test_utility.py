@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from affidavit.mechanisms import utility
 from affidavit.mechanisms.newton_schulz import (
     Start,
     coefficients,
     gain,
-    orthogonalise,
     singular_value,
     typical_singular_value,
 )
+from affidavit.trainer.optimizers.newton_schulz import orthogonalised
 
 SIGMA, CLIP, DIVISOR, BETA, SIDE = 0.8, 1 / 7, 1024.0, 0.95, 768
 """The setting of SPEC 6: five steps hardly orthogonalise there."""
 NU = utility.noise_std_of_the_mean(noise_multiplier=SIGMA, clip_norm=CLIP, divisor=DIVISOR)
+
+
+def orthogonalise(matrix: np.ndarray, **settings: Any) -> np.ndarray:
+    """One matrix through the trainer's iteration, in float64."""
+    return orthogonalised(torch.from_numpy(matrix)[None], **settings)[0].numpy()
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,32 @@ def every_pattern(steps: int, turns: Participation) -> Iterator[tuple[int, ...]]
             yield pattern
 
 
+def patterns(turns: Participation, steps: int) -> Iterator[tuple[int, ...]]:
+    """Every maximal pattern, steps counted from 0; exponentially many for large T."""
+    match turns.schema:
+        case "single":
+            yield from ((step,) for step in range(steps))
+        case "fixed_epoch":
+            for first in range(steps):
+                later = range(first, steps, turns.separation)[: turns.participations]
+                if first < turns.separation or len(later) == turns.participations:
+                    yield tuple(later)
+        case "min_separation":
+            yield from _separated(turns, (), 0, steps)
+
+
+def _separated(
+    turns: Participation, taken: tuple[int, ...], first: int, steps: int
+) -> Iterator[tuple[int, ...]]:
+    if len(taken) == turns.participations or first >= steps:
+        yield taken
+        return
+    # A gap of 2b or more leaves room for another step, so it is not maximal; but a
+    # pattern of fewer gaps may be one of k steps, hence every gap is tried.
+    for step in range(first, steps):
+        yield from _separated(turns, (*taken, step), step + turns.separation, steps)
+
+
 def bound(strategy: Array, turns: Participation) -> float:
     """√ of the largest Σ |X_ij|: attained where X is not negative, never passed."""
     size = np.abs(strategy.T @ strategy)

@@ -19,6 +19,7 @@ from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import of_matrix
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.workload import Workload
+from tests.mechanisms.strategies.brute import patterns
 
 Array = NDArray[np.float64]
 
@@ -36,13 +37,13 @@ def squared_error(matrix: Array, workload: Array, objective: str = "rms") -> flo
 def entry_sum(matrix: Array, participation: Participation) -> float:
     """sens² by enumeration: the worst pattern's Σ |X_ij|, an upper bound for any signs."""
     gram = np.abs(matrix.T @ matrix)
-    return max(float(np.sum(gram[np.ix_(p, p)])) for p in participation.patterns(len(matrix)))
+    return max(float(np.sum(gram[np.ix_(p, p)])) for p in patterns(participation, len(matrix)))
 
 
 def attained(matrix: Array, participation: Participation) -> float:
     """sens² from below: contributions that no single change of direction improves."""
     gram, generator, best = matrix.T @ matrix, np.random.default_rng(3), 0.0
-    for pattern in participation.patterns(len(matrix)):
+    for pattern in patterns(participation, len(matrix)):
         block = gram[np.ix_(pattern, pattern)]
         for _ in range(4):
             vectors = generator.standard_normal((len(pattern), len(pattern)))
@@ -195,7 +196,7 @@ class TestDense:
         loss = squared_error(strategy, np.tri(steps)) * of_matrix(strategy, apart).value ** 2
         wide = max(separation, -(-steps // most))
         epochs = Participation.fixed_epoch(participations=-(-steps // wide), separation=wide)
-        assert set(epochs.patterns(steps)) <= set(apart.patterns(steps))
+        assert set(patterns(epochs, steps)) <= set(patterns(apart, steps))
         ordered, _ = optimal_dense(np.tri(steps), epochs)
         least = squared_error(ordered, np.tri(steps)) * entry_sum(ordered, epochs)
         assert loss / (1 + gap) == pytest.approx(least, rel=1e-4)

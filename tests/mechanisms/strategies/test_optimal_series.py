@@ -35,6 +35,7 @@ from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.strategy import TooLarge
 from affidavit.mechanisms.strategies.toeplitz import Toeplitz, banded_root
 from affidavit.mechanisms.strategies.workload import Workload
+from tests.mechanisms.strategies import brute
 
 Array = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ FEW = [
 def patterns(participation: Participation, steps: int) -> list[NDArray[np.int_]]:
     """Every pattern, those of one length together in rows."""
     found: dict[int, list[tuple[int, ...]]] = {}
-    for pattern in participation.patterns(steps):
+    for pattern in brute.patterns(participation, steps):
         found.setdefault(len(pattern), []).append(pattern)
     return [np.array(group) for group in found.values()]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from affidavit.mechanisms.strategies.participation import Participation
-from tests.mechanisms.strategies.brute import every_pattern
+from tests.mechanisms.strategies.brute import every_pattern, patterns
 
 schemas = st.sampled_from(["fixed_epoch", "min_separation"])
 
@@ -18,14 +18,14 @@ def test_every_pattern_lies_in_a_maximal_one_and_each_of_those_is_one(
 ) -> None:
     turns = Participation(schema=schema, participations=k, separation=b)  # type: ignore[arg-type]
     everything = set(every_pattern(steps, turns))
-    maximal = {frozenset(pattern) for pattern in turns.patterns(steps)}
+    maximal = {frozenset(pattern) for pattern in patterns(turns, steps)}
     assert {tuple(sorted(pattern)) for pattern in maximal} <= everything
     assert all(any(set(pattern) <= larger for larger in maximal) for pattern in everything)
     assert max(map(len, everything)) == turns.most(steps)
 
 
 def test_single_participation_is_one_step() -> None:
-    assert list(Participation.single().patterns(3)) == [(0,), (1,), (2,)]
+    assert list(patterns(Participation.single(), 3)) == [(0,), (1,), (2,)]
     with pytest.raises(ValueError, match="single"):
         Participation(schema="single", participations=2)
 

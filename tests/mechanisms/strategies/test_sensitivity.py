@@ -19,8 +19,9 @@ from affidavit.mechanisms.strategies.sensitivity import (
     of_toeplitz,
     row_wise,
 )
-from affidavit.mechanisms.strategies.toeplitz import IllConditioned, Toeplitz
-from tests.mechanisms.strategies.brute import Array, attained, bound
+from affidavit.mechanisms.strategies.strategy import IllConditioned
+from affidavit.mechanisms.strategies.toeplitz import Toeplitz
+from tests.mechanisms.strategies.brute import Array, attained, bound, patterns
 
 CLOSE = 1e-10
 signed = st.floats(-2, 2, allow_subnormal=False).map(lambda value: round(value, 3))
@@ -153,7 +154,7 @@ def test_a_row_is_never_below_what_one_pattern_takes_from_it(matrix: Array, k: i
     at = Participation.min_separation(participations=k, separation=b)
     size = np.abs(matrix.T @ matrix)
     rows = row_wise(size, at)
-    for pattern in at.patterns(len(size)):
+    for pattern in patterns(at, len(size)):
         taken = size[np.ix_(pattern, pattern)].sum(axis=1)
         assert np.all(taken <= rows[list(pattern)] * (1 + 1e-12))
 

@@ -1,4 +1,4 @@
-"""``docs/mechanisms.md``, written from the registry: ``python -m affidavit.mechanisms.reference``.
+"""``docs/mechanisms.md``, written from the catalogue of mechanisms.
 
 The document is generated, so that what it says is what certifies; a test compares the two.
 """
@@ -6,11 +6,9 @@ The document is generated, so that what it says is what certifies; a test compar
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 
-from affidavit.mechanisms.catalogue import all_mechanisms
-from affidavit.mechanisms.protocol import Mechanism
+from affidavit.mechanisms import Mechanism, all_mechanisms
 
 HEAD = """\
 # Mechanisms
@@ -68,7 +66,3 @@ def _lines(mechanism: Mechanism) -> Iterator[str]:
     yield "```json"
     yield json.dumps(mechanism.minimal_plan(), ensure_ascii=False)
     yield "```"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(document())
