@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, RootModel
 
 from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel, is_none
 
 Verdict = Literal["certified", "under_noised", "refused", "undecided"]

@@ -31,13 +31,24 @@ class DomainError(Exception):
     ``code`` is stable and part of the API; ``status`` is that of the HTTP response.
     """
 
-    code: ClassVar[str] = "refused"
+    code: str = "refused"
     status: ClassVar[int] = 409
 
-    def __init__(self, message: str, remedy: str) -> None:
+    def __init__(
+        self, message: str, remedy: str, *, code: str | None = None, pointer: str = ""
+    ) -> None:
         super().__init__(f"{message} {remedy}")
         self.message = message
         self.remedy = remedy
+        self.pointer = pointer
+        self.code = code or self.code
+
+    @property
+    def reason(self) -> Reason:
+        """The error as the reason of a problem document; ``pointer`` names the field."""
+        return Reason(
+            code=self.code, pointer=self.pointer, message=self.message, remedy=self.remedy
+        )
 
 
 class WrongState(DomainError):

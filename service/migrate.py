@@ -15,9 +15,9 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine
 
+from affidavit.service import keysets
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
 from affidavit.service.identity import token_repository
-from affidavit.service.keysets import keyset_tables
 from affidavit.service.ledger import ledger_tables
 from affidavit.service.lifecycle import lifecycle_tables
 from affidavit.service.log import log_tables
@@ -29,7 +29,7 @@ from affidavit.service.tables import metadata
 MODULES = (
     token_repository,
     ledger_tables,
-    keyset_tables,
+    keysets,
     log_tables,
     lifecycle_tables,
     saved_views,

@@ -21,14 +21,11 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import Field
 from pydantic.json_schema import models_json_schema
 
+from affidavit.certificate.policy import Policy
 from affidavit.plan import plan_schemas
 from affidavit.service.certificate_models import DiagnosisRequest
 from affidavit.service.identity.access import Guard, Open, guarded_routes
-from affidavit.service.keysets.schemas import KEYSET_SCHEMAS
-from affidavit.service.lifecycle.schemas import LIFECYCLE_SCHEMAS
-from affidavit.service.log.schemas import LOG_SCHEMAS
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
-from affidavit.service.policies.schemas import POLICY_SCHEMAS
 from affidavit.service.routing import JSON as JSON
 from affidavit.service.routing import YAML as YAML
 from affidavit.service.runs.schemas import RUN_SCHEMAS
@@ -199,12 +196,15 @@ def _schemas() -> dict[str, Schema]:
         **plan_schemas(REF),
         "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
         "PlanDocument": _ref("Plan"),
-        **KEYSET_SCHEMAS,
-        **LOG_SCHEMAS,
-        **POLICY_SCHEMAS,
-        **LIFECYCLE_SCHEMAS,
+        **_policy_schemas(),
+        "PolicyDocument": _ref("Policy"),
         **RUN_SCHEMAS,
     }
+
+
+def _policy_schemas() -> dict[str, Schema]:
+    schema = Policy.model_json_schema(ref_template=REF)
+    return {**schema.pop("$defs", {}), "Policy": schema}
 
 
 def document_text() -> str:

@@ -47,7 +47,7 @@ from affidavit.service.errors import (
     MalformedRequest,
 )
 from affidavit.service.log.stored_tree import LogDamaged
-from affidavit.service.policies.store import Altered
+from affidavit.service.policies.store import PolicyTampered
 
 MEDIA_TYPE = "application/problem+json"
 SHOWN = 80
@@ -115,8 +115,7 @@ def not_well_formed(code: str, error: PlanError, more: str = "") -> Problem:
 
 def problem_of(error: DomainError) -> Problem:
     """The problem of a request that was understood and cannot be carried out."""
-    reason = Reason(code=error.code, pointer="", message=error.message, remedy=error.remedy)
-    return Problem(error.status, error.code, str(error), reason)
+    return Problem(error.status, error.code, str(error), error.reason)
 
 
 def unavailable(error: AccountingUnavailable) -> Problem:
@@ -231,7 +230,7 @@ def _signer(error: KeyFailure) -> Problem:
     )
 
 
-def _policies(error: Altered) -> Problem:
+def _policies(error: PolicyTampered) -> Problem:
     log.critical("the policies cannot be trusted: %s", error)
     return Problem(
         503,
@@ -266,7 +265,7 @@ _PROBLEMS: dict[type[Exception], Callable[[Any], Problem]] = {
     DatabaseError: _database,
     NoFreeConnection: _database,
     KeyFailure: _signer,
-    Altered: _policies,
+    PolicyTampered: _policies,
     LogDamaged: _log,
     Exception: _unexpected,
 }

@@ -14,13 +14,10 @@ from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTok
 from affidavit.service.identity.rate_limit import RateLimiter
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keyring import Keyring
-from affidavit.service.keysets.revoked import RevokedKeys
-from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.keysets import KeysetStore, RevokedKeys
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.lifecycle.approve import Approve
-from affidavit.service.lifecycle.reissue import Reissue
-from affidavit.service.lifecycle.revoke import Revoke
+from affidavit.service.lifecycle.decisions import Approve, Reissue, Revoke
 from affidavit.service.lifecycle.status_lists import StatusLists
 from affidavit.service.log.checkpoint_publisher import (
     CheckpointPublisher,

@@ -40,7 +40,7 @@ from affidavit.certificate import read_envelope
 from affidavit.service import database
 from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
-from affidavit.service.lifecycle.standing import SUPERSEDED, Status, status_at
+from affidavit.service.lifecycle.status import SUPERSEDED, Status, status_at
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.tables import (
     UtcDateTime,

@@ -28,7 +28,7 @@ from affidavit.service.ledger.state import (
     StoredLedger,
     StoredReservation,
 )
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate, current
 
 

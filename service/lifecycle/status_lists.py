@@ -27,9 +27,9 @@ from affidavit.certificate import (
 from affidavit.plan import digest_of, load_json
 from affidavit.service.database import reader, writer
 from affidavit.service.keyring import Keyring
-from affidavit.service.keysets.keyset_tables import keysets
+from affidavit.service.keysets import keysets
 from affidavit.service.lifecycle.lifecycle_tables import revocations, status_lists
-from affidavit.service.lifecycle.standing import REVOKED, SUPERSEDED
+from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED
 from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 
 GOOD_FOR = timedelta(hours=1)

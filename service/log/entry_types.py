@@ -22,7 +22,7 @@ from affidavit.certificate import read_envelope
 from affidavit.certificate.log import Entry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.token_repository import token_revocations, tokens
-from affidavit.service.keysets.keyset_tables import keysets
+from affidavit.service.keysets import keysets
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
 from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope

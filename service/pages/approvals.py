@@ -18,24 +18,24 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import changes, plan_from
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.lifecycle.issuing import statement_of
+from affidavit.service.errors import MalformedRequest
+from affidavit.service.lifecycle.decisions import DecisionRefused
+from affidavit.service.lifecycle.issuance import statement_of
 from affidavit.service.lifecycle.lifecycle_tables import approvals as decisions
-from affidavit.service.lifecycle.refusals import Impossible
-from affidavit.service.lifecycle.standing import (
+from affidavit.service.lifecycle.models import DecisionRequest
+from affidavit.service.lifecycle.status import (
     REJECTED,
     REVOKED,
     SUPERSEDED,
     Status,
     key_revoked_at,
 )
-from affidavit.service.lifecycle.wanted import MalformedDecision, read_decision
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import field_value, messages_of, up
 from affidavit.service.routes.certificates import no_such
-from affidavit.service.routes.refused import impossible
 from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import StoredCertificate, current
@@ -173,13 +173,13 @@ async def decide(
     """Approve or reject the envelope that was shown, by the use case of the API."""
     fields = {name: form.get(name) for name in ("decision", "envelope", "comment")}
     try:
-        decision = read_decision(json.dumps(fields).encode())
+        decision = DecisionRequest.from_json(json.dumps(fields).encode())
         at = datetime.now(UTC)
         result = await run_in_threadpool(services.approve, certificate_id, decision, actor, at)
-    except MalformedDecision as error:
+    except MalformedRequest as error:
         wrong, status = messages_of(error.reasons), 422
-    except Impossible as error:
-        wrong, status = f"{error} ({error.code})", impossible(error).status
+    except DecisionRefused as error:
+        wrong, status = f"{error} ({error.code})", error.status
     else:
         if result is None:
             raise no_such(certificate_id)

@@ -36,7 +36,7 @@ from affidavit.service.pages.renderers import Rows, is_data, view_of
 from affidavit.service.pages.response import download, page, respond
 from affidavit.service.pages.text import capitalized, short, shortened
 from affidavit.service.problems import Problem
-from affidavit.service.routes.log_checkpoint import TEXT, not_logged
+from affidavit.service.routes.log import TEXT, not_logged
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()

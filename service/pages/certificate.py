@@ -12,8 +12,8 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.charts import Chart, draw
 from affidavit.plan import MalformedPlan
-from affidavit.service.lifecycle.issuing import statement_of
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.issuance import statement_of
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import JSON
 from affidavit.service.pages.access import Reader

@@ -36,9 +36,9 @@ from sqlalchemy import (
 
 from affidavit.plan import OptimizerName
 from affidavit.service.cursors import cursor_at, read_cursor
-from affidavit.service.keysets.keyset_tables import revoked_keys
+from affidavit.service.keysets import revoked_keys
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
-from affidavit.service.lifecycle.standing import (
+from affidavit.service.lifecycle.status import (
     REJECTED,
     REVOKED,
     SUPERSEDED,

@@ -14,9 +14,9 @@ from typing import Any
 
 from affidavit.certificate.log import Inclusion
 from affidavit.certificate.policy import refused_by_policy
-from affidavit.service.lifecycle.history import history
-from affidavit.service.lifecycle.issuing import statement_of
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.decisions import history
+from affidavit.service.lifecycle.issuance import statement_of
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.log.stored_tree import LogDamaged
 from affidavit.service.pages.checklist import Item, checklist
@@ -242,7 +242,9 @@ def certificate_view(
         runs = rows.page(connection, filters, None, MOST_RUNS)
     place = _place(services, certificate)
     plan = predicate["plan"]
-    issues = tuple(_issue(issue) for issue in history(services.engine, certificate.id))
+    issues = tuple(
+        _issue(issue.model_dump(mode="json")) for issue in history(services.engine, certificate.id)
+    )
     unusable = standing(certificate, issues)
     revoked = unusable if certificate.status is Status.REVOKED else None
     bundle = with_inclusion(services.log, certificate.bundle)

@@ -29,7 +29,7 @@ from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.renderers import DATA, Rows, view_of
 from affidavit.service.pages.response import export, page, respond
 from affidavit.service.pages.text import down, up
-from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.services import Services, TheServices
@@ -150,7 +150,7 @@ async def dataset(
 
 def dataset_view(
     connection: Connection,
-    rules: Rulebook,
+    rules: PolicySet,
     name: str,
     scope: tuple[str, str] | None,
     before: int | None,
@@ -182,7 +182,7 @@ def dataset_view(
     ), chosen
 
 
-def is_known(connection: Connection, rules: Rulebook, name: str) -> bool:
+def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
     """Whether a budget, a policy or a certificate names this very data set."""
     if rules.policy_of(name).datasets != "default" or repository.all_ledgers(connection, name):
         return True
@@ -218,7 +218,7 @@ def _name_with_ending(request: Request, services: Services, name: str) -> str | 
     ending = request.scope["route"].path.removeprefix(ONE)
     if ending not in DATA:
         return None
-    rules, whole = services.policies.rulebook(), f"{name}{ending}"
+    rules, whole = services.policies.policy_set(), f"{name}{ending}"
     with services.engine.connect() as connection:
         return whole if is_known(connection, rules, whole) else None
 
@@ -227,7 +227,7 @@ def _read(
     services: Services, name: str, ledger: str | None, before: int | None
 ) -> tuple[Dataset, StoredLedger | None, str | None]:
     """The view, its ledger and its chart. Raises ``Problem``."""
-    rules = services.policies.rulebook()
+    rules = services.policies.policy_set()
     unit, _, adjacency = (ledger or "").partition("/")
     scope = (unit, adjacency) if ledger else None
     with services.engine.connect() as connection:

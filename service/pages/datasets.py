@@ -24,7 +24,7 @@ from affidavit.service.pages.forms import Form, SubmittedForm
 from affidavit.service.pages.renderers import Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
-from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.services import Services, TheServices
 
 router = APIRouter()
@@ -98,7 +98,7 @@ async def set_budget(
     return await run_in_threadpool(_set_budget, request, actor, services, form)
 
 
-def ledger_page(connection: Connection, rules: Rulebook, cursor: str | None) -> Ledgers:
+def ledger_page(connection: Connection, rules: PolicySet, cursor: str | None) -> Ledgers:
     """The page of ledgers after ``cursor``, by name; raises ``ValueError`` for an invalid one."""
     after = None if cursor is None else scope_of(cursor)
     ledgers = repository.ledgers_after(connection, after, LISTED + 1)
@@ -115,7 +115,7 @@ def scope_of(text: str) -> LedgerScope:
     return LedgerScope(dataset=parts[0], unit=parts[1], adjacency=parts[2])
 
 
-def ledger_line(ledger: StoredLedger, rules: Rulebook) -> LedgerLine:
+def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
     """A ledger in one line."""
     summary = LedgerSummary.of(ledger)
     spent = ledger.spent_epsilon()
@@ -179,7 +179,7 @@ def _respond(
     wrong: str | None = None,
 ) -> Response:
     with services.engine.connect() as connection:
-        ledgers = ledger_page(connection, services.policies.rulebook(), after)
+        ledgers = ledger_page(connection, services.policies.policy_set(), after)
     return respond(
         request,
         DatasetsPage(datasets=ledgers, values=values, wrong=wrong),

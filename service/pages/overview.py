@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, Select, select
 
 from affidavit.plan import Reason
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.lifecycle.standing import Status, status_at
+from affidavit.service.lifecycle.status import Status, status_at
 from affidavit.service.log.audit import snapshot
 from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.pages.access import Anyone
@@ -24,7 +24,7 @@ from affidavit.service.pages.audit import CheckpointView, checkpoint_of
 from affidavit.service.pages.datasets import LedgerLine, ledger_page
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import page, respond
-from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.runs.run_tables import run_events, runs
 from affidavit.service.services import TheServices
 from affidavit.service.tables import certificates
@@ -142,7 +142,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         services.sequencer.problem,
         services.log_watch,
     )
-    rules = services.policies.rulebook()
+    rules = services.policies.policy_set()
     with snapshot(services.engine) as connection:
         view = overview_view(connection, rules, actor, ready.reasons, datetime.now(UTC))
     return respond(
@@ -152,7 +152,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
 
 def overview_view(
     connection: Connection,
-    rules: Rulebook,
+    rules: PolicySet,
     actor: Actor,
     reasons: tuple[Reason, ...],
     now: datetime,
@@ -182,7 +182,7 @@ def _anything(connection: Connection) -> bool:
     return connection.execute(first).first() is not None
 
 
-def _at_risk(connection: Connection, rules: Rulebook) -> tuple[tuple[LedgerLine, ...], bool]:
+def _at_risk(connection: Connection, rules: PolicySet) -> tuple[tuple[LedgerLine, ...], bool]:
     """Budgets that are nearly or fully spent, fullest first, and whether not all were searched."""
     at_risk: list[LedgerLine] = []
     cursor = None

@@ -14,8 +14,8 @@ from affidavit.service.pages.access import PolicyReader
 from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import page, respond
-from affidavit.service.policies.rulebook import Rulebook
-from affidavit.service.policies.store import KeptPolicy
+from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.store import StoredPolicy
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import PolicyName, Version
 from affidavit.service.services import TheServices
@@ -71,7 +71,7 @@ class PolicyPage:
 @page(router, "/policies")
 def policies(request: Request, _: PolicyReader, services: TheServices) -> Response:
     """Every version."""
-    rules = services.policies.rulebook()
+    rules = services.policies.policy_set()
     stored = services.policies.versions()
     lines = [_line(version.policy, version, rules) for version in stored]
     view = Policies(lines=(*lines, _line(BUILT_IN, None, rules)))
@@ -83,7 +83,7 @@ def policy(
     request: Request, _: PolicyReader, services: TheServices, name: PolicyName, version: Version
 ) -> Response:
     """One version, rule by rule beside the version before it."""
-    view = policy_page(services.policies.versions(), services.policies.rulebook(), name, version)
+    view = policy_page(services.policies.versions(), services.policies.policy_set(), name, version)
     if view is None:
         raise Problem(404, "not_found", f"policy {name} has no version {version}.")
     rows = Rows(RuleLine, view.rules)
@@ -91,10 +91,10 @@ def policy(
 
 
 def policy_page(
-    stored: list[KeptPolicy], rules: Rulebook, name: str, version: int
+    stored: list[StoredPolicy], rules: PolicySet, name: str, version: int
 ) -> PolicyPage | None:
     """One version of a policy; None if it does not exist."""
-    versions: dict[int, KeptPolicy | None] = {
+    versions: dict[int, StoredPolicy | None] = {
         entry.policy.version: entry for entry in stored if entry.policy.name == name
     }
     if name == BUILT_IN.name:
@@ -111,7 +111,7 @@ def policy_page(
     )
 
 
-def _line(policy: Policy, stored: KeptPolicy | None, rules: Rulebook) -> PolicyLine:
+def _line(policy: Policy, stored: StoredPolicy | None, rules: PolicySet) -> PolicyLine:
     return view_of(
         PolicyLine,
         policy,

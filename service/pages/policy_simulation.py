@@ -24,9 +24,9 @@ from affidavit.service.pages.plan_form import yaml_of
 from affidavit.service.pages.renderers import Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import up
-from affidavit.service.policies.activate import Unacceptable, activate
-from affidavit.service.policies.rulebook import Overlap, Rulebook
-from affidavit.service.policies.simulate import Simulated, simulate
+from affidavit.service.policies import service
+from affidavit.service.policies.policy_set import PolicyConflict, PolicySet
+from affidavit.service.policies.service import activate, simulate
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, TheServices
 
@@ -99,7 +99,7 @@ def simulation(
         "second_opinion": second_opinion,
         "budget": budget,
     }
-    rules = services.policies.rulebook()
+    rules = services.policies.policy_set()
     view = Simulation(
         yaml=draft_of(rules, policy, changes),
         asked=changes,
@@ -120,7 +120,7 @@ async def submit_draft(
         yaml=form.get("yaml")[:LONGEST],
         asked=dict.fromkeys(RULES, ""),
         of_policy="",
-        known=tuple(sorted(services.policies.rulebook().policies)),
+        known=tuple(sorted(services.policies.policy_set().policies)),
     )
     if form.get("do") == "activate":
         return await run_in_threadpool(_activate, request, actor, services, view)
@@ -129,7 +129,7 @@ async def submit_draft(
     return _respond(request, view, 422 if view.reasons else 200)
 
 
-def draft_of(rules: Rulebook, name: str | None, changes: Mapping[str, str]) -> str:
+def draft_of(rules: PolicySet, name: str | None, changes: Mapping[str, str]) -> str:
     """The YAML of the next version of an active policy, or of the default, with ``changes``.
 
     A rule that is changed to nothing stays as it is.
@@ -162,18 +162,12 @@ def _simulated(services: Services, view: Simulation, cursor: str | None) -> Simu
         return replace(view, reasons=reasons)
     try:
         result = simulate(services.policies, services.store, draft, cursor, JUDGED)
-    except Overlap as overlap:
-        reason = Reason(
-            code="policy_overlap",
-            pointer="/datasets",
-            message=f"{overlap}.",
-            remedy=f"Remove it from {overlap.other} in a new version of that policy first.",
-        )
-        return replace(view, reasons=(reason,))
+    except PolicyConflict as error:
+        return replace(view, reasons=(error.reason,))
     return replace(view, judged=result.judged, lines=_changes(result), next=result.next)
 
 
-def _changes(result: Simulated) -> tuple[ChangeLine, ...]:
+def _changes(result: service.Simulation) -> tuple[ChangeLine, ...]:
     return tuple(
         ChangeLine(
             certificate=change.certificate.id,
@@ -182,7 +176,7 @@ def _changes(result: Simulated) -> tuple[ChangeLine, ...]:
             epsilon=up(change.certificate.epsilon_upper),
             delta=up(change.certificate.delta),
             verdict=change.certificate.verdict,
-            would_be=change.verdict,
+            would_be=change.would_be,
             codes=tuple(reason.code for reason in change.reasons),
             messages=tuple(reason.message for reason in change.reasons),
         )
@@ -204,11 +198,8 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
             actor=actor.name,
             at=datetime.now(UTC),
         )
-    except Unacceptable as error:
-        reason = Reason(
-            code=error.code, pointer=error.pointer, message=error.message, remedy=error.remedy
-        )
-        return _respond(request, replace(view, reasons=(reason,)), 409)
+    except PolicyConflict as error:
+        return _respond(request, replace(view, reasons=(error.reason,)), error.status)
     return see_other(f"/policies/{stored.policy.name}/{stored.policy.version}", done="activated")
 
 

@@ -12,16 +12,15 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate.policy import BUILT_IN, WAIVABLE
 from affidavit.plan import Reason
+from affidavit.service.errors import DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor
 from affidavit.service.pages.access import Approver, PolicyReader
 from affidavit.service.pages.forms import Form, SubmittedForm
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
-from affidavit.service.policies.activate import Unacceptable
-from affidavit.service.policies.answers import waiver_answer
-from affidavit.service.policies.store import KeptWaiver
-from affidavit.service.policies.waive import NotYours, grant, revoke
-from affidavit.service.policies.wanted import MalformedWaiver, read_waiver
+from affidavit.service.policies.models import WaiverRequest
+from affidavit.service.policies.service import grant, revoke
+from affidavit.service.policies.store import StoredWaiver
 from affidavit.service.problems import Problem
 from affidavit.service.routes.waivers import WaiverId
 from affidavit.service.services import Services, TheServices
@@ -103,21 +102,13 @@ async def revoke_waiver(
 def _grant(request: Request, actor: Actor, services: Services, form: Form) -> Response:
     values = {name: form.get(name) for name in FIELDS if form.get(name)}
     try:
-        waiver = read_waiver(json.dumps(_with_zone(values)).encode())
+        waiver = WaiverRequest.from_json(json.dumps(_with_zone(values)).encode())
         key = services.keyring.current()
         grant(services.policies, waiver, key, actor=actor.name, at=datetime.now(UTC))
-    except MalformedWaiver as error:
+    except MalformedRequest as error:
         return _respond(request, services, values, error.reasons, 422)
-    except NotYours as error:
-        reason = Reason(
-            code="four_eyes", pointer="", message=f"{error}.", remedy="Ask another approver."
-        )
-        return _respond(request, services, values, (reason,), 403)
-    except Unacceptable as error:
-        reason = Reason(
-            code=error.code, pointer=error.pointer, message=error.message, remedy=error.remedy
-        )
-        return _respond(request, services, values, (reason,), 409)
+    except DomainError as error:
+        return _respond(request, services, values, (error.reason,), error.status)
     return see_other("/waivers", done="granted")
 
 
@@ -130,18 +121,18 @@ def _with_zone(values: Mapping[str, str]) -> dict[str, str]:
     return zoned
 
 
-def _line(stored: KeptWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
+def _line(stored: StoredWaiver, policies: Mapping[str, str], now: datetime) -> WaiverLine:
     """A waiver in one line; ``policies`` are the names of policies by digest."""
     waiver = stored.waiver
     return view_of(
         WaiverLine,
         waiver,
-        status=waiver_answer(stored, now)["status"].replace("_", " "),
+        status=stored.status_at(now).replace("_", " "),
         policy=policies.get(waiver.policy, waiver.policy),
         granted_by=waiver.created_by,
         granted_at=waiver.created_at,
         revoked_by=stored.revoked_by,
-        revoked_because=stored.revoked_because,
+        revoked_because=stored.revocation_reason,
     )
 
 
@@ -159,7 +150,7 @@ def _respond(
     view = WaiversPage(
         waivers=Waivers(lines=lines),
         rules=tuple(sorted(WAIVABLE)),
-        policies=tuple(sorted(services.policies.rulebook().policies)),
+        policies=tuple(sorted(services.policies.policy_set().policies)),
         values=values,
         reasons=reasons,
     )

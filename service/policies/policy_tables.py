@@ -1,17 +1,17 @@
-"""Policies and waivers as rows that are added and never changed.
+"""The tables of policies and waivers, all append-only.
 
 ``policies``
     Every version of every policy with its signed envelope. The highest version of a name
-    is the active one; none is ever taken back, only followed by another.
+    is active; a version is never withdrawn, only succeeded.
 ``waivers``
-    Every waiver that was granted, with its signed envelope, under the digest of its content.
+    Every waiver with its signed envelope, identified by the digest of its content.
 ``waiver_revocations``
-    That a waiver no longer holds; at most one a waiver.
+    Revocations of waivers, at most one for each.
 ``waiver_uses``
-    Which certificates a waiver let pass, so that they can be revoked with it.
+    Which certificates rely on a waiver, so that they can be revoked with it.
 
-Rows of the first three are written by one transaction at a time (``change``), so that their
-ids grow in the order in which they become visible.
+Rows of the first three are written by one transaction at a time (``lock_policies``), so that
+their ids grow in the order in which they become visible.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Policies and waivers in the database: kept as they were signed, checked whenever read.
+"""Policies and waivers in the database: stored as they were signed, verified whenever read.
 
-A row whose columns, document or signature do not fit each other raises ``Altered``; nothing
-is certified then, because what the rules are is not known. Reading the rulebook costs one
-small query as long as nothing was added: the last one read is kept, under its head.
+A row whose columns, document and signature do not match raises ``PolicyTampered``; nothing is
+certified then, because the policies in force are unknown. Reading the policy set costs one
+small query while nothing is added: the last one is cached under its head.
 
-What changes the rules and what is judged by them exclude each other (``change``, ``rely``):
-when a new version becomes visible, no certificate by the old one can still appear.
+Transactions that change the policy set and those that rely on it exclude each other
+(``lock_policies``): once a new version is visible, no certificate can appear by the old one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, RowMapping, Select, func, insert, select
@@ -31,25 +31,25 @@ from affidavit.certificate.policy import (
     sealed,
 )
 from affidavit.service.database import hold, reader, writer
+from affidavit.service.policies.policy_set import Head, PolicySet
 from affidavit.service.policies.policy_tables import (
     policies,
     waiver_revocations,
     waiver_uses,
     waivers,
 )
-from affidavit.service.policies.rulebook import Head, Rulebook
 from affidavit.service.tables import signing_keys
 
 LOCK = "affidavit.policies"
 
 
-class Altered(Exception):
-    """A policy or waiver in the database is not what was signed."""
+class PolicyTampered(Exception):
+    """A policy or waiver in the database does not match its signature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptPolicy:
-    """A version of a policy, with who set it, when, and the signed envelope."""
+class StoredPolicy:
+    """A version of a policy, with who created it, when, and the signed envelope."""
 
     policy: Policy
     created_by: str
@@ -58,32 +58,38 @@ class KeptPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptWaiver:
-    """A waiver with its signed envelope, and its revocation if there was one."""
+class StoredWaiver:
+    """A waiver with its signed envelope, and its revocation, if any."""
 
     waiver: Waiver
     envelope: bytes
     revoked_by: str | None = None
     revoked_at: datetime | None = None
-    revoked_because: str | None = None
+    revocation_reason: str | None = None
+
+    def status_at(self, now: datetime) -> Literal["in_force", "expired", "revoked"]:
+        """Whether it applies at ``now``."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "in_force" if now < self.waiver.expires else "expired"
 
 
 class PolicyStore:
-    """Policies and waivers behind one engine; ``keys`` gives the keys that may have signed."""
+    """Policies and waivers behind one engine; ``keys`` returns the keys of the key directory."""
 
     def __init__(self, engine: Engine, keys: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
         self.reader = reader(engine)
         self.writer = writer(engine)
         self._keys = keys
-        self._last = Rulebook()
+        self._last = PolicySet()
 
-    def rulebook(self) -> Rulebook:
-        """What is in force now; raises ``Altered``."""
+    def policy_set(self) -> PolicySet:
+        """The policy set in force; raises ``PolicyTampered``."""
         with self.reader.connect() as connection:
-            return self.rulebook_in(connection)
+            return self.policy_set_in(connection)
 
-    def rulebook_in(self, connection: Connection) -> Rulebook:
-        """What is in force as ``connection`` sees it; raises ``Altered``."""
+    def policy_set_in(self, connection: Connection) -> PolicySet:
+        """The policy set in force as ``connection`` sees it; raises ``PolicyTampered``."""
         head = _head(connection)
         last = self._last
         if head != last.head:
@@ -91,70 +97,65 @@ class PolicyStore:
             self._last = last
         return last
 
-    def versions(self) -> list[KeptPolicy]:
+    def versions(self) -> list[StoredPolicy]:
         """Every version of every policy, newest first."""
         with self.reader.connect() as connection:
             rows = connection.execute(_with_key(policies).order_by(policies.c.id.desc()))
-            known = self._known()
-            return [_policy(row, known) for row in rows.mappings()]
+            keys = self._key_records()
+            return [_policy(row, keys) for row in rows.mappings()]
 
-    def version(self, name: str, version: int) -> KeptPolicy | None:
+    def version(self, name: str, version: int) -> StoredPolicy | None:
         """One version of a policy, or None."""
         query = _with_key(policies).where(policies.c.name == name, policies.c.version == version)
         with self.reader.connect() as connection:
             row = connection.execute(query).mappings().first()
-            return None if row is None else _policy(row, self._known())
+            return None if row is None else _policy(row, self._key_records())
 
-    def granted(self) -> list[KeptWaiver]:
+    def granted(self) -> list[StoredWaiver]:
         """Every waiver, newest first."""
         with self.reader.connect() as connection:
             rows = connection.execute(_waivers().order_by(waivers.c.id.desc())).mappings()
-            known = self._known()
-            return [_waiver(row, known) for row in rows]
+            keys = self._key_records()
+            return [_waiver(row, keys) for row in rows]
 
-    def waiver(self, waiver_id: str) -> KeptWaiver | None:
+    def waiver(self, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
         with self.reader.connect() as connection:
             return self.waiver_in(connection, waiver_id)
 
-    def waiver_in(self, connection: Connection, waiver_id: str) -> KeptWaiver | None:
+    def waiver_in(self, connection: Connection, waiver_id: str) -> StoredWaiver | None:
         """One waiver, or None."""
         query = _waivers().where(waivers.c.waiver_id == waiver_id)
         row = connection.execute(query).mappings().first()
-        return None if row is None else _waiver(row, self._known())
+        return None if row is None else _waiver(row, self._key_records())
 
-    def _read(self, connection: Connection, head: Head) -> Rulebook:
-        known = self._known()
+    def _read(self, connection: Connection, head: Head) -> PolicySet:
+        keys = self._key_records()
         newest = select(func.max(policies.c.id)).group_by(policies.c.name)
         rows = connection.execute(_with_key(policies).where(policies.c.id.in_(newest))).mappings()
-        active = [_policy(row, known).policy for row in rows]
+        active = [_policy(row, keys).policy for row in rows]
         unrevoked = _waivers().where(waiver_revocations.c.id.is_(None))
-        granted = [_waiver(row, known).waiver for row in connection.execute(unrevoked).mappings()]
-        return Rulebook(head, {item.name: item for item in active}, tuple(granted))
+        granted = [_waiver(row, keys).waiver for row in connection.execute(unrevoked).mappings()]
+        return PolicySet(head, {policy.name: policy for policy in active}, tuple(granted))
 
-    def _known(self) -> dict[str, Mapping[str, Any]]:
+    def _key_records(self) -> dict[str, Mapping[str, Any]]:
         return {record["key_id"]: record for record in self._keys()}
 
 
 # ---- in the transaction of a connection ----------------------------------------------
 
 
-def change(connection: Connection) -> None:
-    """Let nobody else change the rules, or keep what was judged by them, until we are done."""
-    hold(connection, LOCK)
+def lock_policies(connection: Connection, *, shared: bool = False) -> None:
+    """Lock the policy set until the transaction ends, ``shared`` to rely on it unchanged."""
+    hold(connection, LOCK, shared=shared)
 
 
-def rely(connection: Connection) -> None:
-    """Let nobody change the rules until we are done."""
-    hold(connection, LOCK, shared=True)
-
-
-def keep_policy(
+def insert_policy(
     connection: Connection, policy: Policy, key: SigningPort, actor: str, at: datetime
-) -> KeptPolicy:
-    """Sign ``policy`` and keep it."""
+) -> StoredPolicy:
+    """Sign ``policy`` and store it."""
     envelope = sealed("policy", policy.as_document(), key)
-    _keep_key(connection, key, at)
+    _insert_key(connection, key, at)
     connection.execute(
         insert(policies).values(
             name=policy.name,
@@ -166,15 +167,15 @@ def keep_policy(
             created_at=at,
         )
     )
-    return KeptPolicy(policy=policy, created_by=actor, created_at=at, envelope=envelope)
+    return StoredPolicy(policy=policy, created_by=actor, created_at=at, envelope=envelope)
 
 
-def keep_waiver(
+def insert_waiver(
     connection: Connection, waiver: Waiver, key: SigningPort, at: datetime
-) -> KeptWaiver:
-    """Sign ``waiver`` and keep it."""
+) -> StoredWaiver:
+    """Sign ``waiver`` and store it."""
     envelope = sealed("waiver", waiver.as_document(), key)
-    _keep_key(connection, key, at)
+    _insert_key(connection, key, at)
     connection.execute(
         insert(waivers).values(
             waiver_id=waiver.id,
@@ -186,26 +187,26 @@ def keep_waiver(
             expires_at=waiver.expires,
         )
     )
-    return KeptWaiver(waiver=waiver, envelope=envelope)
+    return StoredWaiver(waiver=waiver, envelope=envelope)
 
 
-def note_use(
+def record_waivers(
     connection: Connection, certificate_id: str, used: Iterable[Waiver], at: datetime
 ) -> None:
-    """Remember which waivers a certificate rests on."""
-    for waiver in {item.id for item in used}:
+    """Record which waivers a certificate relies on."""
+    for waiver_id in {waiver.id for waiver in used}:
         connection.execute(
-            insert(waiver_uses).values(waiver_id=waiver, certificate_id=certificate_id, at=at)
+            insert(waiver_uses).values(waiver_id=waiver_id, certificate_id=certificate_id, at=at)
         )
 
 
-def certificates_by(connection: Connection, waiver_id: str) -> list[str]:
-    """The ids of the certificates that rest on a waiver."""
+def certificates_with_waiver(connection: Connection, waiver_id: str) -> list[str]:
+    """The ids of the certificates that rely on a waiver."""
     query = select(waiver_uses.c.certificate_id).where(waiver_uses.c.waiver_id == waiver_id)
     return sorted(set(connection.execute(query).scalars()))
 
 
-# Built once: this is asked for every plan, and building it costs more than running it.
+# Built once: it runs for every plan, and building it takes longer than running it.
 _HEAD = select(
     *(
         select(func.coalesce(func.max(table.c.id), 0)).scalar_subquery()
@@ -215,8 +216,8 @@ _HEAD = select(
 
 
 def _head(connection: Connection) -> Head:
-    found = connection.execute(_HEAD).one()
-    return int(found[0]), int(found[1]), int(found[2])
+    policy_id, waiver_id, revocation_id = connection.execute(_HEAD).one()
+    return int(policy_id), int(waiver_id), int(revocation_id)
 
 
 def _with_key(table: Any) -> Select[Any]:
@@ -234,20 +235,20 @@ def _waivers() -> Select[Any]:
     )
 
 
-def _policy(row: RowMapping, known: Mapping[str, Mapping[str, Any]]) -> KeptPolicy:
+def _policy(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredPolicy:
     what = f"the policy {row['name']} version {row['version']}"
-    document = _opened("policy", row, known, what)
+    document = _opened("policy", row, keys, what)
     try:
         policy = policy_from(document)
     except MalformedPolicy as error:
-        raise Altered(f"{what} cannot be read: {error.reasons[0]}") from None
+        raise PolicyTampered(f"{what} cannot be read: {error.reasons[0]}") from None
     if (policy.name, policy.version, policy.digest()) != (
         row["name"],
         row["version"],
         row["digest"],
     ):
-        raise Altered(f"{what} is not what was signed under that name")
-    return KeptPolicy(
+        raise PolicyTampered(f"{what} does not match its signed document")
+    return StoredPolicy(
         policy=policy,
         created_by=row["created_by"],
         created_at=row["created_at"],
@@ -255,43 +256,43 @@ def _policy(row: RowMapping, known: Mapping[str, Mapping[str, Any]]) -> KeptPoli
     )
 
 
-def _waiver(row: RowMapping, known: Mapping[str, Mapping[str, Any]]) -> KeptWaiver:
+def _waiver(row: RowMapping, keys: Mapping[str, Mapping[str, Any]]) -> StoredWaiver:
     what = f"the waiver {row['waiver_id']}"
-    document = _opened("waiver", row, known, what)
+    document = _opened("waiver", row, keys, what)
     try:
         waiver = Waiver.model_validate(document)
     except ValidationError as error:
-        raise Altered(f"{what} cannot be read: {error.error_count()} errors") from None
+        raise PolicyTampered(f"{what} cannot be read: {error.error_count()} errors") from None
     if (waiver.id, waiver.owner, waiver.created_by, waiver.expires) != (
         row["waiver_id"],
         row["owner"],
         row["created_by"],
         row["expires_at"],
     ):
-        raise Altered(f"{what} is not what was signed under that id")
-    return KeptWaiver(
+        raise PolicyTampered(f"{what} does not match its signed document")
+    return StoredWaiver(
         waiver=waiver,
         envelope=bytes(row["envelope"]),
         revoked_by=row["revoked_by"],
         revoked_at=row["revoked_at"],
-        revoked_because=row["reason"],
+        revocation_reason=row["reason"],
     )
 
 
 def _opened(
-    kind: Any, row: RowMapping, known: Mapping[str, Mapping[str, Any]], what: str
+    kind: Any, row: RowMapping, keys: Mapping[str, Mapping[str, Any]], what: str
 ) -> dict[str, Any]:
-    """The signed document; the key directory's record of a key counts before the database's."""
+    """The signed document; the key directory's record of a key takes precedence."""
     try:
-        record = known.get(row["key_id"]) or json.loads(row["key_record"])
+        record = keys.get(row["key_id"]) or json.loads(row["key_record"])
         return opened(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
     except (NotAsSigned, KeyFailure, ValueError) as error:
-        raise Altered(f"{what} is not what was signed: {error}") from None
+        raise PolicyTampered(f"{what} does not match its signature: {error}") from None
 
 
-def _keep_key(connection: Connection, key: SigningPort, at: datetime) -> None:
-    known = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
-    if connection.execute(known).first() is not None:
+def _insert_key(connection: Connection, key: SigningPort, at: datetime) -> None:
+    stored = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
+    if connection.execute(stored).first() is not None:
         return
     record = json.dumps(key.public.as_record(), sort_keys=True)
     try:
@@ -300,4 +301,4 @@ def _keep_key(connection: Connection, key: SigningPort, at: datetime) -> None:
                 insert(signing_keys).values(key_id=key.key_id, record=record, first_used_at=at)
             )
     except IntegrityError:
-        return  # a certificate was quicker to keep it
+        return  # another transaction stored it first

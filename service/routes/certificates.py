@@ -22,8 +22,8 @@ from affidavit.service.certificate_models import (
 )
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.lifecycle.answer import answer_of
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.issuance import result_document
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
 from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
@@ -76,7 +76,7 @@ async def certify(
     if submission.created:
         http.state.verdict = submission.certificate.verdict
     return Response(
-        answer_of(submission.certificate),
+        result_document(submission.certificate),
         201 if submission.created else 200,
         {"Location": f"/v1/certificates/{submission.certificate.id}"},
         media_type=JSON,
@@ -129,7 +129,7 @@ def _json(model: type[Any], description: str) -> dict[int | str, dict[str, Any]]
 )
 def certificate(_: Reader, services: TheServices, certificate_id: CertificateId) -> Response:
     """The result document with its bundle."""
-    return Response(answer_of(find(services, certificate_id)), media_type=JSON)
+    return Response(result_document(find(services, certificate_id)), media_type=JSON)
 
 
 @router.get(

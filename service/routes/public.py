@@ -12,8 +12,9 @@ from pydantic import Field
 from affidavit.mechanisms import all_mechanisms
 from affidavit.service.certificate_models import Object, PlanDocument
 from affidavit.service.identity.access import open_to_all
+from affidavit.service.lifecycle.models import SignedStatusList
 from affidavit.service.models import ResponseModel
-from affidavit.service.openapi import answers, problems
+from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON
 from affidavit.service.services import TheServices
@@ -42,7 +43,7 @@ def keys(services: TheServices) -> Keys:
     summary="Get the status list",
     response_class=Response,
     responses={
-        200: answers("The signed list, valid for an hour.", "StatusList"),
+        200: {"description": "The signed list, valid for an hour.", "model": SignedStatusList},
         **problems(503),
     },
 )

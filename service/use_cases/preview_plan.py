@@ -31,7 +31,7 @@ from affidavit.certificate.policy import Judgement, Policy, judge
 from affidavit.plan import Plan, Reason, digest
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
-from affidavit.service.policies.judging import budget_of, question
+from affidavit.service.policies.evaluation import budget_status, certification_request
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
 from affidavit.service.use_cases.draw_certificate import NoCurve
@@ -75,14 +75,14 @@ class PreviewPlan:
     async def assess(self, plan: Plan, requester: str) -> Preview:
         """What ``requester`` would get for ``plan`` now.
 
-        Raises ``AccountingUnavailable`` and ``Altered``.
+        Raises ``AccountingUnavailable`` and ``PolicyTampered``.
         """
-        asked = await run_in_threadpool(question, self._policies, plan, requester)
+        asked = await run_in_threadpool(certification_request, self._policies, plan, requester)
         policy = asked.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
         ledger = await self._position(plan, assessment)
-        budget = budget_of(assessment, ledger)
+        budget = budget_status(assessment, ledger)
         assessment, judgement = judge(plan, assessment, policy, asked.waivers, budget)
         return Preview(assessment=assessment, policy=policy, judgement=judgement, ledger=ledger)
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Plan, Syntax, parse_plan
-from affidavit.service.policies.judging import Question, question_by
-from affidavit.service.policies.rulebook import Head, Rulebook
+from affidavit.service.policies.evaluation import CertificationRequest
+from affidavit.service.policies.policy_set import Head, PolicySet
 
 MOST_BYTES = 4 * 1024 * 1024
 """Of all bodies together; a plan takes some ten times its text."""
@@ -27,7 +27,7 @@ AT_ONCE = 1024
 """Bytes of JSON that are read, or refused, sooner than a thread takes over."""
 
 Rules = tuple[Head, tuple[str, ...]]
-"""The rulebook, and the waivers of it that are in force for a plan and whoever asks."""
+"""The policy_set, and the waivers of it that are in force for a plan and whoever asks."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class ReadPlan:
     plan: Plan
     _named: tuple[Rules, str] | None = field(default=None)
 
-    def question(self, rules: Rulebook, requester: str) -> Question:
-        """The plan as a question by ``rules``, whose id is worked out once."""
-        asked = question_by(rules, self.plan, requester)
+    def request_under(self, rules: PolicySet, requester: str) -> CertificationRequest:
+        """The request for the plan under ``rules``, whose id is computed once."""
+        asked = CertificationRequest.under(rules, self.plan, requester)
         under = rules.head, tuple(waiver.id for waiver in asked.waivers)
         named = self._named
         if named is None or named[0] != under:

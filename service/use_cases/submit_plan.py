@@ -28,17 +28,17 @@ from affidavit.plan import Plan, Syntax
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
 from affidavit.service.errors import TooBusy
 from affidavit.service.keyring import Keyring
-from affidavit.service.lifecycle.issuing import sign
-from affidavit.service.lifecycle.standing import DECIDED, Status
-from affidavit.service.policies.judging import (
-    Question,
-    RulesChanged,
-    budget_of,
-    question,
+from affidavit.service.lifecycle.issuance import sign
+from affidavit.service.lifecycle.status import DECIDED, Status
+from affidavit.service.policies.evaluation import (
+    CertificationRequest,
+    PoliciesChanged,
+    budget_status,
+    certification_request,
+    is_pending_budget,
     require_unchanged,
-    waits_for_budget,
 )
-from affidavit.service.policies.store import PolicyStore, note_use
+from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
 from affidavit.service.store import (
     CertificateStore,
@@ -63,7 +63,7 @@ Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 
 
 Asked = tuple[ReadPlan, PlanRequest]
-Recalled = tuple[Question, StoredCertificate | None]
+Recalled = tuple[CertificationRequest, StoredCertificate | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Answer:
 class Found:
     """What was found about a question, for whoever asks, and what it may supersede."""
 
-    asked: Question
+    asked: CertificationRequest
     assessment: Assessment
     request: PlanRequest
     outdated: Outdated
@@ -89,7 +89,7 @@ class Found:
 class Signed:
     """A certificate that is to be kept, with the waivers that it rests on."""
 
-    asked: Question
+    asked: CertificationRequest
     made: Made
     used: tuple[Waiver, ...]
 
@@ -124,7 +124,7 @@ class SubmitPlan:
         """The answer to ``request``.
 
         Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``,
-        ``Altered``.
+        ``PolicyTampered``.
         """
         plan = await self._read(request.body, syntax)
         for _ in range(MOST_CHANGES):
@@ -136,7 +136,7 @@ class SubmitPlan:
                 return answer
         raise TooBusy
 
-    async def _once(self, asked: Question, request: PlanRequest) -> Answer | None:
+    async def _once(self, asked: CertificationRequest, request: PlanRequest) -> Answer | None:
         """The answer to ``asked``; None if another caller's question became another one."""
         if asked.id not in self._flights and len(self._flights) >= MOST_WAITING:
             raise TooBusy
@@ -155,14 +155,16 @@ class SubmitPlan:
         """The question of each plan as it stands now, and what is known of it, recorded."""
         untrusted = self._signers.current().public.development
         with self._store.writing() as connection:
-            rules = self._policies.rulebook_in(connection)
-            asked = [plan.question(rules, request.requester) for plan, request in wanted]
+            rules = self._policies.policy_set_in(connection)
+            asked = [plan.request_under(rules, request.requester) for plan, request in wanted]
             ids = [(each.id, request) for each, (_, request) in zip(asked, wanted, strict=True)]
             return list(
                 zip(asked, repeated(connection, ids, untrusted, self._outdated), strict=True)
             )
 
-    async def anew(self, asked: Question, request: PlanRequest, outdated: Outdated) -> Answer:
+    async def anew(
+        self, asked: CertificationRequest, request: PlanRequest, outdated: Outdated
+    ) -> Answer:
         """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
         assessment = await self._pool.assess(asked.plan)
         ledger = await self._position(asked.plan, assessment)
@@ -220,8 +222,10 @@ class SubmitPlan:
                     outdated=outdated,
                     within=self._still_so([made]),
                 )
-            except RulesChanged:
-                asked = question(self._policies, found.asked.plan, found.asked.requester)
+            except PoliciesChanged:
+                asked = certification_request(
+                    self._policies, found.asked.plan, found.asked.requester
+                )
                 found = replace(found, asked=asked)
             else:
                 return Answer(kept, created)
@@ -240,7 +244,7 @@ class SubmitPlan:
         self, given: Found, key: SigningPort, former: StoredCertificate | None
     ) -> Signed | Answer:
         asked, ledger = given.asked, given.ledger
-        budget = budget_of(given.assessment, ledger)
+        budget = budget_status(given.assessment, ledger)
         found, judgement = judge(asked.plan, given.assessment, asked.policy, asked.waivers, budget)
         if former is not None and _waits(former) and _says(former, found):
             kept = self._repeat(asked.id, given.request, expired)
@@ -263,13 +267,13 @@ class SubmitPlan:
         def still_so(connection: Connection) -> None:
             require_unchanged(self._policies, connection, *(entry.asked for entry in signed))
             for item in signed:
-                note_use(connection, item.made[0].id, item.used, datetime.now(UTC))
+                record_waivers(connection, item.made[0].id, item.used, datetime.now(UTC))
 
         return still_so
 
 
 def _waits(certificate: StoredCertificate) -> bool:
-    return waits_for_budget(certificate.verdict, certificate.result)
+    return is_pending_budget(certificate.verdict, certificate.result)
 
 
 def _says(certificate: StoredCertificate, found: Assessment) -> bool:

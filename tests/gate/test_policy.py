@@ -154,11 +154,11 @@ def test_the_policy_on_the_page_is_the_example() -> None:
 
 
 def test_the_waiver_on_the_page_is_one_that_the_service_takes() -> None:
-    from affidavit.service.policies.wanted import read_waiver
+    from affidavit.service.policies.models import WaiverRequest
 
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     given = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}
-    assert read_waiver(json.dumps(given).encode()).rule == "policy_epsilon_cap"
+    assert WaiverRequest.from_json(json.dumps(given).encode()).rule == "policy_epsilon_cap"
 
 
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fastapi import Request
 from fastapi.testclient import TestClient
 
 from affidavit.service.cursors import InvalidCursor
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
 from affidavit.service.store import Summary, cursor_of, place_of

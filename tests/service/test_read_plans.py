@@ -10,8 +10,8 @@ import pytest
 
 from affidavit.certificate.policy import Policy
 from affidavit.plan import MalformedPlan, Syntax
-from affidavit.service.policies.judging import question_by
-from affidavit.service.policies.rulebook import Rulebook
+from affidavit.service.policies.evaluation import CertificationRequest
+from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.use_cases import read_plans
 from affidavit.service.use_cases.read_plans import ReadPlan, ReadPlans
 
@@ -58,11 +58,11 @@ def test_a_large_body_is_not_kept(plan: Any) -> None:
     assert read(plans, body) is not read(plans, body)
 
 
-def test_its_id_is_that_of_the_question_under_the_rules_of_now(plan: Any) -> None:
+def test_the_id_follows_from_the_policies_in_force(plan: Any) -> None:
     known = read(ReadPlans(), body_of(plan))
     strict = Policy(schema_version=1, name="house", version=1, datasets=("toy",), epsilon_cap=1.0)
     ids = []
-    for rules in (Rulebook(), Rulebook(), Rulebook((1, 0, 0), {"house": strict}), Rulebook()):
-        ids.append(known.question(rules, "token:ci").id)
-        assert ids[-1] == question_by(rules, known.plan, "token:ci").id
+    for rules in (PolicySet(), PolicySet(), PolicySet((1, 0, 0), {"house": strict}), PolicySet()):
+        ids.append(known.request_under(rules, "token:ci").id)
+        assert ids[-1] == CertificationRequest.under(rules, known.plan, "token:ci").id
     assert ids[0] == ids[1] == ids[3] != ids[2]

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.certificate import SigningKey, seal
 from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine, reader, writer
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.migrate import SchemaNotAtHead, current, head, metadata, upgrade
 from affidavit.service.migrate import require_head as require
 from affidavit.service.store import CertificateStore, Filters, Place, PlanRequest, StoredCertificate

@@ -19,7 +19,7 @@ from affidavit.service.ledger.costing import cost_of_bundle
 from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun
-from affidavit.service.lifecycle.issuing import sign
+from affidavit.service.lifecycle.issuance import sign
 from affidavit.service.store import CertificateStore, PlanRequest, StoredCertificate
 
 TOY = LedgerScope(dataset="toy", unit="example", adjacency="add_remove")

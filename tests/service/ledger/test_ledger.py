@@ -25,7 +25,7 @@ from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun, require_usable
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pages.dataset import spent_chart
 from tests.service.ledger.conftest import TOY, Bench, call, claim_of

@@ -16,8 +16,8 @@ from sqlalchemy import Engine, func, select
 from affidavit.certificate import VerificationError, read_envelope, verify
 from affidavit.service import store as storing
 from affidavit.service.database import open_engine
-from affidavit.service.lifecycle import issuing
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle import issuance
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.store import CertificateStore, Filters
 from affidavit.service.tables import certificates, requests
@@ -38,7 +38,7 @@ def a_year_later(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def go() -> None:
         monkeypatch.setattr(storing, "datetime", Later)
-        monkeypatch.setattr(issuing, "datetime", Later)
+        monkeypatch.setattr(issuance, "datetime", Later)
 
     return go
 

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.gate import app
-from affidavit.service.lifecycle.standing import Status
-from affidavit.service.lifecycle.wanted import REASONS, WantedRevocation
+from affidavit.service.lifecycle.models import REVOCATION_CODES, RevocationRequest
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.settings import Settings
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "approvals-and-revocation.md"
@@ -61,5 +61,7 @@ def test_the_commands_of_the_page_run_in_their_order(
 
 def test_every_status_and_reason_is_on_the_page() -> None:
     text = PAGE.read_text()
-    assert not [word for word in (*Status, *REASONS) if f"`{word}`" not in text]
-    assert set(REASONS) == set(WantedRevocation.model_json_schema()["properties"]["code"]["enum"])
+    assert not [word for word in (*Status, *REVOCATION_CODES) if f"`{word}`" not in text]
+    assert set(REVOCATION_CODES) == set(
+        RevocationRequest.model_json_schema()["properties"]["code"]["enum"]
+    )

@@ -168,7 +168,7 @@ def test_what_the_log_does_not_have(client: Client, certified: Any) -> None:
 def test_entries_come_in_pages(
     client: Client, certified: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("affidavit.service.routes.log_entries.PAGE", 2)
+    monkeypatch.setattr("affidavit.service.routes.log.PAGE_SIZE", 2)
     for number in range(1, 6):
         certified(steps=number)
     path, found = "/v1/log/entries?end=3", []

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft
 from affidavit.gate import app
 from affidavit.service.database import open_engine
-from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.keysets import KeysetStore
 from affidavit.service.pages import certificate_search
 from affidavit.service.pages.certificate_search import CertificateSearch, certificate_list
 from affidavit.service.pages.registry_entry import at_least

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore
 from affidavit.certificate.policy import opened, written
-from affidavit.service.policies import judging
+from affidavit.service.policies import evaluation
 
 Document = Callable[..., dict[str, Any]]
 
@@ -106,7 +106,7 @@ def test_an_expired_waiver_helps_no_more(
         def now(cls, tz: Any = None) -> datetime:
             return datetime.now(tz) + timedelta(days=31)
 
-    monkeypatch.setattr(judging, "datetime", Later)
+    monkeypatch.setattr(evaluation, "datetime", Later)
     assert house.submit("sam", plan()).json()["verdict"] == "refused"
 
 

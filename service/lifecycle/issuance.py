@@ -1,4 +1,14 @@
-"""Issues as rows: what is signed, and the columns by which it is found again."""
+"""Sign a certificate as a stored issue, and the result document of an issue.
+
+The result is stored as the text of the first response and not parsed for every response.
+What can change later, and what distinguishes issues, is appended to its ``certificate``,
+which comes last.
+
+>>> append_to_certificate(
+...     '{"verdict": "certified", "certificate": {"id": "x"}}', {"status": "active"}
+... )
+'{"verdict": "certified", "certificate": {"id": "x", "status": "active"}}'
+"""
 
 from __future__ import annotations
 
@@ -20,7 +30,7 @@ from affidavit.certificate import (
 )
 from affidavit.certificate.policy import AS_PROVED, Judgement
 from affidavit.plan import Plan
-from affidavit.service.lifecycle.standing import Status
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate
 
 
@@ -34,10 +44,10 @@ def sign(
     under: Judgement = AS_PROVED,
     ledger: Mapping[str, Any] | None = None,
 ) -> StoredCertificate:
-    """What was found about ``plan``, signed as the issue after ``former`` or as the first.
+    """Sign the assessment of ``plan`` as the issue after ``former``, or as the first.
 
-    ``under`` is what ``judge`` returned together with ``assessment``, and ``ledger`` where the
-    data set's budget stands.
+    ``under`` is what ``judge`` returned together with ``assessment``; ``ledger`` is the
+    position of the data set's budget.
     """
     issued_at = datetime.now(UTC)
     certificate = issue(
@@ -50,12 +60,12 @@ def sign(
         ledger=ledger,
     )
     result = certificate.as_result(assessment)
-    found = _approvals(certificate.statement)
+    approvals = Approvals.of(certificate.statement["predicate"])
     return StoredCertificate(
         id=certificate.id,
         untrusted=certificate.untrusted,
         issue=certificate.statement["predicate"]["issue"],
-        status=Status.ACTIVE if found.complete else Status.AWAITING_APPROVAL,
+        status=Status.ACTIVE if approvals.complete else Status.AWAITING_APPROVAL,
         plan_digest=assessment.plan_digest,
         name=plan.name,
         dataset=plan.dataset.name,
@@ -66,8 +76,8 @@ def sign(
         created_at=issued_at,
         not_after=not_after(certificate.statement),
         envelope_digest=certificate.envelope_digest,
-        approvals_required=found.required,
-        approvals_given=len(found.given),
+        approvals_required=approvals.required,
+        approvals_given=len(approvals.given),
         key_id=key.key_id,
         bundle=certificate.bundle,
         result=json.dumps(result, allow_nan=False),
@@ -77,7 +87,7 @@ def sign(
 def sign_approved(
     pending: StoredCertificate, approvals: Approvals, key: SigningPort, at: datetime
 ) -> StoredCertificate:
-    """``pending`` with its ``approvals``, signed as the issue after it."""
+    """Sign ``pending`` with its ``approvals`` as the next issue."""
     certificate = approved(
         statement_of(pending), key, approvals=approvals, issued_at=at, former=pending
     )
@@ -98,8 +108,8 @@ def sign_approved(
 def statement_of(certificate: StoredCertificate) -> dict[str, Any]:
     """The statement that a stored certificate carries in its signed bytes."""
     envelope = read_envelope(json.loads(certificate.bundle)["envelope"])
-    found: dict[str, Any] = json.loads(envelope.payload)
-    return found
+    statement: dict[str, Any] = json.loads(envelope.payload)
+    return statement
 
 
 def not_after(statement: Mapping[str, Any]) -> datetime:
@@ -108,11 +118,29 @@ def not_after(statement: Mapping[str, Any]) -> datetime:
     return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
 
 
-def _approvals(statement: Mapping[str, Any]) -> Approvals:
-    return Approvals.of(statement["predicate"])
-
-
 def _with_bundle(result: str, certificate: Certificate) -> str:
     document = json.loads(result)
     document["certificate"] = {"id": certificate.id, "bundle": json.loads(certificate.bundle)}
     return json.dumps(document, allow_nan=False)
+
+
+def result_document(certificate: StoredCertificate) -> str:
+    """The result document of an issue, with its number, its digest and its status."""
+    return append_to_certificate(
+        certificate.result,
+        {
+            "issue": certificate.issue,
+            "envelope_digest": certificate.envelope_digest,
+            "status": certificate.status.value,
+        },
+    )
+
+
+def append_to_certificate(result: str, more: Mapping[str, Any]) -> str:
+    """``result``, whose last field is ``certificate``, with ``more`` at the end of that.
+
+    Raises ``ValueError`` where another field is last.
+    """
+    if not result.endswith("}}"):
+        raise ValueError("this is not a result that ends with its certificate")
+    return f"{result[:-2]}, {json.dumps(dict(more))[1:]}}}"

@@ -29,8 +29,7 @@ from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.keysets.revoked import FRESH_SECONDS, RevokedKeys
-from affidavit.service.keysets.store import KeysetStore
+from affidavit.service.keysets import FRESH_SECONDS, KeysetStore, RevokedKeys
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.settings import Settings
 
@@ -199,7 +198,7 @@ def test_a_revoked_key_signs_no_more(
     lost = [Revocation(key_id=old.key_id, since=NOW.strftime("%Y-%m-%dT%H:%M:%SZ"))]
     made = version(revoked=lost, signer=signer).as_bytes()
     assert client.post("/v1/keysets", content=made, headers=admin).status_code == 201
-    client.app.state.services.keyring._revoked._asked = None  # a second later
+    client.app.state.services.keyring._revoked._read_at = None  # a second later
     assert client.get("/readyz").json()["reasons"][0]["code"] == "signer_unavailable"
     new = store.new("new")
     assert client.get("/readyz").json()["signer"]["key_id"] == new.key_id
@@ -210,7 +209,7 @@ def test_revocations_are_asked_for_at_most_once_a_second(store: KeysetStore) -> 
     assert revoked() == frozenset()
     lost = [Revocation(key_id=SIGNER.key_id, since=NOW.strftime("%Y-%m-%dT%H:%M:%SZ"))]
     published(store, version(revoked=lost))
-    revoked._asked = (revoked._asked or 0.0) - FRESH_SECONDS
+    revoked._read_at = (revoked._read_at or 0.0) - FRESH_SECONDS
     assert revoked() == {SIGNER.key_id}
 
 

@@ -12,7 +12,7 @@
 ==================  ==================================================================
 
 ``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
-issue again (``affidavit.service.lifecycle.reissue``); time does not turn them into
+issue again (``affidavit.service.lifecycle.decisions``); time does not turn them into
 ``expired``. They hold for the issue that they are about; a revocation also for all issues
 before it.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, and_, case, exists, select
 
-from affidavit.service.keysets.keyset_tables import revoked_keys
+from affidavit.service.keysets import revoked_keys
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.tables import certificates
 

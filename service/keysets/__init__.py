@@ -1,1 +1,0 @@
-"""The keyset as the service keeps it: every version, as it was signed, in order."""

@@ -1,0 +1,398 @@
+"""Decisions about a certificate: approve, reject, revoke, and issue again.
+
+Approving takes four eyes. An approver names the digest of the envelope that they reviewed,
+so that it cannot be exchanged in between. Nobody decides about a certificate that they ever
+requested, under any policy or waiver, nor twice; the database itself refuses that too, for
+whoever can write to it. With the last required approval, the statement is signed again with
+all approvals in it, in the same transaction: a certificate is never approved and not issued.
+One rejection ends it.
+
+A revocation withdraws the current issue and every issue before it. It is a row, an entry in
+the log, and a line in every status list until a day after the validity of what it revokes
+ends. Nothing undoes it. Whoever may revoke may revoke what they requested themselves: taking
+a certificate out of use needs one pair of eyes, and the sooner the better.
+
+A plan that is sent again never brings back a revoked or rejected certificate, because a
+retry in a pipeline must not undo a person's decision. Whoever may approve can reissue it: the
+plan is accounted again under the policies in force, and signed as the next issue. They count
+as a requester, so that others must give the approvals that it requires.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import Connection, Engine, Select, Table, insert, select
+from sqlalchemy.exc import IntegrityError
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure
+from affidavit.plan import as_document, canonical_json
+from affidavit.service.database import writer
+from affidavit.service.errors import DomainError
+from affidavit.service.identity.actor import Actor
+from affidavit.service.keyring import Keyring
+from affidavit.service.lifecycle.issuance import sign_approved
+from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
+from affidavit.service.lifecycle.models import (
+    Decision,
+    DecisionRequest,
+    Issue,
+    IssueApprovals,
+    Revocation,
+    RevocationRequest,
+)
+from affidavit.service.lifecycle.status import DECIDED, Status
+from affidavit.service.log.entries import append
+from affidavit.service.policies.evaluation import certification_request
+from affidavit.service.policies.store import PolicyStore
+from affidavit.service.store import (
+    CertificateStore,
+    PlanRequest,
+    StoredCertificate,
+    audited,
+    current,
+    has_asked,
+    hold,
+    issues,
+    keep,
+)
+from affidavit.service.tables import requests
+from affidavit.service.use_cases.draw_certificate import plan_of
+from affidavit.service.use_cases.submit_plan import Answer, SubmitPlan
+
+REISSUABLE = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
+
+
+class DecisionRefused(DomainError):
+    """The certificate's state does not allow the decision; ``code`` is part of the API.
+
+    =========================  =======================================================
+    ``anonymous_request``      the issue was requested without a token
+    ``already_decided``        the same person has decided already
+    ``other_envelope``         the named envelope is not the current issue's
+    ``not_awaiting_approval``  no approval is required; the message names the status
+    ``still_valid``            the current issue does not need to be reissued
+    ``rules_changed``          under the policies in force it is another certificate
+    =========================  =======================================================
+    """
+
+
+class DecisionForbidden(DecisionRefused):
+    """The actor may not make the decision.
+
+    =========================  =======================================================
+    ``anonymous_approver``     the actor has no token
+    ``own_request``            the actor requested the certificate
+    =========================  =======================================================
+    """
+
+    status = 403
+
+
+# ---- Approve or reject ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ApprovalResult:
+    """The current issue after a decision, and whether the decision issued it."""
+
+    certificate: StoredCertificate
+    issued: bool
+
+
+class Approve:
+    """The use case of approving and rejecting."""
+
+    def __init__(self, engine: Engine, keyring: Keyring) -> None:
+        self._writer = writer(engine)
+        self._keyring = keyring
+
+    def __call__(
+        self, certificate_id: str, request: DecisionRequest, actor: Actor, at: datetime
+    ) -> ApprovalResult | None:
+        """Store the decision of ``actor``; None if there is no such certificate.
+
+        Raises ``DecisionRefused``, and ``KeyFailure`` if nothing can be signed.
+        """
+        try:
+            return self._decide(certificate_id, request, actor, at)
+        except IntegrityError:
+            # Another process stored the key or a conflicting decision first; the second
+            # attempt sees it.
+            return self._decide(certificate_id, request, actor, at)
+
+    def _decide(
+        self, certificate_id: str, request: DecisionRequest, actor: Actor, at: datetime
+    ) -> ApprovalResult | None:
+        with self._writer.begin() as connection:
+            hold(connection, certificate_id)
+            certificate = current(connection, certificate_id)
+            if certificate is None:
+                return None
+            _require_decidable(connection, certificate, request, actor)
+            _insert_decision(connection, certificate, request, actor, at)
+            issued = None
+            if request.decision == "approve":
+                issued = self._issue(connection, certificate, at)
+            latest = issued or current(connection, certificate_id) or certificate
+            return ApprovalResult(latest, issued is not None)
+
+    def _issue(
+        self, connection: Connection, pending: StoredCertificate, at: datetime
+    ) -> StoredCertificate | None:
+        """The issue with its approvals, if none is missing."""
+        given = Approvals(pending.approvals_required, _approvals_of(connection, pending))
+        if not given.complete:
+            return None
+        key = self._keyring.current()
+        if key.public.development is not pending.untrusted:
+            raise KeyFailure(
+                "a development key cannot sign a trusted certificate, nor the reverse."
+            )
+        issued = sign_approved(pending, given, key, at)
+        keep(connection, issued, key.public.as_record(), pending)
+        details = {"envelope": issued.envelope_digest, "issue": issued.issue}
+        audited(connection, at, given.given[-1].name, "certificate.approved", issued.id, details)
+        return issued
+
+
+def _require_decidable(
+    connection: Connection, certificate: StoredCertificate, request: DecisionRequest, actor: Actor
+) -> None:
+    if actor.anonymous:
+        raise DecisionForbidden(
+            "Anonymous callers cannot approve.", "Send a token.", code="anonymous_approver"
+        )
+    if request.envelope != certificate.envelope_digest:
+        raise DecisionRefused(
+            f"The current issue has the envelope {certificate.envelope_digest}, not the named one.",
+            "Review the current issue, then decide about it.",
+            code="other_envelope",
+        )
+    if certificate.status is not Status.AWAITING_APPROVAL:
+        raise DecisionRefused(
+            f"The certificate is {certificate.status.value}.",
+            "Only certificates that await approval can be approved or rejected.",
+            code="not_awaiting_approval",
+        )
+    if has_asked(connection, actor.name, certificate.plan_digest):
+        raise DecisionForbidden(
+            f"{actor.name} requested this plan.",
+            "Ask another approver to decide.",
+            code="own_request",
+        )
+    anonymous = select(requests.c.id).where(
+        requests.c.certificate_id == certificate.id,
+        requests.c.issue == certificate.issue,
+        requests.c.requester.like("anonymous@%"),
+    )
+    if connection.execute(anonymous.limit(1)).first() is not None:
+        raise DecisionRefused(
+            "The issue was requested without a token, so four eyes cannot be guaranteed.",
+            "Have it reissued by a person with a token.",
+            code="anonymous_request",
+        )
+    if any(approval.name == actor.name for approval in _approvals_of(connection, certificate)):
+        raise DecisionRefused(
+            f"{actor.name} has already approved this issue.",
+            "Ask another approver.",
+            code="already_decided",
+        )
+
+
+def _insert_decision(
+    connection: Connection,
+    certificate: StoredCertificate,
+    request: DecisionRequest,
+    actor: Actor,
+    at: datetime,
+) -> None:
+    connection.execute(
+        insert(approvals).values(
+            certificate_id=certificate.id,
+            untrusted=certificate.untrusted,
+            issue=certificate.issue,
+            envelope_digest=request.envelope,
+            decision=request.decision,
+            approver=actor.name,
+            at=at,
+            comment=request.comment,
+        )
+    )
+    body = {"issue": certificate.issue, **request.model_dump()}
+    append(connection, "approval", certificate.id, body, actor=actor.name, at=at)
+    audited(connection, at, actor.name, f"certificate.{request.decision}", certificate.id, body)
+
+
+def _approvals_of(connection: Connection, pending: StoredCertificate) -> tuple[Approval, ...]:
+    query = _rows_of(approvals, pending).where(approvals.c.decision == "approve")
+    return tuple(
+        Approval(row.approver, row.at.strftime(TIME_FORMAT), row.comment, row.envelope_digest)
+        for row in connection.execute(query.order_by(approvals.c.id))
+    )
+
+
+def _rows_of(table: Table, issue: StoredCertificate) -> Select[tuple[object, ...]]:
+    return select(table).where(
+        table.c.certificate_id == issue.id,
+        table.c.untrusted == issue.untrusted,
+        table.c.issue == issue.issue,
+    )
+
+
+# ---- Revoke -----------------------------------------------------------------------------
+
+
+class Revoke:
+    """The use case of revoking."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._writer = writer(engine)
+
+    def __call__(
+        self, certificate_id: str, request: RevocationRequest, actor: Actor, at: datetime
+    ) -> tuple[Revocation, bool] | None:
+        """The revocation and whether it is new; None if there is no such certificate.
+
+        A revoked certificate keeps its first revocation. Raises ``DecisionRefused``.
+        """
+        with self._writer.begin() as connection:
+            hold(connection, certificate_id)
+            certificate = current(connection, certificate_id)
+            if certificate is None:
+                return None
+            if request.envelope not in (None, certificate.envelope_digest):
+                raise DecisionRefused(
+                    f"The current issue has the envelope {certificate.envelope_digest}, "
+                    "not the named one.",
+                    "Leave envelope out to revoke whatever is current.",
+                    code="other_envelope",
+                )
+            new = certificate.status is not Status.REVOKED
+            if new:
+                insert_revocation(
+                    connection, certificate, request.code, request.reason, actor=actor.name, at=at
+                )
+            return _revocation_of(connection, certificate), new
+
+
+def insert_revocation(
+    connection: Connection,
+    certificate: StoredCertificate,
+    code: str,
+    reason: str,
+    *,
+    actor: str,
+    at: datetime,
+) -> None:
+    """Revoke ``certificate``, a current issue that ``hold`` locks, in this transaction."""
+    connection.execute(
+        insert(revocations).values(
+            certificate_id=certificate.id,
+            untrusted=certificate.untrusted,
+            issue=certificate.issue,
+            envelope_digest=certificate.envelope_digest,
+            code=code,
+            reason=reason,
+            revoked_by=actor,
+            at=at,
+        )
+    )
+    body = {
+        "issue": certificate.issue,
+        "envelope": certificate.envelope_digest,
+        "code": code,
+        "reason": reason,
+    }
+    append(connection, "revocation", certificate.id, body, actor=actor, at=at)
+    audited(connection, at, actor, "certificate.revoked", certificate.id, body)
+
+
+def _revocation_of(connection: Connection, certificate: StoredCertificate) -> Revocation:
+    """The first revocation that covers ``certificate``, which is revoked."""
+    query = (
+        select(revocations)
+        .where(
+            revocations.c.certificate_id == certificate.id,
+            revocations.c.untrusted == certificate.untrusted,
+            revocations.c.issue >= certificate.issue,
+        )
+        .order_by(revocations.c.issue)
+    )
+    return Revocation.model_validate(connection.execute(query).first())
+
+
+# ---- Issue again, and every issue -------------------------------------------------------
+
+
+class Reissue:
+    """The use case of issuing a revoked, rejected or expired certificate again."""
+
+    def __init__(
+        self, store: CertificateStore, policies: PolicyStore, submit_plan: SubmitPlan
+    ) -> None:
+        self._store = store
+        self._policies = policies
+        self._submit_plan = submit_plan
+
+    async def __call__(self, certificate_id: str, actor: Actor, at: datetime) -> Answer | None:
+        """The new issue; None if there is no such certificate.
+
+        Raises ``DecisionRefused`` and what ``SubmitPlan`` raises.
+        """
+        certificate = await run_in_threadpool(self._store.find, certificate_id)
+        if certificate is None:
+            return None
+        if not _is_reissuable(certificate):
+            raise DecisionRefused(
+                f"The certificate is {certificate.status.value}.",
+                "Revoke it first.",
+                code="still_valid",
+            )
+        plan = plan_of(certificate)
+        reissued = await run_in_threadpool(certification_request, self._policies, plan, actor.name)
+        if reissued.id != certificate_id:
+            raise DecisionRefused(
+                f"Under the policies in force, this plan's certificate is {reissued.id}.",
+                "Send the plan again.",
+                code="rules_changed",
+            )
+        request = PlanRequest(
+            requester=actor.name,
+            received_at=at,
+            content_type="application/json",
+            body=canonical_json(as_document(plan)),
+        )
+        return await self._submit_plan.anew(reissued, request, _is_reissuable)
+
+
+def _is_reissuable(certificate: StoredCertificate) -> bool:
+    return certificate.status in REISSUABLE
+
+
+def history(engine: Engine, certificate_id: str) -> list[Issue]:
+    """Every issue of a certificate, latest first, trusted before untrusted ones."""
+    with engine.connect() as connection:
+        return [_with_decisions(connection, issue) for issue in issues(connection, certificate_id)]
+
+
+def _with_decisions(connection: Connection, issue: StoredCertificate) -> Issue:
+    rows = connection.execute(_rows_of(approvals, issue).order_by(approvals.c.id))
+    revoked = issue.status is Status.REVOKED
+    return Issue(
+        issue=issue.issue,
+        untrusted=issue.untrusted,
+        status=issue.status,
+        verdict=issue.verdict,
+        envelope_digest=issue.envelope_digest,
+        key_id=issue.key_id,
+        created_at=issue.created_at,
+        not_after=issue.not_after,
+        approvals=IssueApprovals(
+            required=issue.approvals_required,
+            decisions=[Decision.model_validate(row) for row in rows],
+        ),
+        revocation=_revocation_of(connection, issue) if revoked else None,
+    )

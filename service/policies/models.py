@@ -1,0 +1,187 @@
+"""Wire models of policies, waivers and simulations.
+
+>>> WaiverRequest.from_json(b'{"rule": "under_noised", "policy": "nlg"}')
+Traceback (most recent call last):
+affidavit.service.errors.MalformedRequest: invalid_value at /rule: ...
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import Field, RootModel, model_validator
+from pydantic_core import PydanticCustomError
+
+from affidavit.certificate.policy import BUILT_IN, Instant, Person, Policy, Rule, Why, instant
+from affidavit.plan import Name
+from affidavit.service.models import Digest, ProblemReason, RequestModel, ResponseModel
+from affidavit.service.policies.policy_set import PolicySet
+from affidavit.service.policies.store import StoredPolicy, StoredWaiver
+
+Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+WaiverStatus = Literal["in_force", "expired", "revoked"]
+
+
+class PolicyReference(ResponseModel):
+    """Which version of which policy."""
+
+    name: str
+    version: int = Field(ge=1)
+    digest: Digest
+
+
+class PolicySummary(PolicyReference):
+    """A version of a policy in a list; nobody created the built-in one."""
+
+    datasets: Literal["default"] | list[str]
+    active: bool = Field(description="Whether plans can come under it now.")
+    created_by: str | None
+    created_at: datetime | None
+
+    @classmethod
+    def of(cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> Self:
+        """``policy`` as it is ``stored``; the built-in one is not."""
+        return cls.model_validate(cls._fields_of(policy, stored, policies))
+
+    @classmethod
+    def _fields_of(
+        cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet
+    ) -> dict[str, Any]:
+        return {
+            **policy.reference(),
+            "datasets": policy.as_document()["datasets"],
+            "active": policies.is_active(policy),
+            "created_by": None if stored is None else stored.created_by,
+            "created_at": None if stored is None else stored.created_at,
+        }
+
+
+class PolicyList(ResponseModel):
+    """Every version of every policy, newest first; the built-in policy is last."""
+
+    policies: list[PolicySummary]
+
+    @classmethod
+    def of(cls, versions: list[StoredPolicy], policies: PolicySet) -> Self:
+        """The stored ``versions`` and the built-in policy."""
+        summaries = [PolicySummary.of(stored.policy, stored, policies) for stored in versions]
+        return cls(policies=[*summaries, PolicySummary.of(BUILT_IN, None, policies)])
+
+
+class PolicyDocument(RootModel[dict[str, Any]]):
+    """A policy, whose schema is that of the certificate room."""
+
+
+class PolicyVersion(PolicySummary):
+    """A version of a policy with its document and its signed statement."""
+
+    policy: PolicyDocument
+    envelope: dict[str, Any] | None = Field(
+        description="The signed statement (DSSE); null for the built-in policy."
+    )
+
+    @classmethod
+    def _fields_of(
+        cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet
+    ) -> dict[str, Any]:
+        return {
+            **super()._fields_of(policy, stored, policies),
+            "policy": policy.as_document(),
+            "envelope": None if stored is None else json.loads(stored.envelope),
+        }
+
+
+class WaiverRequest(RequestModel):
+    """A waiver to grant; who grants it, and when, follows from the request."""
+
+    noun = "a waiver"
+    guide = "docs/how-to/policies.md"
+    error_code = "malformed_waiver"
+
+    rule: Rule
+    policy: Name
+    plan_digest: Digest | None = None
+    dataset: Name | None = None
+    owner: Person
+    reason: Why
+    expires_at: Instant
+
+    @model_validator(mode="after")
+    def _has_one_scope(self) -> Self:
+        if (self.plan_digest is None) == (self.dataset is None):
+            raise PydanticCustomError("scope", "give either plan_digest or dataset")
+        return self
+
+    @property
+    def expires(self) -> datetime:
+        """When it expires."""
+        return instant(self.expires_at)
+
+
+class WaiverRevocation(ResponseModel):
+    """Who revoked a waiver, when and why."""
+
+    by: str
+    at: datetime
+    reason: str
+
+
+class WaiverView(ResponseModel):
+    """A waiver with its status, its signed envelope and its revocation."""
+
+    id: Digest
+    status: WaiverStatus
+    waiver: dict[str, Any]
+    revoked: WaiverRevocation | None
+    envelope: dict[str, Any]
+
+    @classmethod
+    def of(cls, stored: StoredWaiver, now: datetime) -> Self:
+        """``stored`` with its status at ``now``."""
+        revoked = None
+        if stored.revoked_at is not None:
+            revoked = {
+                "by": stored.revoked_by,
+                "at": stored.revoked_at,
+                "reason": stored.revocation_reason,
+            }
+        return cls.model_validate(
+            {
+                "id": stored.waiver.id,
+                "status": stored.status_at(now),
+                "waiver": stored.waiver.as_document(),
+                "revoked": revoked,
+                "envelope": json.loads(stored.envelope),
+            }
+        )
+
+
+class WaiverList(ResponseModel):
+    """Every waiver, newest first."""
+
+    waivers: list[WaiverView]
+
+
+class VerdictChange(ResponseModel):
+    """A certificate whose verdict a draft policy would change, and why."""
+
+    certificate_id: Digest
+    plan_digest: Digest
+    name: str | None
+    dataset: str | None
+    verdict: Verdict
+    would_be: Verdict
+    reasons: list[ProblemReason]
+
+
+class SimulationResult(ResponseModel):
+    """What a draft policy would change on one page of certificates."""
+
+    policy: PolicyReference
+    judged: int = Field(
+        ge=0, description="Certificates of this page that would come under the policy."
+    )
+    changes: list[VerdictChange]
+    next: str | None = Field(description="Path of the next page, for the same body.")

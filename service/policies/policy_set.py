@@ -1,0 +1,88 @@
+"""The policy set: the policies and waivers in force at one moment, read and verified together.
+
+The policy of a plan follows from the name of its data set alone: the active policy that
+names it, or else the active one for ``default``, or else the built-in one. At most one
+active policy may cover a data set, so the result never depends on an order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+
+from affidavit.certificate.policy import BUILT_IN, Policy, Waiver, in_force
+from affidavit.plan import Plan, digest
+from affidavit.service.errors import DomainError
+
+Head = tuple[int, int, int]
+"""The last row ids of policies, waivers and revocations; equal heads are equal policy sets."""
+
+
+class PolicyConflict(DomainError):
+    """A well-formed policy or waiver that conflicts with the policies in force."""
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """``policies`` are the active ones by name, ``waivers`` those that are not revoked."""
+
+    head: Head = (0, 0, 0)
+    policies: Mapping[str, Policy] = field(default_factory=dict)
+    waivers: tuple[Waiver, ...] = ()
+
+    @cached_property
+    def _by_dataset(self) -> dict[str, Policy]:
+        return {
+            name: policy
+            for policy in self.policies.values()
+            if policy.datasets != "default"
+            for name in policy.datasets
+        }
+
+    @cached_property
+    def default(self) -> Policy:
+        """The policy of data sets that no policy names."""
+        defaults = (policy for policy in self.policies.values() if policy.datasets == "default")
+        return next(defaults, BUILT_IN)
+
+    def policy_of(self, dataset: str | None) -> Policy:
+        """The policy of plans on ``dataset``."""
+        return self._by_dataset.get(dataset or "", self.default)
+
+    def waivers_of(self, plan: Plan, requester: str, now: datetime) -> tuple[Waiver, ...]:
+        """The waivers that apply to ``plan`` by ``requester`` at ``now``."""
+        if not self.waivers:
+            return ()
+        return in_force(
+            self.waivers,
+            policy=self.policy_of(plan.dataset.name).digest(),
+            plan_digest=digest(plan),
+            dataset=plan.dataset.name,
+            requester=requester,
+            now=now,
+        )
+
+    def with_policy(self, policy: Policy) -> PolicySet:
+        """The policy set if ``policy`` were active; raises ``PolicyConflict``."""
+        others = [other for other in self.policies.values() if other.name != policy.name]
+        for dataset in _scope(policy):
+            for other in others:
+                if dataset in _scope(other):
+                    raise PolicyConflict(
+                        f"{dataset} is already covered by the policy {other.name}.",
+                        f"Remove it in a new version of {other.name} first.",
+                        code="policy_overlap",
+                        pointer="/datasets",
+                    )
+        return PolicySet(self.head, {**self.policies, policy.name: policy}, self.waivers)
+
+    def is_active(self, policy: Policy) -> bool:
+        """Whether new plans can come under ``policy``."""
+        return self.policies.get(policy.name, self.default) == policy
+
+
+def _scope(policy: Policy) -> Iterable[str]:
+    """The data sets of a policy; ``the default`` is not a valid name of a data set."""
+    return ("the default",) if policy.datasets == "default" else policy.datasets

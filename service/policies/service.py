@@ -1,0 +1,277 @@
+"""Change and try out policies: activate a version, grant and revoke waivers, simulate a draft.
+
+An active policy judges every plan of its data sets from the moment it is stored. The versions
+of a policy count up from 1 without gaps, so that two people cannot overwrite each other's
+changes unseen, and no data set comes under two policies. Certificates keep naming the version
+that judged them; a plan that is sent again gets a new certificate, because the policy is part
+of the request.
+
+Waivers take four eyes: whoever grants one is neither its owner nor a requester of the plan
+that it is for, and a waiver never applies to a plan that its granter submits (that is checked
+whenever a plan is judged, because it can be submitted later). Revoking a waiver also revokes
+the certificates that rely on it, in the same transaction.
+
+A simulation judges the stored certificates by a draft policy, from what they say and without
+accounting, and stores nothing. Waivers are left out: each is granted for one version of a
+policy and would not apply to the draft.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection, insert
+
+from affidavit.certificate import SigningPort
+from affidavit.certificate.policy import BUILT_IN, Facts, Policy, Waiver, violations, written
+from affidavit.plan import Reason
+from affidavit.service.errors import DomainError
+from affidavit.service.lifecycle.decisions import insert_revocation
+from affidavit.service.lifecycle.issuance import statement_of
+from affidavit.service.lifecycle.status import DECIDED, Status
+from affidavit.service.log.entries import append
+from affidavit.service.policies.models import WaiverRequest
+from affidavit.service.policies.policy_set import PolicyConflict
+from affidavit.service.policies.policy_tables import waiver_revocations
+from affidavit.service.policies.store import (
+    PolicyStore,
+    StoredPolicy,
+    StoredWaiver,
+    certificates_with_waiver,
+    insert_policy,
+    insert_waiver,
+    lock_policies,
+)
+from affidavit.service.store import (
+    CertificateStore,
+    Filters,
+    StoredCertificate,
+    current,
+    has_asked,
+    hold,
+    list_certificates,
+)
+
+MAX_VALIDITY = timedelta(days=366)
+"""How long a waiver may be valid."""
+
+
+# ---- Activate a policy ------------------------------------------------------------------
+
+
+def activate(
+    store: PolicyStore, policy: Policy, key: SigningPort, *, actor: str, at: datetime
+) -> tuple[StoredPolicy, bool]:
+    """The stored policy, and whether this call activated it.
+
+    Raises ``PolicyConflict`` and ``PolicyTampered``. An active version is returned as it is.
+    """
+    with store.writer.begin() as connection:
+        lock_policies(connection)
+        policies = store.policy_set_in(connection)
+        last = policies.policies.get(policy.name)
+        if last == policy:
+            stored = store.version(policy.name, policy.version)
+            assert stored is not None
+            return stored, False
+        _require_next_version(policy, last)
+        policies.with_policy(policy)
+        stored = insert_policy(connection, policy, key, actor, at)
+        body = {
+            **policy.reference(),
+            "key_id": key.key_id,
+            "policy": policy.as_document(),
+        }
+        append(connection, "policy", policy.digest(), body, actor=actor, at=at)
+        return stored, True
+
+
+def _require_next_version(policy: Policy, last: Policy | None) -> None:
+    if policy.name == BUILT_IN.name:
+        raise PolicyConflict(
+            f"{BUILT_IN.name} is the name of the built-in policy.",
+            "Choose another name; datasets: default makes it the default.",
+            code="policy_name_reserved",
+            pointer="/name",
+        )
+    version = 1 if last is None else last.version + 1
+    if policy.version != version:
+        raise PolicyConflict(
+            f"The next version of {policy.name} is {version}, not {policy.version}.",
+            f"Review the active version, and send your changes as version {version}.",
+            code="policy_version",
+            pointer="/version",
+        )
+
+
+# ---- Grant and revoke waivers -----------------------------------------------------------
+
+
+class FourEyesRequired(DomainError):
+    """The granter owns the waiver or requested the plan; another approver must grant it."""
+
+    code = "four_eyes"
+    status = 403
+
+
+def grant(
+    store: PolicyStore, request: WaiverRequest, key: SigningPort, *, actor: str, at: datetime
+) -> StoredWaiver:
+    """Grant a waiver; raises ``PolicyConflict``, ``FourEyesRequired``, ``PolicyTampered``."""
+    now = at.replace(microsecond=0)
+    with store.writer.begin() as connection:
+        lock_policies(connection)
+        policy = store.policy_set_in(connection).policies.get(request.policy)
+        waiver = _waiver(request, policy, actor, now)
+        _require_four_eyes(connection, waiver)
+        stored = insert_waiver(connection, waiver, key, now)
+        body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
+        append(connection, "waiver", waiver.id, body, actor=actor, at=now)
+        return stored
+
+
+def revoke(
+    store: PolicyStore, waiver_id: str, reason: str, *, actor: str, at: datetime
+) -> StoredWaiver | None:
+    """Revoke a waiver with the certificates that rely on it; None if there is none.
+
+    A revoked waiver is returned as it is.
+    """
+    with store.writer.begin() as connection:
+        lock_policies(connection)
+        stored = store.waiver_in(connection, waiver_id)
+        if stored is None or stored.revoked_at is not None:
+            return stored
+        connection.execute(
+            insert(waiver_revocations).values(
+                waiver_id=waiver_id, reason=reason, revoked_by=actor, at=at
+            )
+        )
+        certificate_ids = certificates_with_waiver(connection, waiver_id)
+        body = {"event": "revoked", "reason": reason, "certificates": certificate_ids}
+        append(connection, "waiver", waiver_id, body, actor=actor, at=at)
+        for certificate_id in certificate_ids:
+            cause = f"the waiver {waiver_id} was revoked: {reason}"
+            _revoke_certificate(connection, certificate_id, cause, actor, at)
+        return replace(stored, revoked_by=actor, revoked_at=at, revocation_reason=reason)
+
+
+def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: datetime) -> Waiver:
+    if policy is None:
+        raise PolicyConflict(
+            f"There is no active policy {request.policy}.",
+            "GET /v1/policies lists them; the built-in policy has nothing to waive.",
+            code="no_policy",
+            pointer="/policy",
+        )
+    if request.dataset is not None and not policy.covers(request.dataset):
+        raise PolicyConflict(
+            f"The policy {policy.name} does not cover the data set {request.dataset}.",
+            "Name the policy of its plans.",
+            code="other_policy",
+            pointer="/dataset",
+        )
+    expires = request.expires
+    if not now < expires <= now + MAX_VALIDITY:
+        raise PolicyConflict(
+            f"A waiver expires within {MAX_VALIDITY.days} days from now, not at "
+            f"{written(expires)}.",
+            "Choose an earlier time in the future.",
+            code="waiver_expiry",
+            pointer="/expires_at",
+        )
+    return Waiver(
+        rule=request.rule,
+        policy=policy.digest(),
+        plan_digest=request.plan_digest,
+        dataset=request.dataset,
+        owner=request.owner,
+        reason=request.reason,
+        created_by=actor,
+        created_at=written(now),
+        expires_at=written(expires),
+    )
+
+
+def _require_four_eyes(connection: Connection, waiver: Waiver) -> None:
+    granter = waiver.created_by
+    if waiver.owner in (granter, granter.partition(":")[2]):
+        raise FourEyesRequired(
+            "The owner of a waiver cannot grant it.", "Ask another approver.", pointer="/owner"
+        )
+    if waiver.plan_digest is not None and has_asked(connection, granter, waiver.plan_digest):
+        raise FourEyesRequired(
+            "A requester of a plan cannot grant a waiver for it.",
+            "Ask another approver.",
+            pointer="/plan_digest",
+        )
+
+
+def _revoke_certificate(
+    connection: Connection, certificate_id: str, reason: str, actor: str, at: datetime
+) -> None:
+    """Revoke the current issues of a certificate, trusted and untrusted, that are valid."""
+    hold(connection, certificate_id)
+    ended = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
+    for untrusted in (False, True):
+        issue = current(connection, certificate_id, untrusted=untrusted)
+        if issue is not None and issue.status not in ended:
+            insert_revocation(connection, issue, "policy_violation", reason, actor=actor, at=at)
+
+
+# ---- Simulate a draft -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulatedChange:
+    """A certificate whose verdict the draft would change to ``would_be``, and why."""
+
+    certificate: StoredCertificate
+    would_be: str
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulation:
+    """The changes on one page: how many certificates were judged, and the next page's cursor."""
+
+    judged: int
+    changes: tuple[SimulatedChange, ...]
+    next: str | None
+
+
+def simulate(
+    policies: PolicyStore,
+    certificates: CertificateStore,
+    draft: Policy,
+    cursor: str | None,
+    limit: int,
+) -> Simulation:
+    """Judge the page of certificates after ``cursor``, newest first, by ``draft``.
+
+    Raises ``PolicyConflict`` if the draft could not be activated, ``InvalidCursor`` and
+    ``PolicyTampered``.
+    """
+    draft_set = policies.policy_set().with_policy(draft)
+    page = list_certificates(certificates, Filters(), cursor, limit)
+    judged = 0
+    changes = []
+    for row in page.items:
+        if draft_set.policy_of(row.dataset) != draft:
+            continue
+        certificate = certificates.find(row.id)
+        if certificate is None:
+            continue
+        judged += 1
+        change = _judge(draft, certificate)
+        if change.would_be != certificate.verdict:
+            changes.append(change)
+    return Simulation(judged=judged, changes=tuple(changes), next=page.next)
+
+
+def _judge(draft: Policy, certificate: StoredCertificate) -> SimulatedChange:
+    facts = Facts.said_in(statement_of(certificate)["predicate"], budget="fits")
+    reasons = violations(draft, facts) if facts.verdict == "certified" else ()
+    would_be = "refused" if reasons else facts.verdict
+    return SimulatedChange(certificate=certificate, would_be=would_be, reasons=reasons)

@@ -1,0 +1,136 @@
+"""Decisions about a certificate: approvals, revocation, and its issues."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from affidavit.service.certificate_models import Result
+from affidavit.service.identity.access import Reader, needs
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.lifecycle.decisions import history
+from affidavit.service.lifecycle.issuance import result_document
+from affidavit.service.lifecycle.models import (
+    DecisionRequest,
+    Issues,
+    Revocation,
+    RevocationRequest,
+)
+from affidavit.service.openapi import JSON, problems
+from affidavit.service.routes.certificates import no_such
+from affidavit.service.routing import CertificateId, JsonRoute
+from affidavit.service.services import TheServices
+
+router = APIRouter(route_class=JsonRoute)
+
+IssueNumber = Annotated[int, Path(ge=1, le=2**31 - 1, description="An issue's number, from 1.")]
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/approvals",
+    summary="Approve or reject a certificate",
+    response_class=Response,
+    status_code=201,
+    responses={
+        201: {
+            "description": "The decision is stored; the certificate's current issue.",
+            "model": Result,
+        },
+        **problems(404, 409),
+    },
+)
+def approve(
+    actor: Annotated[Actor, needs(Scope.APPROVE)],
+    services: TheServices,
+    certificate_id: CertificateId,
+    request: DecisionRequest,
+) -> Response:
+    """With the last required approval, the certificate is issued with all approvals in it."""
+    result = services.approve(certificate_id, request, actor, datetime.now(UTC))
+    if result is None:
+        raise no_such(certificate_id)
+    return Response(result_document(result.certificate), 201, media_type=JSON)
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/revocation",
+    summary="Revoke a certificate",
+    status_code=201,
+    responses={
+        201: {"description": "Revoked."},
+        200: {"description": "It was revoked before.", "model": Revocation},
+        **problems(404, 409),
+    },
+)
+def revoke(
+    actor: Annotated[Actor, needs(Scope.APPROVE, Scope.ADMIN)],
+    services: TheServices,
+    certificate_id: CertificateId,
+    request: RevocationRequest,
+    response: Response,
+) -> Revocation:
+    """Revokes the current issue and all before it, for good; requesters may revoke too."""
+    result = services.revoke(certificate_id, request, actor, datetime.now(UTC))
+    if result is None:
+        raise no_such(certificate_id)
+    revocation, new = result
+    response.status_code = 201 if new else 200
+    return revocation
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/issues",
+    summary="All issues of a certificate",
+    responses=problems(404),
+)
+def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Issues:
+    """Latest first, with approvals and revocation."""
+    items = history(services.engine, certificate_id)
+    if not items:
+        raise no_such(certificate_id)
+    return Issues(items=items)
+
+
+@router.get(
+    "/v1/certificates/{certificate_id}/issues/{issue}",
+    summary="An issue of a certificate",
+    response_class=Response,
+    responses={
+        200: {"description": "Its result.", "model": Result},
+        **problems(404),
+    },
+)
+def issue_by_number(
+    _: Reader, services: TheServices, certificate_id: CertificateId, issue: IssueNumber
+) -> Response:
+    """The first response, with the signed bundle; a trusted issue before an untrusted one."""
+    for stored in services.store.issues(certificate_id):
+        if stored.issue == issue:
+            return Response(result_document(stored), media_type=JSON)
+    raise no_such(f"{certificate_id} with an issue {issue}")
+
+
+@router.post(
+    "/v1/certificates/{certificate_id}/issues",
+    summary="Reissue a revoked, rejected or expired certificate",
+    response_class=Response,
+    status_code=201,
+    responses={
+        201: {"description": "The new issue.", "model": Result},
+        200: {"description": "Another request reissued it first: its new issue.", "model": Result},
+        **problems(404, 409),
+    },
+)
+async def reissue(
+    actor: Annotated[Actor, needs(Scope.APPROVE)],
+    services: TheServices,
+    certificate_id: CertificateId,
+) -> Response:
+    """A person's decision: sending the plan again never brings back a revoked certificate."""
+    answer = await services.reissue(certificate_id, actor, datetime.now(UTC))
+    if answer is None:
+        raise no_such(certificate_id)
+    status = 201 if answer.created else 200
+    return Response(result_document(answer.certificate), status, media_type=JSON)

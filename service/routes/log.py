@@ -1,0 +1,234 @@
+"""``/v1/log``: the newest checkpoint, entries, RFC 9162 proofs, and witnessing other logs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+from starlette.concurrency import run_in_threadpool
+
+from affidavit.certificate.log import MOST_LEAVES, BadNote, ProofError, read_addition, written
+from affidavit.service.identity.access import Reader, needs, open_to_all
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
+from affidavit.service.log.reader import NotLogged
+from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
+from affidavit.service.models import ResponseModel
+from affidavit.service.openapi import problems
+from affidavit.service.problems import Problem
+from affidavit.service.routing import read_body
+from affidavit.service.services import TheServices
+
+TEXT = "text/plain"
+PAGE_SIZE = 500
+"""Entries in one response."""
+
+router = APIRouter()
+
+Index = Annotated[int, Field(ge=0, le=MOST_LEAVES)]
+Size = Annotated[int, Field(ge=1, le=MOST_LEAVES)]
+Hash = Annotated[str, Field(json_schema_extra={"format": "byte"}, description="32 bytes, base64.")]
+
+_LINES = {"content": {TEXT: {"schema": {"type": "string"}}}}
+
+
+class InclusionQuery(BaseModel):
+    """A leaf by its index or by its hash, and the size of the tree."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    index: Index | None = None
+    hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    size: Size | None = None
+
+
+class ConsistencyQuery(BaseModel):
+    """The sizes of two trees; the second defaults to the newest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    first: Size
+    second: Size | None = None
+
+
+class EntriesQuery(BaseModel):
+    """The first and the last leaf, both included."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    start: Index = 0
+    end: Index = MOST_LEAVES
+
+
+class _CamelModel(ResponseModel):
+    """Base of models whose JSON fields are in camel case, as in the C2SP's documents."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
+
+
+class InclusionProof(_CamelModel):
+    """Proof that a leaf is in the tree of ``tree_size`` leaves."""
+
+    leaf_index: Index
+    tree_size: Index
+    leaf_hash: Hash
+    hashes: list[Hash]
+
+
+class ConsistencyProof(ResponseModel):
+    """Proof that the tree of ``second`` leaves extends that of ``first``."""
+
+    first: Index
+    second: Index
+    hashes: list[Hash]
+
+
+class LogEntry(_CamelModel):
+    """An entry of the log."""
+
+    leaf_index: Index
+    leaf_hash: Hash
+    content: str = Field(description="Canonical JSON, the very bytes that were hashed.")
+
+
+class LogEntries(ResponseModel):
+    """Consecutive entries of the log."""
+
+    entries: list[LogEntry]
+    next: str | None = Field(description="Path of the following entries.")
+
+
+@router.get(
+    "/v1/log/checkpoint",
+    summary="The log's newest checkpoint",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "A C2SP checkpoint: origin, size, root hash, time, in a signed note.",
+            **_LINES,
+        },
+        **problems(404),
+    },
+)
+def checkpoint(_: Reader, services: TheServices) -> Response:
+    """Keep it outside the service, to detect later that the log was rewritten."""
+    try:
+        note = services.log.latest().note
+    except NotLogged as error:
+        raise not_logged(error) from None
+    return Response(note, headers={"Content-Type": f"{TEXT}; charset=utf-8"})
+
+
+@router.get(
+    "/v1/log/proof/inclusion",
+    summary="Proof that an entry is in the log",
+    responses=problems(404),
+)
+def inclusion(
+    _: Reader, services: TheServices, query: Annotated[InclusionQuery, Query()]
+) -> InclusionProof:
+    """By ``index`` or leaf ``hash``, hexadecimal; in the newest tree or the one of ``size``."""
+    leaf = None if query.hash is None else bytes.fromhex(query.hash)
+    try:
+        proof = services.log.inclusion(query.index, leaf, query.size)
+    except NotLogged as error:
+        raise not_logged(error) from None
+    return InclusionProof(
+        leaf_index=proof.index,
+        tree_size=proof.size,
+        leaf_hash=written(proof.leaf_hash),
+        hashes=[written(hash_) for hash_ in proof.hashes],
+    )
+
+
+@router.get(
+    "/v1/log/proof/consistency",
+    summary="Proof that the log only grew",
+    responses=problems(404),
+)
+def consistency(
+    _: Reader, services: TheServices, query: Annotated[ConsistencyQuery, Query()]
+) -> ConsistencyProof:
+    """The tree of ``second`` leaves, by default the newest, extends that of ``first``."""
+    try:
+        proof = services.log.consistency(query.first, query.second)
+    except NotLogged as error:
+        raise not_logged(error) from None
+    return ConsistencyProof.model_validate(proof.as_document())
+
+
+@router.get(
+    "/v1/log/entries",
+    summary="The log's entries",
+    responses=problems(),
+)
+def entries(
+    _: Annotated[Actor, needs(Scope.AUDIT)],
+    services: TheServices,
+    query: Annotated[EntriesQuery, Query()],
+) -> LogEntries:
+    """From ``start`` to ``end``, at most 500 at a time; ``next`` is the path of the rest."""
+    logged = services.log.entries(query.start, min(query.end, query.start + PAGE_SIZE - 1))
+    next_page = None
+    if len(logged) == PAGE_SIZE and logged[-1].index < query.end:
+        end = "" if query.end == MOST_LEAVES else f"&end={query.end}"
+        next_page = f"/v1/log/entries?start={logged[-1].index + 1}{end}"
+    return LogEntries(
+        entries=[
+            LogEntry(
+                leaf_index=entry.index, leaf_hash=written(entry.leaf_hash), content=entry.content
+            )
+            for entry in logged
+        ],
+        next=next_page,
+    )
+
+
+@router.post(
+    "/v1/log/witness",
+    summary="Have a checkpoint of another log witnessed",
+    # The signature of a log that the operator chose to witness is the permission.
+    dependencies=[open_to_all()],
+    response_class=Response,
+    responses={
+        200: {"description": "Signature lines of the witness.", **_LINES},
+        **problems(400, 403, 404, 408, 422, 503),
+        409: {
+            "description": "The witness's last checkpoint has another size, this one.",
+            "content": {SIZE_TYPE: {"schema": {"type": "string", "pattern": r"^[0-9]+\n$"}}},
+        },
+    },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "description": "C2SP add-checkpoint: old size, consistency proof, checkpoint.",
+            **_LINES,
+        }
+    },
+)
+async def witness(services: TheServices, content: Annotated[bytes, Depends(read_body)]) -> Response:
+    """Cosigns a checkpoint only if it extends the last one that this witness accepted."""
+    try:
+        addition = read_addition(content)
+    except BadNote as error:
+        raise Problem(400, "malformed_checkpoint", f"{error}.") from None
+    try:
+        lines = await run_in_threadpool(services.witness.add, addition)
+    except UnknownLog:
+        raise Problem(404, "unknown_log", "This service does not witness that log.") from None
+    except (NotSigned, BadNote):
+        raise Problem(
+            403, "not_signed", "The checkpoint is not signed by a configured key of that log."
+        ) from None
+    except ProofError as error:
+        raise Problem(422, "not_consistent", f"The proof is not valid: {error}.") from None
+    except SizeConflict as conflict:
+        return Response(f"{conflict.size}\n", 409, media_type=SIZE_TYPE)
+    return Response(lines, headers={"Content-Type": f"{TEXT}; charset=utf-8"})
+
+
+def not_logged(error: NotLogged) -> Problem:
+    """The problem of a checkpoint, leaf or size that the log does not have."""
+    return Problem(404, "not_logged", f"{error}; GET /v1/log/checkpoint has the log's size.")
