@@ -185,8 +185,8 @@ def _head(pdf: _Document, view: CertificateView) -> None:
         pdf.paragraph(f"DO NOT USE: {view.standing}", BODY, "B")
     for waived in view.waived:
         pdf.paragraph(
-            f"Waived: {waived.code}. {waived.message} Granted by {waived.granted_by}, owned by "
-            f"{waived.owner}, until {waived.expires}: {waived.reason}"
+            "Waived: {code}. {message} Granted by {granted_by}, owned by {owner}, until {expires}: "
+            "{reason}".format_map(waived)
         )
     if view.untrusted:
         pdf.paragraph("UNTRUSTED: signed with a development key.", BODY, "B")
@@ -234,7 +234,7 @@ def _lists(pdf: _Document, view: CertificateView) -> None:
     if view.reasons:
         pdf.heading("Reasons")
         for reason in view.reasons:
-            pdf.paragraph(f"{reason.code} {reason.pointer}: {reason.message} {reason.remedy}")
+            pdf.paragraph("{code} {pointer}: {message} {remedy}".format_map(reason))
     pdf.heading("Engines")
     pdf.paragraph(view.agreement)
     for engine in view.engines:

@@ -29,18 +29,8 @@ from affidavit.service.runs.rows import Run
 from affidavit.service.services import Services
 from affidavit.service.store import StoredCertificate
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WaivedRule:
-    """A rule of the policy that this certificate breaks with a waiver."""
-
-    code: str
-    message: str
-    waiver: str
-    reason: str
-    owner: str
-    granted_by: str
-    expires: str
+MOST_RUNS = 20
+UNITS = {"example": "record", "user": "user"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,49 +55,6 @@ class IssueView:
         return next(
             (decision for decision in self.decisions if decision["decision"] == "reject"), None
         )
-
-
-def standing(certificate: StoredCertificate, issues: tuple[IssueView, ...]) -> str | None:
-    """Why the certificate may not be used, and what to do; None if it may."""
-    match certificate.status:
-        case Status.AWAITING_APPROVAL:
-            given, required = certificate.approvals_given, certificate.approvals_required
-            return f"It has {given} of {required} required approvals."
-        case Status.EXPIRED:
-            return f"It expired on {certificate.not_after:%Y-%m-%d}; submit the plan again."
-        case Status.KEY_REVOKED:
-            return "The key that signed it was revoked; submit the plan again."
-        case Status.SUPERSEDED:
-            return "A later issue supersedes it."
-        case Status.REVOKED:
-            return _because(issues, "revocation", "Revoked by {revoked_by}: {reason} ({code}).")
-        case Status.REJECTED:
-            return _because(issues, "rejection", "Rejected by {approver}: {comment}")
-        case Status.ACTIVE:
-            return None
-
-
-def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
-    for issue in issues:
-        decision = issue.revocation if what == "revocation" else issue.rejection
-        if decision is not None:
-            return words.format(**{"comment": "no reason was given", **decision})
-    return words.split(" by ", maxsplit=1)[0] + "."
-
-
-def _issue(issue: Mapping[str, Any]) -> IssueView:
-    """An issue as the history of a certificate has it."""
-    approvals = issue["approvals"]
-    return view_of(
-        IssueView,
-        issue,
-        required=approvals["required"],
-        decisions=tuple(approvals["decisions"]),
-    )
-
-
-MOST_RUNS = 20
-UNITS = {"example": "record", "user": "user"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,16 +104,6 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReasonView:
-    """Why a plan was not certified, and what to do."""
-
-    code: str
-    pointer: str
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
     """A run of this certificate, and the weights that it released."""
 
@@ -198,7 +135,7 @@ class CertificateView:
     strategies: tuple[dict[str, Any], ...]
     engines: tuple[Engine, ...]
     agreement: str
-    reasons: tuple[ReasonView, ...]
+    reasons: tuple[dict[str, Any], ...]
     warnings: tuple[dict[str, str], ...]
     plan: dict[str, Any]
     plan_digest: str
@@ -206,7 +143,7 @@ class CertificateView:
     mechanism: str
     claim: str | None
     policy: dict[str, Any]
-    waived: tuple[WaivedRule, ...]
+    waived: tuple[dict[str, Any], ...]
     ledger: dict[str, Any] | None
     requester: str
     created_at: datetime
@@ -263,19 +200,13 @@ def certificate_view(
         strategies=tuple(predicate["strategies"]),
         engines=engines,
         agreement=agreement(engines),
-        reasons=tuple(
-            view_of(ReasonView, {"pointer": "", "remedy": "", **reason})
-            for reason in predicate["reasons"]
-        ),
+        reasons=tuple({"pointer": "", "remedy": "", **why} for why in predicate["reasons"]),
         warnings=tuple(predicate["warnings"]),
         plan=plan,
         mechanism=plan.get("optimizer", {}).get("name", "dp_sgd"),
         claim=_claim(plan),
         policy=dict(predicate["policy"]),
-        waived=tuple(
-            view_of(WaivedRule, {**rule["waiver"], **rule}, waiver=rule["waiver"]["id"])
-            for rule in predicate["waived"]
-        ),
+        waived=tuple(map(_waived, predicate["waived"])),
         ledger=predicate.get("ledger"),
         requester=predicate["requester"],
         leaf=None if place is None else place.leaf_index,
@@ -286,6 +217,34 @@ def certificate_view(
         issues=issues,
         may_be_approved=certificate.status is Status.AWAITING_APPROVAL,
     )
+
+
+def standing(certificate: StoredCertificate, issues: tuple[IssueView, ...]) -> str | None:
+    """Why the certificate may not be used, and what to do; None if it may."""
+    match certificate.status:
+        case Status.AWAITING_APPROVAL:
+            given, required = certificate.approvals_given, certificate.approvals_required
+            return f"It has {given} of {required} required approvals."
+        case Status.EXPIRED:
+            return f"It expired on {certificate.not_after:%Y-%m-%d}; submit the plan again."
+        case Status.KEY_REVOKED:
+            return "The key that signed it was revoked; submit the plan again."
+        case Status.SUPERSEDED:
+            return "A later issue supersedes it."
+        case Status.REVOKED:
+            return _because(issues, "revocation", "Revoked by {revoked_by}: {reason} ({code}).")
+        case Status.REJECTED:
+            return _because(issues, "rejection", "Rejected by {approver}: {comment}")
+        case Status.ACTIVE:
+            return None
+
+
+def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
+    for issue in issues:
+        decision = issue.revocation if what == "revocation" else issue.rejection
+        if decision is not None:
+            return words.format(**{"comment": "no reason was given", **decision})
+    return words.split(" by ", maxsplit=1)[0] + "."
 
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
@@ -389,6 +348,24 @@ def _place(services: Services, certificate: StoredCertificate) -> Inclusion | No
         return services.log.inclusion_of(certificate.bundle)
     except LogDamaged:
         return None
+
+
+def _waived(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """A rule of the policy that this certificate breaks with a waiver."""
+    waiver = rule["waiver"]
+    terms = {name: waiver[name] for name in ("reason", "owner", "granted_by", "expires")}
+    return {"code": rule["code"], "message": rule["message"], "waiver": waiver["id"], **terms}
+
+
+def _issue(issue: Mapping[str, Any]) -> IssueView:
+    """An issue as the history of a certificate has it."""
+    approvals = issue["approvals"]
+    return view_of(
+        IssueView,
+        issue,
+        required=approvals["required"],
+        decisions=tuple(approvals["decisions"]),
+    )
 
 
 def _run(run: Run) -> RunView:

@@ -30,7 +30,7 @@ def _certified(site: Any, token: str, **changes: Any) -> dict[str, Any]:
     return found
 
 
-def test_an_approver_sees_what_is_new_and_decides(visitor: Any, site: Any) -> None:
+def test_an_approver_reviews_changes_and_decides(visitor: Any, site: Any) -> None:
     page, name = visitor.page, f"wards-{visitor.kind}"
     asks = site.token("dana", "submit")
     approves = site.token("priya", "approve", "audit", "admin", "submit")

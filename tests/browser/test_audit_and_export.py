@@ -37,7 +37,7 @@ def download(visitor: Any, click: str) -> str:
         return file.read()
 
 
-def test_the_overview_says_what_needs_somebody(visitor: Any, auditor: str) -> None:
+def test_the_overview_lists_what_needs_attention(visitor: Any, auditor: str) -> None:
     visitor.sign_in(auditor)
     assert "Recently not certified" in visitor.text()
     assert "under-noised" in visitor.text()
@@ -96,7 +96,7 @@ def download_json(visitor: Any) -> str:
     return found
 
 
-def test_a_stretch_is_hashed_again(visitor: Any, auditor: str) -> None:
+def test_a_range_of_entries_is_verified(visitor: Any, auditor: str) -> None:
     visitor.sign_in(auditor, "/audit")
     visitor.page.fill("input[name=start]", "0")
     visitor.page.fill("input[name=end]", "2")
@@ -110,7 +110,7 @@ def test_a_stretch_is_hashed_again(visitor: Any, auditor: str) -> None:
     visitor.look("audit-too-long")
 
 
-def test_tokens_are_made_shown_once_and_revoked(visitor: Any, site: Any) -> None:
+def test_tokens_are_created_shown_once_and_revoked(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("root", "admin"), "/tokens")
     name = f"ci-{visitor.kind}"
     visitor.page.fill("input[name=name]", name)

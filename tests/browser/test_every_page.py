@@ -53,7 +53,7 @@ def everything(company: Company) -> str:
     return company.site.token("ines", *PEOPLE)
 
 
-def test_every_page_is_whole_in_every_browser(
+def test_every_page_renders_in_every_browser(
     visitor: Any, company: Company, everything: str
 ) -> None:
     visitor.sign_in(everything)
@@ -63,9 +63,7 @@ def test_every_page_is_whole_in_every_browser(
         visitor.look(name)
 
 
-def test_the_longest_names_stay_within_every_window(
-    visitor: Any, company: Company, everything: str
-) -> None:
+def test_long_names_do_not_overflow(visitor: Any, company: Company, everything: str) -> None:
     name, dataset = "n" * 64, "d" * 64
     made = company.certify("long", name=name, dataset={"name": dataset, "size": 48_211})
     budget = {"adjacency": "add_remove", "epsilon": 10, "delta": 1e-5}
@@ -80,7 +78,7 @@ def test_the_longest_names_stay_within_every_window(
         visitor.look(f"{kind}-of-a-long-name")
 
 
-def test_a_page_is_used_by_keyboard_alone(
+def test_pages_work_with_the_keyboard_alone(
     visitor_of: Callable[..., Any], company: Company, everything: str
 ) -> None:
     """Skip to the content, filter, and follow a link; what has the focus shows it."""
@@ -110,7 +108,7 @@ def test_a_page_is_used_by_keyboard_alone(
     page.wait_for_url(f"**/runs/{company.runs['other-queue']}")
 
 
-def test_what_is_printed_has_no_navigation_and_all_of_a_table(
+def test_printed_pages_have_whole_tables_and_no_navigation(
     visitor_of: Callable[..., Any], company: Company, everything: str
 ) -> None:
     visitor = visitor_of(company.site)

@@ -45,7 +45,7 @@ def test_a_refusal_is_found_and_explained(visitor: Any, officer: str) -> None:
     visitor.look("refused")
 
 
-def test_a_wrong_claim_is_traced_to_its_mistake(visitor: Any, officer: str) -> None:
+def test_a_wrong_claim_is_diagnosed(visitor: Any, officer: str) -> None:
     page = visitor.page
     visitor.sign_in(officer, "/certificates")
     page.fill("#c-q", "claimed")
@@ -65,7 +65,7 @@ def test_a_wrong_claim_is_traced_to_its_mistake(visitor: Any, officer: str) -> N
     visitor.look("diagnosis-wrong")
 
 
-def test_a_certificate_shows_its_curves_and_leaves_as_files(visitor: Any, officer: str) -> None:
+def test_a_certificate_shows_curves_and_downloads(visitor: Any, officer: str) -> None:
     page = visitor.page
     visitor.sign_in(officer, "/certificates")
     page.click("tbody a:text-is('usable')")

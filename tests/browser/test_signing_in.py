@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def test_a_token_opens_the_pages_and_signing_out_closes_them(visitor: Any, site: Any) -> None:
+def test_signing_in_and_out_with_a_token(visitor: Any, site: Any) -> None:
     token = site.token("priya", "submit", "approve", "audit", "admin")
     visitor.goto("/keys")
     assert visitor.page.url.endswith("/sign-in?next=%2Fkeys")
@@ -24,7 +24,7 @@ def test_a_token_opens_the_pages_and_signing_out_closes_them(visitor: Any, site:
     assert "/sign-in?next=%2Fkeys" in visitor.page.url
 
 
-def test_a_page_that_is_not_there_says_so(visitor: Any, site: Any) -> None:
+def test_an_unknown_page_is_not_found(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("sam", "audit"), "/keys")
     visitor.goto("/nowhere")
     assert "not_found" in visitor.text()

@@ -61,7 +61,7 @@ def _certify(site: Any, token: str, **changes: Any) -> str:
     return str(found["certificate"]["id"])
 
 
-def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any) -> None:
+def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site: Any) -> None:
     page = visitor.page
     visitor.sign_in(site.token("dana", "submit"), "/plans/new")
     _fill(page, {**FIELDS, "dataset.size": "sixty", "name": "fashion-8"})
@@ -91,7 +91,7 @@ def test_a_plan_is_typed_mended_worked_out_and_certified(visitor: Any, site: Any
     page.wait_for_url("**/certificates/sha256:*")
 
 
-def test_a_plan_goes_on_as_yaml(visitor: Any, site: Any) -> None:
+def test_a_plan_continues_as_yaml(visitor: Any, site: Any) -> None:
     page = visitor.page
     visitor.sign_in(site.token("dana", "submit"), "/plans/new")
     _fill(page, FIELDS)
@@ -105,7 +105,7 @@ def test_a_plan_goes_on_as_yaml(visitor: Any, site: Any) -> None:
     visitor.look("new-plan-yaml")
 
 
-def test_two_plans_are_compared_and_some_are_not_ranked(visitor: Any, site: Any) -> None:
+def test_two_plans_are_compared(visitor: Any, site: Any) -> None:
     token = site.token("dana", "submit", "audit")
     first, longer = _certify(site, token), _certify(site, token, steps=200, name="longer")
     other = _certify(site, token, adjacency="zero_out", name="zeroed")
@@ -122,7 +122,7 @@ def test_two_plans_are_compared_and_some_are_not_ranked(visitor: Any, site: Any)
     visitor.look("compare-not-ranked")
 
 
-def test_pages_without_anything_say_what_to_do(visitor: Any, site: Any) -> None:
+def test_empty_pages_say_what_to_do(visitor: Any, site: Any) -> None:
     visitor.sign_in(site.token("ada", "submit", "approve", "audit", "admin"), "/datasets")
     assert "No budgets yet" in visitor.text()
     visitor.look("empty-datasets")

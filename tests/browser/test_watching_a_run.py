@@ -40,7 +40,7 @@ def _seen(visitor: Any, text: str) -> None:
     visitor.page.locator("#live").get_by_text(text).first.wait_for()
 
 
-def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker: Worker) -> None:
+def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: Worker) -> None:
     page, token = visitor.page, site.token("dana", "submit", "audit")
     certificate = _certificate(site, token)
     visitor.sign_in(token, "/runs/new")
@@ -74,7 +74,7 @@ def test_a_run_is_asked_for_watched_and_settled(visitor: Any, site: Any, worker:
     visitor.look("dataset")
 
 
-def test_a_run_that_failed_is_red_with_its_code(visitor: Any, site: Any, worker: Worker) -> None:
+def test_a_failed_run_shows_its_code(visitor: Any, site: Any, worker: Worker) -> None:
     token = site.token("dana", "submit", "audit")
     asked = {
         "certificate": _certificate(site, token),

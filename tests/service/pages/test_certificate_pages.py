@@ -90,7 +90,7 @@ def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[s
     return CliRunner().invoke(app, files)
 
 
-def test_a_certificate_that_was_trained_by_is_shown_whole(yard: Yard, tmp_path: Path) -> None:
+def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path: Path) -> None:
     plan = yard.document(notes=HOSTILE)
     said = yard.ask("POST", "/v1/certificates", "submit", plan).json()
     certificate = said["certificate"]["id"]
@@ -131,7 +131,7 @@ def test_a_certificate_that_was_trained_by_is_shown_whole(yard: Yard, tmp_path: 
 
 
 @ON_SQLITE
-def test_who_signed_in_takes_the_bundle_that_the_api_gives(yard: Yard) -> None:
+def test_a_session_downloads_the_same_bundle_as_the_api(yard: Yard) -> None:
     certificate = _certify(yard)
     signing_in = yard.client.get("/sign-in", headers=HTML)
     (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', signing_in.text)
@@ -153,7 +153,7 @@ def test_who_signed_in_takes_the_bundle_that_the_api_gives(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_what_is_refused_vouches_for_nothing(yard: Yard) -> None:
+def test_a_refused_certificate_claims_nothing(yard: Yard) -> None:
     mixed = {"sampling": {"scheme": "poisson", "lot_size": 100}}
     correlated = {"noise": {"kind": "bidiagonal", "lambda": 0.9}}
     certificate = _certify(yard, **mixed, **correlated)
@@ -173,7 +173,7 @@ def test_what_is_refused_vouches_for_nothing(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_what_may_not_be_used_says_so_everywhere(yard: Yard, tmp_path: Path) -> None:
+def test_a_revoked_certificate_is_marked_everywhere(yard: Yard, tmp_path: Path) -> None:
     certificate = _certify(yard)
     _revoke(yard, certificate)
     path = f"/certificates/{certificate}"
@@ -223,7 +223,7 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
 
 
 @ON_SQLITE
-def test_leave_of_a_rule_is_shown_with_who_gave_it(yard: Yard) -> None:
+def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
     rules = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"]}
     rules |= {"epsilon_cap": 0.5, "approvals": 1}
     assert yard.ask("POST", "/v1/policies", "admin", rules).is_success
@@ -246,7 +246,7 @@ def test_leave_of_a_rule_is_shown_with_who_gave_it(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_a_claim_is_held_against_the_plan(yard: Yard) -> None:
+def test_a_claim_is_diagnosed(yard: Yard) -> None:
     path = f"/certificates/{_certify(yard)}/diagnosis"
     assert "no known mistake is needed" in _main(_get(yard, f"{path}?claimed=0.561285"))
     for claimed in ("much", MARKUP, "-1", "nan", "1e999"):
@@ -261,7 +261,7 @@ def test_a_claim_is_held_against_the_plan(yard: Yard) -> None:
     assert "None" not in text
 
 
-def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
+def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
@@ -306,7 +306,7 @@ def test_the_list_is_narrowed_paged_and_refuses_what_it_does_not_know(
     assert (verdicts["certified"], verdicts["refused"], found["total"]) == ("2+", "0+", "1")
 
 
-def test_of_those_that_ended_the_last_to_end_stand_first(
+def test_expired_certificates_are_sorted_by_expiry(
     yard: Yard, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2, 3):
@@ -326,7 +326,7 @@ def test_of_those_that_ended_the_last_to_end_stand_first(
     engine.dispose()
 
 
-def test_the_head_of_a_list_says_its_order(yard: Yard) -> None:
+def test_the_list_states_its_order(yard: Yard) -> None:
     _certify(yard, name="plan", steps=1)
     for query, order, said in (
         ("", "created_at", "newest first"),
@@ -337,7 +337,7 @@ def test_the_head_of_a_list_says_its_order(yard: Yard) -> None:
         assert f", {said}." in _main(_get(yard, f"/certificates{query}"))
 
 
-def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:
+def test_a_saved_search_is_private_to_its_owner(yard: Yard) -> None:
     name, query = f"{MARKUP} =1+1", "verdict=refused"
     kept = _post(yard, "/certificates/views", "audit", name=name, query=query)
     assert kept.headers["location"] == f"/certificates?{query}"
@@ -366,7 +366,7 @@ def test_a_search_is_kept_by_its_owner_alone(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_the_registry_takes_the_entry(yard: Yard) -> None:
+def test_the_registry_entry_matches_the_registry_schema(yard: Yard) -> None:
     schema = json.loads(REGISTRY.read_text())["schema"]
     validator = Draft202012Validator(schema, format_checker=FormatChecker())
     shared = {"dataset": {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 2}}
@@ -386,7 +386,7 @@ def test_the_registry_takes_the_entry(yard: Yard) -> None:
 
 
 @ON_SQLITE
-def test_the_document_to_print_says_what_the_page_says(yard: Yard) -> None:
+def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
     certificate = _certify(yard)
     printed = _get(yard, f"/certificates/{certificate}/certificate.pdf")
     assert printed.headers["content-type"] == "application/pdf"

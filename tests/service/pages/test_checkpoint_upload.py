@@ -37,9 +37,7 @@ def _other(text: str) -> bytes:
     return bytes(byte ^ 1 for byte in read_checkpoint(text).root_hash)
 
 
-def test_a_log_that_only_grew_holds_and_one_that_was_rewritten_does_not(
-    yard: Yard, tmp_path: Path
-) -> None:
+def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) -> None:
     kept = _newest(yard)
     said = read_checkpoint(kept)
     yard.certify()
@@ -83,7 +81,7 @@ def test_a_log_that_only_grew_holds_and_one_that_was_rewritten_does_not(
         assert "ot a checkpoint" in _held(yard, text, 422)["not_held"], text
 
 
-def test_an_entry_is_data_too(yard: Yard) -> None:
+def test_a_log_entry_is_exported(yard: Yard) -> None:
     _newest(yard)
     (line,) = yard.ask("GET", "/audit/0.csv", "audit").text.splitlines()[1:]
     assert line.startswith("0,")

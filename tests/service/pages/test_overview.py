@@ -16,7 +16,7 @@ def _overview(yard: Yard) -> Any:
     return yard.ask("GET", "/overview.json", "audit").json()
 
 
-def test_a_run_that_does_not_conform_stands_before_others_that_failed(yard: Yard) -> None:
+def test_runs_that_do_not_conform_are_listed_before_other_failures(yard: Yard) -> None:
     certificate = yard.certify()
     wrong = yard.request(certificate).json()
     job = yard.claim()
@@ -39,7 +39,7 @@ def test_a_run_that_does_not_conform_stands_before_others_that_failed(yard: Yard
     assert "the run may have spent more" in page
 
 
-def test_what_waits_is_found_among_what_does_not(yard: Yard) -> None:
+def test_certificates_awaiting_approval_are_listed(yard: Yard) -> None:
     policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
     yard.ask("POST", "/v1/policies", "admin", {**policy, "approvals": 1})
     waiting = yard.certify()
@@ -52,7 +52,7 @@ def test_what_waits_is_found_among_what_does_not(yard: Yard) -> None:
     assert not view["more_expiring"]
 
 
-def test_what_was_not_looked_through_is_said(yard: Yard, monkeypatch: Monkey) -> None:
+def test_an_incomplete_search_is_stated(yard: Yard, monkeypatch: Monkey) -> None:
     monkeypatch.setattr("affidavit.service.pages.overview.LOOKED_AT", 2)
     policy = {"schema_version": 1, "name": "rules", "version": 1, "datasets": ["toy"]}
     yard.ask("POST", "/v1/policies", "admin", {**policy, "valid_days": 9, "approvals": 1})

@@ -44,14 +44,14 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_yaml_of_a_plan_is_that_plan(path: Path) -> None:
+def test_yaml_round_trips_a_plan(path: Path) -> None:
     plan = parse_plan(path.read_bytes(), "yaml")
     assert digest(parse_plan(yaml_of(as_document(plan)).encode(), "yaml")) == digest(plan)
 
 
 @settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(NAMES), TEXTS, max_size=6))
-def test_whatever_is_typed_is_read_or_refused_with_reasons(typed: dict[str, str]) -> None:
+def test_any_input_is_parsed_or_refused_with_reasons(typed: dict[str, str]) -> None:
     form = PlanForm.of({**WHOLE, **typed})
     parsed = parse(form.yaml)
     if parsed.plan is None:
@@ -65,7 +65,7 @@ def test_whatever_is_typed_is_read_or_refused_with_reasons(typed: dict[str, str]
 
 @settings(max_examples=150)
 @given(TEXTS)
-def test_a_text_stays_one_text_in_the_yaml(text: str) -> None:
+def test_text_stays_one_yaml_string(text: str) -> None:
     form = PlanForm.of({"name": text, "dataset.name": text})
     try:
         read = load_yaml(form.yaml.encode("utf-8", "replace")).data
@@ -79,7 +79,7 @@ def test_a_text_stays_one_text_in_the_yaml(text: str) -> None:
         assert read == {"version": 1}
 
 
-def test_a_mistake_is_told_at_its_field_and_row() -> None:
+def test_an_error_is_assigned_to_its_field_and_row() -> None:
     form = PlanForm.of(
         {
             **WHOLE,
@@ -95,13 +95,13 @@ def test_a_mistake_is_told_at_its_field_and_row() -> None:
     assert parsed.elsewhere == ()
 
 
-def test_fields_that_are_not_there_and_rows_beyond_the_last_are_not_read() -> None:
+def test_unknown_fields_and_extra_rows_are_ignored() -> None:
     form = PlanForm.of({"csrf": "x", "claim.epsilon": "1", f"releases.{MOST_RELEASES}.name": "a"})
     assert form.yaml == "version: 1\n"
     assert PlanForm.of(START, more_releases=99).releases == MOST_RELEASES
 
 
-def test_what_is_to_be_found_is_asked_for() -> None:
+def test_null_steps_are_solved_for() -> None:
     form = PlanForm.of({**WHOLE, "steps": "null", "releases.0.noise_multiplier": "2"})
     plan = parse(form.yaml).plan
     assert plan is not None
@@ -109,6 +109,6 @@ def test_what_is_to_be_found_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("base", ["https://dp.example", "http://a'; rm -rf ~; '", "http://$(id)"])
-def test_the_shell_reads_the_address_as_one_word(base: str) -> None:
+def test_the_curl_command_quotes_the_address(base: str) -> None:
     words = shlex.split(curl_of(base))
     assert words[:3] == ["curl", "-sS", f"{base}/v1/certificates"]

@@ -18,7 +18,7 @@ README = Path(__file__).resolve().parents[3] / "README.md"
 PROGRAM = ".venv/bin/affidavit "
 
 
-def test_the_lines_of_the_readme_open_the_pages(
+def test_the_commands_of_the_readme_open_the_pages(
     tmp_path: Path,
     client_of: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,

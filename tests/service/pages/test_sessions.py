@@ -74,7 +74,7 @@ def _cookie(answer: Any, name: str = "affidavit_session") -> tuple[str, set[str]
     raise AssertionError(answer.headers)
 
 
-def test_a_cookie_from_before_is_nobodys_afterwards(door: Door) -> None:
+def test_signing_in_changes_the_session_cookie(door: Door) -> None:
     """Fixation: what an attacker planted is not taken up; each sign-in has its own cookie."""
     _, token = door.token()
     planted = "A" * 43
@@ -97,7 +97,7 @@ def test_a_cookie_from_before_is_nobodys_afterwards(door: Door) -> None:
     assert door.is_in()
 
 
-def test_the_database_has_no_cookie_that_could_be_used(door: Door) -> None:
+def test_the_database_stores_only_cookie_hashes(door: Door) -> None:
     _, token = door.token()
     cookie, _ = _cookie(door.sign_in(token))
     with door.engine.connect() as connection:
@@ -110,7 +110,7 @@ def test_the_database_has_no_cookie_that_could_be_used(door: Door) -> None:
     ("columns", "back"),
     [(("seen_at",), IDLE + MOMENT), (("created_at", "expires_at"), LONGEST + MOMENT)],
 )
-def test_a_session_ends_and_its_page_says_so(
+def test_an_expired_session_returns_to_sign_in(
     door: Door, columns: tuple[str, ...], back: timedelta
 ) -> None:
     _, token = door.token()
@@ -128,7 +128,7 @@ def test_a_session_ends_and_its_page_says_so(
     assert program.status_code == 401
 
 
-def test_a_session_lives_no_longer_than_its_token_and_may_no_more(door: Door) -> None:
+def test_a_session_ends_with_its_token_and_has_its_scopes(door: Door) -> None:
     made, token = door.token("admin")
     door.sign_in(token)
     assert door.client.get("/tokens", headers=HTML).status_code == 200
@@ -137,7 +137,7 @@ def test_a_session_lives_no_longer_than_its_token_and_may_no_more(door: Door) ->
     assert door.client.get("/tokens", headers=HTML).status_code == 303
 
 
-def test_signing_out_ends_it_in_the_database_too(door: Door) -> None:
+def test_signing_out_ends_the_session_in_the_database(door: Door) -> None:
     _, token = door.token()
     cookie, _ = _cookie(door.sign_in(token))
     csrf = door.csrf("/keys")
@@ -169,7 +169,7 @@ def test_signing_out_ends_it_in_the_database_too(door: Door) -> None:
     ],
     ids=range(14),
 )
-def test_where_to_go_afterwards_is_a_path_of_this_service(door: Door, to: str) -> None:
+def test_sign_in_redirects_only_within_this_service(door: Door, to: str) -> None:
     _, token = door.token()
     page = door.client.get("/sign-in", params={"next": to}, headers=HTML)
     assert "evil.example" not in page.text
@@ -190,7 +190,7 @@ def test_where_to_go_afterwards_is_a_path_of_this_service(door: Door, to: str) -
     ],
     ids=str,
 )
-def test_a_form_from_another_site_does_nothing_even_with_a_token(
+def test_a_form_from_another_site_is_refused_even_with_a_token(
     door: Door, headers: dict[str, str]
 ) -> None:
     _, token = door.token("admin")
@@ -205,7 +205,7 @@ def test_a_form_from_another_site_does_nothing_even_with_a_token(
     assert "planted" not in door.client.get("/datasets.csv").text
 
 
-def test_a_token_of_one_session_is_no_token_of_another(door: Door) -> None:
+def test_a_form_token_is_valid_for_one_session_only(door: Door) -> None:
     _, token = door.token("admin")
     door.sign_in(token)
     first = door.csrf("/datasets")
@@ -216,9 +216,7 @@ def test_a_token_of_one_session_is_no_token_of_another(door: Door) -> None:
     assert door.client.post("/tokens", data=sent, headers=HTML).status_code == 403
 
 
-def test_over_https_cookies_are_sent_over_nothing_else(
-    settings: Settings, client_of: Callable[..., Any]
-) -> None:
+def test_cookies_are_secure_over_https(settings: Settings, client_of: Callable[..., Any]) -> None:
     """Behind a proxy that ends TLS, where requests look like http, the public URL says it."""
     with client_of(replace(settings, public_url=PUBLIC)) as client:
         client.base_url = PUBLIC
@@ -240,9 +238,7 @@ def test_over_https_cookies_are_sent_over_nothing_else(
         door.engine.dispose()
 
 
-def test_wrong_tokens_are_counted_and_slowed(
-    settings: Settings, client_of: Callable[..., Any]
-) -> None:
+def test_wrong_tokens_are_rate_limited(settings: Settings, client_of: Callable[..., Any]) -> None:
     with client_of(replace(settings, rate_limit=4)) as client:
         door = Door(client, settings)
         door.token()

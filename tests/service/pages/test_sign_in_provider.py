@@ -129,7 +129,7 @@ def arrive(browser: Any, asked: dict[str, str], **changes: str) -> Any:
     return browser.get("/sign-in/callback", params=given)
 
 
-def test_who_signs_in_is_the_subject_with_their_groups_scopes(
+def test_the_provider_signs_in_the_subject_with_the_scopes_of_its_groups(
     browser: Any, endpoint: TokenEndpoint
 ) -> None:
     assert "Sign in with your organisation" in browser.get("/sign-in").text
@@ -153,9 +153,7 @@ def test_who_signs_in_is_the_subject_with_their_groups_scopes(
     assert sent == "affidavit%20pages:s3cret%3Awith%2Fodd%26signs"
 
 
-def test_an_answer_counts_once_and_in_the_browser_that_asked(
-    browser: Any, endpoint: TokenEndpoint
-) -> None:
+def test_a_callback_is_valid_once_and_in_one_browser(browser: Any, endpoint: TokenEndpoint) -> None:
     asked = leave(browser, endpoint)
     assert arrive(browser, asked).status_code == 303
     again = arrive(browser, asked)
@@ -172,7 +170,7 @@ def test_an_answer_counts_once_and_in_the_browser_that_asked(
         ({"code": "stolen"}, "does not know the code"),
     ],
 )
-def test_what_does_not_belong_to_this_sign_in_is_refused(
+def test_a_callback_of_another_sign_in_is_refused(
     browser: Any, endpoint: TokenEndpoint, changes: dict[str, str], said: str
 ) -> None:
     answer = arrive(browser, leave(browser, endpoint), **changes)
@@ -195,7 +193,7 @@ def test_what_does_not_belong_to_this_sign_in_is_refused(
     ],
     ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
 )
-def test_a_token_that_is_not_for_this_sign_in_is_refused(
+def test_an_id_token_for_another_sign_in_is_refused(
     browser: Any, endpoint: TokenEndpoint, changes: dict[str, Any], said: str
 ) -> None:
     asked = leave(browser, endpoint)
@@ -206,7 +204,7 @@ def test_a_token_that_is_not_for_this_sign_in_is_refused(
     assert "affidavit_session" not in answer.headers.get("set-cookie", "")
 
 
-def test_a_provider_that_fails_is_told_of(browser: Any, endpoint: TokenEndpoint) -> None:
+def test_a_failing_provider_is_reported(browser: Any, endpoint: TokenEndpoint) -> None:
     asked = leave(browser, endpoint)
     endpoint.status = 500
     answer = arrive(browser, asked)
@@ -214,7 +212,7 @@ def test_a_provider_that_fails_is_told_of(browser: Any, endpoint: TokenEndpoint)
     assert "does not answer" in answer.text
 
 
-def test_where_to_go_afterwards_is_never_another_host(
+def test_the_callback_never_redirects_to_another_host(
     browser: Any, endpoint: TokenEndpoint
 ) -> None:
     for to in ("//evil.example/x", "https://evil.example", "/\\evil.example", "javascript:1"):
@@ -243,14 +241,14 @@ BASE = {
     ],
     ids=str,
 )
-def test_a_client_that_is_half_set_up_is_refused_at_start(
+def test_an_incomplete_client_configuration_is_refused_at_start(
     change: dict[str, str], said: str
 ) -> None:
     with pytest.raises(ProviderMisconfigured, match=said):
         provider_of(BASE | change)
 
 
-def test_the_client_needs_to_know_where_browsers_come_back_to() -> None:
+def test_the_client_needs_a_public_url() -> None:
     with pytest.raises(SettingsError, match="AFFIDAVIT_PUBLIC_URL is not set"):
         Settings.from_environment(BASE | {"AFFIDAVIT_HOME": "/x"})
     given = BASE | {"AFFIDAVIT_HOME": "/x", "AFFIDAVIT_PUBLIC_URL": "https://DP.example.com:443/"}

@@ -112,7 +112,7 @@ def walk(client: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("scope", sorted(PEOPLE))
-def test_nobody_is_led_to_what_is_closed_to_them(company: Company, scope: str) -> None:
+def test_no_page_links_to_a_forbidden_page(company: Company, scope: str) -> None:
     client = sign_in(company, company.tokens[scope])
     forms: dict[str, tuple[str, str]] = {}
     pages = 0
@@ -133,7 +133,7 @@ def test_nobody_is_led_to_what_is_closed_to_them(company: Company, scope: str) -
         assert sent.status_code in (200, 201, 409, 422), (path, to, sent.status_code)
 
 
-def test_what_people_write_is_text_and_nothing_else(company: Company) -> None:
+def test_user_text_is_never_markup_or_a_formula(company: Company) -> None:
     client = sign_in(company, company.site.token("ines", *PEOPLE))
     told = 0
     for path, page in walk(client):
@@ -157,7 +157,7 @@ def test_what_people_write_is_text_and_nothing_else(company: Company) -> None:
     assert told > 20, "the attacks are on too few pages for this to say anything"
 
 
-def test_each_answer_says_what_a_browser_may_do(company: Company) -> None:
+def test_every_response_has_security_headers(company: Company) -> None:
     client = sign_in(company, company.tokens["audit"])
     for path, status in (
         ("/", 200),
@@ -182,7 +182,7 @@ def test_each_answer_says_what_a_browser_may_do(company: Company) -> None:
             assert "immutable" not in page.headers.get("cache-control", "")
 
 
-def test_errors_are_pages_that_say_what_to_do(company: Company) -> None:
+def test_errors_are_pages_with_advice(company: Company) -> None:
     client = sign_in(company, company.tokens["submit"])
     for path, said in (
         ("/tokens", "needs the scope admin"),
@@ -201,7 +201,7 @@ def test_errors_are_pages_that_say_what_to_do(company: Company) -> None:
         assert MARKUP not in page.text
 
 
-def test_texts_that_no_field_takes_are_refused_and_kept_nowhere(company: Company) -> None:
+def test_invalid_text_is_refused_and_not_stored(company: Company) -> None:
     admin = sign_in(company, company.site.token("vera", "admin", "approve", "submit"))
     page = admin.get("/datasets", headers={"accept": "text/html"})
     token = read(page.text).forms[-1]["csrf"]

@@ -51,7 +51,7 @@ def _set_policy(yard: Yard, **changes: Any) -> None:
     assert answer.is_success, answer.text
 
 
-def test_a_run_is_shown_with_its_record_and_its_charge(yard: Yard) -> None:
+def test_a_run_page_shows_progress_record_and_charge(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate, data="digits<b>").json()
     path = f"/runs/{run['id']}"
@@ -76,7 +76,7 @@ def test_a_run_is_shown_with_its_record_and_its_charge(yard: Yard) -> None:
     assert (entry["state"], entry["steps_run"]) == ("settled", "10")
 
 
-def test_a_run_that_does_not_conform_is_red_with_what_was_found(yard: Yard) -> None:
+def test_a_run_that_does_not_conform_shows_its_findings(yard: Yard) -> None:
     run = yard.request(yard.certify()).json()
     job = yard.claim()
     yard.start(job)
@@ -93,7 +93,7 @@ def test_a_run_that_does_not_conform_is_red_with_what_was_found(yard: Yard) -> N
     assert run["id"][:8] not in _main(_get(yard, "/runs?state=settled"))
 
 
-def test_a_run_is_asked_for_and_stopped_by_who_may(yard: Yard) -> None:
+def test_runs_are_started_and_stopped_with_the_right_scopes(yard: Yard) -> None:
     fields = {"certificate": yard.certify(), "data": "d", "model": "m", "output": "o"}
     refused = _post(yard, "/runs/new", "submit", **{**fields, "priority": "high", "data": MARKUP})
     assert refused.status_code == 422
@@ -115,7 +115,7 @@ def test_a_run_is_asked_for_and_stopped_by_who_may(yard: Yard) -> None:
     assert _csv(yard, path + ".csv")[-1]["kind"] == "cancelled"
 
 
-def test_an_approval_shows_what_changed_since_the_last_usable_one(yard: Yard) -> None:
+def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Yard) -> None:
     yard_two = yard.document(steps=20, notes=MARKUP)
     base = yard.certify()
     _set_policy(yard, approvals=1)
@@ -149,7 +149,7 @@ def test_an_approval_shows_what_changed_since_the_last_usable_one(yard: Yard) ->
     assert again.status_code == 409
 
 
-def test_approvals_that_wait_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("affidavit.service.pages.approvals.LISTED", 2)
     _set_policy(yard, approvals=1)
     made = {
@@ -171,7 +171,7 @@ def test_approvals_that_wait_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPat
     assert _get(yard, "/approvals?cursor=forged", status=422)
 
 
-def test_what_would_break_is_judged_and_a_draft_is_put_in_force(yard: Yard) -> None:
+def test_a_policy_draft_is_simulated_and_activated(yard: Yard) -> None:
     loose = yard.certify()
     tight = yard.ask(
         "POST",
@@ -205,7 +205,7 @@ def test_what_would_break_is_judged_and_a_draft_is_put_in_force(yard: Yard) -> N
     assert _get(yard, "/policies/rules/9", status=404)
 
 
-def test_a_waiver_is_granted_and_revoked_by_somebody_else(yard: Yard) -> None:
+def test_waivers_need_four_eyes(yard: Yard) -> None:
     _set_policy(yard, epsilon_cap=0.1)
     fields = {
         "rule": "policy_epsilon_cap",
@@ -231,7 +231,7 @@ def test_a_waiver_is_granted_and_revoked_by_somebody_else(yard: Yard) -> None:
     assert _csv(yard, "/waivers.csv")[0]["status"] == "revoked"
 
 
-def test_a_data_set_shows_three_totals_and_what_still_fits(yard: Yard) -> None:
+def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
     certificate = yard.certify()
     for _ in range(3):
         yard.request(certificate)
@@ -263,7 +263,7 @@ def test_a_data_set_shows_three_totals_and_what_still_fits(yard: Yard) -> None:
     assert _csv(yard, "/datasets.csv")[0]["epsilon"] == "9"
 
 
-def test_a_data_set_that_a_certificate_names_has_a_page_before_its_budget(yard: Yard) -> None:
+def test_a_named_data_set_has_a_page_before_it_has_a_budget(yard: Yard) -> None:
     assert "Nob has no budget" in _main(_get(yard, "/datasets/nob", status=404))
     plan = yard.document(dataset={"name": "nob", "size": 1000})
     assert yard.ask("POST", "/v1/certificates", "submit", plan).is_success
@@ -276,7 +276,7 @@ def test_a_data_set_that_a_certificate_names_has_a_page_before_its_budget(yard: 
     assert yard.ask("GET", "/datasets/nob.json", "audit").json()["shown"] is None
 
 
-def test_a_data_set_called_like_a_file_has_a_page_and_no_other_ones_table(yard: Yard) -> None:
+def test_a_data_set_with_a_file_ending_has_its_own_page(yard: Yard) -> None:
     yard.request(yard.certify())
     (entry,) = _csv(yard, "/datasets/toy/ledger.csv")
     assert _csv(yard, "/datasets/toy.csv") == [entry]
@@ -298,7 +298,7 @@ def test_a_data_set_called_like_a_file_has_a_page_and_no_other_ones_table(yard: 
     _get(yard, "/datasets/toy.csv?ledger=example/add_remove", status=404)
 
 
-def test_a_key_is_exported_as_it_is(yard: Yard) -> None:
+def test_a_key_is_exported_unchanged(yard: Yard) -> None:
     (kept,) = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
     (line,) = _csv(yard, "/keys.csv")
     assert line["public_key"] == kept["public_key"]
@@ -314,11 +314,11 @@ def test_a_key_is_exported_as_it_is(yard: Yard) -> None:
         "-----BEGIN A-----\ncmd|'/C calc'!A0\n-----END A-----\n",
     ],
 )
-def test_what_only_begins_like_a_key_is_no_formula_either(text: str) -> None:
+def test_text_that_looks_like_a_key_is_still_escaped(text: str) -> None:
     assert spreadsheet_safe(text) == f"'{text}"
 
 
-def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
+def test_a_plan_is_previewed_and_submitted(yard: Yard) -> None:
     fields = {
         "mode": "form",
         "name": "quick",
@@ -356,7 +356,7 @@ def test_a_plan_is_checked_and_submitted_as_by_the_api(yard: Yard) -> None:
     assert _post(yard, "/plans/new", "audit", do="check", **fields).status_code == 403
 
 
-def test_certificates_are_compared_and_not_ranked_where_they_mean_something_else(
+def test_incomparable_certificates_are_not_ranked(
     yard: Yard,
 ) -> None:
     first = yard.certify()
@@ -379,7 +379,7 @@ def test_certificates_are_compared_and_not_ranked_where_they_mean_something_else
     assert "\u202e" not in texts.text
 
 
-def test_a_form_that_no_page_sent_does_nothing(yard: Yard) -> None:
+def test_a_form_without_its_token_is_refused(yard: Yard) -> None:
     token = yard.tokens["admin"]
     signing_in = yard.client.get("/sign-in", headers=HTML)
     csrf = re.findall(r'name="csrf" value="([^"]+)"', signing_in.text)[0]
@@ -395,7 +395,7 @@ def test_a_form_that_no_page_sent_does_nothing(yard: Yard) -> None:
     assert yard.client.post("/datasets", data=sent, follow_redirects=False).status_code == 303
 
 
-def test_a_token_that_names_a_person_counts_as_theirs(yard: Yard) -> None:
+def test_tokens_of_a_person_are_one_identity(yard: Yard) -> None:
     """Two tokens of one person are one identity: they cannot approve what they asked for."""
     made = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")
     assert made.status_code == 201
