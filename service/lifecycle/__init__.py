@@ -1,1 +1,1 @@
-"""What becomes of a certificate after it was signed: superseded, approved, revoked, expired."""
+"""Issuing certificates, deciding about them, and their status."""

@@ -143,18 +143,20 @@ class Approve:
         self, connection: Connection, pending: StoredCertificate, at: datetime
     ) -> StoredCertificate | None:
         """The issue with its approvals, if none is missing."""
-        given = Approvals(pending.approvals_required, _approvals_of(connection, pending))
-        if not given.complete:
+        collected = Approvals(pending.approvals_required, _approvals_of(connection, pending))
+        if not collected.complete:
             return None
         key = self._keyring.current()
         if key.public.development is not pending.untrusted:
             raise KeyFailure(
                 "a development key cannot sign a trusted certificate, nor the reverse."
             )
-        issued = sign_approved(pending, given, key, at)
+        issued = sign_approved(pending, collected, key, at)
         keep(connection, issued, key.public.as_record(), pending)
         details = {"envelope": issued.envelope_digest, "issue": issued.issue}
-        audited(connection, at, given.given[-1].name, "certificate.approved", issued.id, details)
+        audited(
+            connection, at, collected.given[-1].name, "certificate.approved", issued.id, details
+        )
         return issued
 
 

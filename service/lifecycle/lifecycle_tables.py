@@ -1,13 +1,13 @@
-"""What happens to an issue after it was signed: rows that are added and never changed.
+"""The tables of approvals, revocations and status lists, all append-only.
 
 ``approvals``
-    One decision of one person about one envelope, named by its digest. The database
-    itself refuses a decision by anybody who asked for the certificate, by somebody
-    anonymous, a second one, and one about an envelope that awaits none.
+    A person's decision about an envelope, identified by its digest. The database itself
+    refuses a decision by a requester of the certificate, by an anonymous caller, a second
+    one by the same person, and one about an envelope that does not await approval.
 ``revocations``
-    An issue that no longer counts, and with it every earlier issue of its certificate.
+    A revoked issue, and with it every earlier issue of its certificate.
 ``status_lists``
-    Each signed status list, by its sequence number, which only grows.
+    Every signed status list by its sequence number, which only grows.
 """
 
 from __future__ import annotations

@@ -1,20 +1,19 @@
-"""Where an issue stands at a moment: one word, worked out by the database.
+"""The status of an issue at a moment, computed by the database.
 
-==================  ==================================================================
-``active``          the certificate of this id, whatever its verdict
-``awaiting_approval``  signed, and not usable before others have approved it
-``expired``         its validity is over; asked again, it is issued again
-``superseded``      a later issue stands in its place
-``rejected``        an approver refused it
-``revoked``         withdrawn, with every issue before it
-``key_revoked``     a published keyset revokes the key that signed it; asked again, it is
-                    issued again
-==================  ==================================================================
+=====================  ===============================================================
+``active``             the current issue, whatever its verdict
+``awaiting_approval``  signed, but not usable before others approve it
+``expired``            its validity has ended; sending the plan again issues it again
+``superseded``         a later issue replaces it
+``rejected``           an approver rejected it
+``revoked``            withdrawn, with every issue before it
+``key_revoked``        a published keyset revokes the key that signed it; sending the plan
+                       again issues it again
+=====================  ===============================================================
 
 ``revoked`` and ``rejected`` are people's decisions and end only by a person's decision to
-issue again (``affidavit.service.lifecycle.decisions``); time does not turn them into
-``expired``. They hold for the issue that they are about; a revocation also for all issues
-before it.
+reissue (``affidavit.service.lifecycle.decisions``); they never turn into ``expired``. They
+apply to one issue; a revocation also to all issues before it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from affidavit.service.tables import certificates
 
 
 class Status(StrEnum):
-    """Where an issue stands; the words are part of the API."""
+    """The status of an issue; its values are part of the API."""
 
     ACTIVE = "active"
     AWAITING_APPROVAL = "awaiting_approval"
@@ -43,7 +42,7 @@ class Status(StrEnum):
 
 
 DECIDED = frozenset({Status.REVOKED, Status.REJECTED})
-"""What a person decided, and only a person ends."""
+"""Statuses that a person decided and only a person ends."""
 
 _later = certificates.alias("later")
 
@@ -54,24 +53,24 @@ SUPERSEDED: ColumnElement[bool] = exists(
         _later.c.issue > certificates.c.issue,
     )
 )
-"""Whether a row of ``certificates`` has a later issue beside it."""
+"""Whether a row of ``certificates`` has a later issue."""
 
 
-def of_the_same(table: Any) -> ColumnElement[bool]:
-    """Whether a row of ``table`` is about the certificate of a row of ``certificates``."""
+def same_certificate(table: Any) -> ColumnElement[bool]:
+    """Whether a row of ``table`` belongs to the certificate of a row of ``certificates``."""
     return and_(
         table.c.certificate_id == certificates.c.id, table.c.untrusted == certificates.c.untrusted
     )
 
 
 REVOKED: ColumnElement[bool] = exists(
-    select(1).where(of_the_same(revocations), revocations.c.issue >= certificates.c.issue)
+    select(1).where(same_certificate(revocations), revocations.c.issue >= certificates.c.issue)
 )
 """Whether a row of ``certificates`` was revoked, itself or by a later issue."""
 
 REJECTED: ColumnElement[bool] = exists(
     select(1).where(
-        of_the_same(approvals),
+        same_certificate(approvals),
         approvals.c.issue == certificates.c.issue,
         approvals.c.decision == "reject",
     )
@@ -81,8 +80,8 @@ REJECTED: ColumnElement[bool] = exists(
 def key_revoked_at(now: datetime | ColumnElement[datetime]) -> ColumnElement[bool]:
     """Whether the key that signed a row of ``certificates`` is revoked at ``now``.
 
-    What it signed before the instant that the keyset names may still count for a verifier who
-    holds the log; nobody should begin anything by it here, where it can be issued anew.
+    What it signed before that instant can still be valid for a verifier who has the log; here
+    it is not used, because it can be issued again.
     """
     return exists(
         select(1).where(revoked_keys.c.key_id == certificates.c.key_id, revoked_keys.c.since <= now)

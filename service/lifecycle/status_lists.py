@@ -1,8 +1,8 @@
-"""The status list that is handed out: signed anew when something changed, or it grows old.
+"""The signed status list, signed again when its content changes or it is five minutes old.
 
-A list is good for an hour. It is signed again once it is five minutes old and somebody
-asks, at once when something was revoked, and not while nobody asks. Numbers are given by
-the database: of two processes that sign at once, one keeps its list and both answer that.
+A list is valid for an hour. It is signed on request: at once after a revocation, otherwise
+when the last one is five minutes old. The database assigns the sequence numbers: of two
+processes that sign at once, one stores its list and both return that one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from affidavit.service.lifecycle.lifecycle_tables import revocations, status_lis
 from affidavit.service.lifecycle.status import REVOKED, SUPERSEDED
 from affidavit.service.tables import UtcDateTime, certificates, signing_keys
 
-GOOD_FOR = timedelta(hours=1)
-OLD = timedelta(minutes=5)
-KEPT = timedelta(days=1)
-"""How long an issue stays listed after its validity; a verifier's clock may be behind."""
+VALIDITY = timedelta(hours=1)
+MAX_AGE = timedelta(minutes=5)
+LISTED_AFTER = timedelta(days=1)
+"""How long an issue stays listed after its validity; a verifier's clock can be slow."""
 
 
 class StatusLists:
-    """The lists of one service, for several threads and processes."""
+    """The status lists of one service; safe to use from several threads and processes."""
 
     def __init__(self, engine: Engine, signers: Keyring, issuer: str | None) -> None:
         self._reader = reader(engine)
@@ -48,35 +48,35 @@ class StatusLists:
         self._issuer = issuer
 
     def at(self, now: datetime) -> bytes:
-        """The list that is good at ``now``; raises ``KeyFailure`` when nothing can be signed."""
+        """The list that is valid at ``now``; raises ``KeyFailure`` if nothing can be signed."""
         key = self._signers.current()
         with self._reader.connect() as connection:
             newest = _newest(connection)
-            if newest is not None and _still_good(newest, _content(connection, key, now), key, now):
+            if newest is not None and _is_fresh(newest, _content(connection, key, now), key, now):
                 return bytes(newest.envelope)
         try:
             return self._sign(key, now)
-        except IntegrityError:  # another process has just signed one
+        except IntegrityError:  # another process signed one first
             with self._reader.connect() as connection:
                 newest = _newest(connection)
                 assert newest is not None
                 return bytes(newest.envelope)
 
     def _sign(self, key: SigningPort, now: datetime) -> bytes:
-        """A new list under the next number.
+        """Sign a list under the next number.
 
-        The newest is read before the content. A list that misses what was revoked
-        meanwhile thus follows one that misses it too, or its number is taken.
+        The newest list is read before the content. So a list without a concurrent revocation
+        follows one without it, or its number is taken.
         """
         with self._writer.begin() as connection:
             newest = _newest(connection)
             content = _content(connection, key, now)
             issued_at = now.replace(microsecond=0)
-            times = {"issued_at": issued_at, "next_update": issued_at + GOOD_FOR}
+            times = {"issued_at": issued_at, "next_update": issued_at + VALIDITY}
             sequence = 1 if newest is None else newest.sequence + 1
             envelope = seal_status(
                 {
-                    "issuer": self._name(newest),
+                    "issuer": self._issuer_after(newest),
                     "sequence": sequence,
                     **{name: at.strftime(TIME_FORMAT) for name, at in times.items()},
                     **content,
@@ -94,8 +94,8 @@ class StatusLists:
             )
             return envelope
 
-    def _name(self, newest: Row[Any] | None) -> str:
-        """Who issues the lists: as in the last one, else the log's name, else any name."""
+    def _issuer_after(self, newest: Row[Any] | None) -> str:
+        """The issuer: that of the last list, else the log's origin, else a random name."""
         if newest is None:
             return self._issuer or f"affidavit.invalid/{secrets.token_hex(8)}"
         payload = read_envelope(load_json(bytes(newest.envelope), MOST_BYTES).data).payload
@@ -106,23 +106,23 @@ def _newest(connection: Connection) -> Row[Any] | None:
     return connection.execute(_NEWEST).first()
 
 
-def _still_good(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: datetime) -> bool:
+def _is_fresh(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: datetime) -> bool:
     return bool(
-        newest.issued_at <= now < newest.issued_at + OLD
+        newest.issued_at <= now < newest.issued_at + MAX_AGE
         and newest.key_id == key.key_id
         and newest.content_digest == digest_of(content)
     )
 
 
 def _content(connection: Connection, key: SigningPort, now: datetime) -> dict[str, Any]:
-    """What a list says beside its number and times."""
-    known = connection.execute(select(signing_keys.c.key_id)).scalars()
+    """The list without its number and times."""
+    key_ids = connection.execute(select(signing_keys.c.key_id)).scalars()
     version = connection.execute(select(sa.func.max(keysets.c.version))).scalar_one()
     listed = [*_revoked(connection, now), *_superseded(connection, now)]
     return {
         "keyset_version": version,
-        "keys": tuple(sorted({*known, key.key_id})),
-        "listed": tuple(item.model_dump() for item in listed),
+        "keys": tuple(sorted({*key_ids, key.key_id})),
+        "listed": tuple(issue.model_dump() for issue in listed),
     }
 
 
@@ -134,7 +134,7 @@ _ISSUE = (
 )
 
 
-# Built once: putting a statement together takes as long as running it.
+# Built once: building a statement takes as long as running it.
 _NEWEST = select(status_lists).order_by(status_lists.c.sequence.desc()).limit(1)
 _SINCE = bindparam("since", type_=UtcDateTime)
 _REVOKED = (
@@ -172,16 +172,16 @@ _SUPERSEDED = (
 
 
 def _revoked(connection: Connection, now: datetime) -> list[Listed]:
-    """Each revoked issue, with the first revocation that is about it."""
-    found = connection.execute(_REVOKED, {"since": now - KEPT})
-    first = {tuple(row[:3]): row for row in found}
+    """Each revoked issue, with the first revocation that covers it."""
+    rows = connection.execute(_REVOKED, {"since": now - LISTED_AFTER})
+    first = {tuple(row[:3]): row for row in rows}
     return [_listed(row, "revoked", row.code) for row in first.values()]
 
 
 def _superseded(connection: Connection, now: datetime) -> list[Listed]:
-    """Each issue that a later one took the place of, though it could still pass by itself."""
-    found = connection.execute(_SUPERSEDED, {"since": now - KEPT})
-    return [_listed(row, "superseded", "issued_again") for row in found]
+    """Each superseded issue that would otherwise still be valid."""
+    rows = connection.execute(_SUPERSEDED, {"since": now - LISTED_AFTER})
+    return [_listed(row, "superseded", "issued_again") for row in rows]
 
 
 def _listed(row: Any, status: Any, reason: str) -> Listed:

@@ -1,1 +1,1 @@
-"""The transparency log: what happened, in an order that cannot be rewritten."""
+"""The audit log: a Merkle tree of entries with signed checkpoints (RFC 9162, C2SP)."""

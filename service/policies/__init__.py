@@ -1,1 +1,1 @@
-"""The policies that this service judges by, and the waivers that people granted."""
+"""Policies, waivers, and which of them apply to a plan."""

@@ -188,18 +188,18 @@ def test_a_list_is_signed_again_when_it_is_old_changed_or_its_key_is(
     made = company.client.app.state.services.status_lists
     now = datetime.now(UTC)
     first = made.at(now)
-    assert made.at(now + lists.OLD - timedelta(seconds=2)) == first
-    second = made.at(now + lists.OLD + timedelta(seconds=2))
+    assert made.at(now + lists.MAX_AGE - timedelta(seconds=2)) == first
+    second = made.at(now + lists.MAX_AGE + timedelta(seconds=2))
     assert content(second)["sequence"] == content(first)["sequence"] + 1
     assert content(second)["issuer"] == content(first)["issuer"]
-    good = lists.GOOD_FOR + lists.OLD
+    good = lists.VALIDITY + lists.MAX_AGE
     current_status(second, company.trusted, {}, now + good - timedelta(seconds=5))
     company.change_key()
-    third = made.at(now + lists.OLD + timedelta(seconds=3))
+    third = made.at(now + lists.MAX_AGE + timedelta(seconds=3))
     assert content(third)["sequence"] == content(second)["sequence"] + 1
     assert set(content(second)["keys"]) < set(content(third)["keys"])
     company.revoke("bea", result)
-    fourth = content(made.at(now + lists.OLD + timedelta(seconds=4)))
+    fourth = content(made.at(now + lists.MAX_AGE + timedelta(seconds=4)))
     assert (fourth["sequence"], len(fourth["listed"])) == (content(third)["sequence"] + 1, 1)
 
 
@@ -217,8 +217,8 @@ def test_a_revoked_issue_is_listed_until_a_day_after_its_validity(
     company.revoke("bea", result)
     made = company.client.app.state.services.status_lists
     ends = datetime.now(UTC) + timedelta(days=365)
-    assert content(made.at(ends + lists.KEPT - timedelta(minutes=5)))["listed"]
-    assert not content(made.at(ends + lists.KEPT + timedelta(minutes=5)))["listed"]
+    assert content(made.at(ends + lists.LISTED_AFTER - timedelta(minutes=5)))["listed"]
+    assert not content(made.at(ends + lists.LISTED_AFTER + timedelta(minutes=5)))["listed"]
 
 
 # ---- rows that stay ----------------------------------------------------------------------
