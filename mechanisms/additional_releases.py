@@ -112,7 +112,7 @@ def jointly(joint: float, same_lot: Sequence[float]) -> float:
     if not same_lot:
         return joint
     smallest = min(joint, *same_lot)
-    ratios = [(smallest / item) ** 2 for item in (joint, *same_lot)]
+    ratios = [(smallest / sigma) ** 2 for sigma in (joint, *same_lot)]
     return smallest / math.sqrt(math.fsum(ratios)) * (1 - ROUNDING)
 
 

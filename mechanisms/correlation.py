@@ -332,7 +332,7 @@ def _built(
 @lru_cache(maxsize=8)
 def _sensitivity(strategy: Strategy, turns: Participation) -> Sensitivity:
     """sens of a strategy object; ``_built`` returns one object for one description."""
-    found = strategy.sensitivity(turns)
-    if not (math.isfinite(found.value) and found.value > 0):
+    result = strategy.sensitivity(turns)
+    if not (math.isfinite(result.value) and result.value > 0):
         raise IllConditioned("its sensitivity is not a finite positive number")
-    return found
+    return result

@@ -82,10 +82,10 @@ def run_sensitivity(plan: Plan, index: int) -> RunSensitivity | None:
 
     def sensitivity(steps: int) -> float:
         participations = _participations(plan, phase, steps)
-        found = []
+        result = []
         if divisor is not None and optimizer.error_clip_norm is not None:
             error = divisor * optimizer.error_clip_norm / clip * (1 + ROUNDING)
-            found.append(
+            result.append(
                 by_error_clip(
                     distance=distance,
                     error=error,
@@ -96,10 +96,10 @@ def run_sensitivity(plan: Plan, index: int) -> RunSensitivity | None:
             )
         if optimizer.pre_clip_norm is not None:
             residual = (optimizer.pre_clip_norm - clip) / clip * (1 + ROUNDING)
-            found.append(
+            result.append(
                 by_pre_clip(distance=distance, residual=residual, participations=participations)
             )
-        return min(found)
+        return min(result)
 
     return sensitivity
 
@@ -124,9 +124,9 @@ def _check(plan: Plan) -> list[Reason]:
                 "state is built from released values only.",
             )
         ]
-    found = []
+    result = []
     if len(plan.phases) > 1:
-        found.append(
+        result.append(
             _reason(
                 "unsound_optimizer",
                 "/phases",
@@ -135,7 +135,7 @@ def _check(plan: Plan) -> list[Reason]:
             )
         )
     if phase.sampling.scheme not in SCHEMES:
-        found.append(
+        result.append(
             _reason(
                 "unsupported",
                 plan.pointer(0, "sampling", "scheme"),
@@ -144,7 +144,7 @@ def _check(plan: Plan) -> list[Reason]:
             )
         )
     if len(phase.releases) > 1 or phase.releases[0].count > 1:
-        found.append(
+        result.append(
             _reason(
                 "unsound_optimizer",
                 plan.pointer(0, "releases"),
@@ -153,7 +153,7 @@ def _check(plan: Plan) -> list[Reason]:
             )
         )
     if optimizer.pre_clip_norm is None and schedule.divisor(plan, phase) is None:
-        found.append(
+        result.append(
             _reason(
                 "missing_divisor",
                 plan.pointer(0, "sampling", "lot_size"),
@@ -161,7 +161,7 @@ def _check(plan: Plan) -> list[Reason]:
                 "Give sampling.lot_size with dataset.size, or optimizer.pre_clip_norm.",
             )
         )
-    return found
+    return result
 
 
 def _reason(code: str, pointer: str, message: str, remedy: str) -> Reason:

@@ -31,9 +31,9 @@ def combination(plan: Plan) -> float:
 
 def _check(plan: Plan) -> list[Reason]:
     optimizer, c = plan.optimizer, combination(plan)
-    found = []
+    result = []
     if optimizer.combine == "after_clipping":
-        found.append(
+        result.append(
             _unsound(
                 "combine",
                 "sums of gradients that are clipped one by one and then combined move by up to "
@@ -44,7 +44,7 @@ def _check(plan: Plan) -> list[Reason]:
         )
     if optimizer.noise_divisor == "filter_norm":
         norm = math.hypot(c, 1 - c)
-        found.append(
+        result.append(
             _unsound(
                 "noise_divisor",
                 f"dividing the noise by √(c² + (1-c)²) = {norm:.4g} leaves {1 / norm:.4g} σ, while "
@@ -52,7 +52,7 @@ def _check(plan: Plan) -> list[Reason]:
                 "Add noise σC undivided: noise_divisor: one.",
             )
         )
-    return found
+    return result
 
 
 def _unsound(field: str, message: str, remedy: str) -> Reason:

@@ -110,22 +110,22 @@ def _phase(plan: Plan, index: int, optimiser: Mechanism) -> LoweredPhase:
     phase = plan.phases[index]
     steps, joint = schedule.steps(plan, phase), joint_noise_multiplier(phase)
     whole = optimiser.whole_run(plan, index)
-    told = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
-    in_turn = told is not None or phase.sampling.scheme == "cyclic_poisson"
+    field = next((name for name in _OF_STREAMS if getattr(phase, name) is not None), None)
+    in_turn = field is not None or phase.sampling.scheme == "cyclic_poisson"
     if phase.noise.kind == "independent" and not (in_turn and whole is None):
-        if told is not None:
-            raise RefusedPlan(_unused(plan, index, told))
+        if field is not None:
+            raise RefusedPlan(_unused(plan, index, field))
         return LoweredPhase(sampled=sample(plan, index), steps=steps, joint=joint, whole=whole)
     # Most noise is independent, and need not wait for the strategies to load.
     from affidavit.mechanisms.correlation import Correlation
 
     correlation = Correlation(plan=plan, index=index)
-    found = LoweredPhase(
+    result = LoweredPhase(
         sampled=correlation.sampled, steps=steps, joint=joint, correlation=correlation
     )
     if steps is not None:
         correlation.at(steps)
-    return found
+    return result
 
 
 _OF_STREAMS = ("participation", "clip_schedule")

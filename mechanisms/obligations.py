@@ -58,8 +58,8 @@ def obligations_of(lowered: Lowered) -> tuple[Obligation, ...]:
     samplers = tuple(
         Obligation(code="sampler_of_the_plan", text=assumption) for assumption in assumptions
     )
-    found = samplers + ALWAYS + lowered.mechanism.obliges + tuple(_of_streams(lowered))
-    return tuple(dict.fromkeys(found)) + tuple(_of_extras(lowered.plan))
+    obligations = samplers + ALWAYS + lowered.mechanism.obliges + tuple(_of_streams(lowered))
+    return tuple(dict.fromkeys(obligations)) + tuple(_of_extras(lowered.plan))
 
 
 def _of_streams(lowered: Lowered) -> Iterator[Obligation]:

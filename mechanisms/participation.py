@@ -103,11 +103,13 @@ def _covers(given: Participation, by_sampler: Participation) -> bool:
     return given == by_sampler
 
 
-def _words(found: Participation) -> str:
-    if found.participations == 1:
+def _words(turns: Participation) -> str:
+    if turns.participations == 1:
         return "one participation"
-    apart = "exactly" if found.schema == "fixed_epoch" else "at least"
-    return f"{found.participations} participations, {apart} {found.separation} apart"
+    apart = "exactly" if turns.schema == "fixed_epoch" else "at least"
+    return (
+        f"{participation.participations} participations, {apart} {participation.separation} apart"
+    )
 
 
 def _reshuffled(plan: Plan, index: int, epochs: int) -> Reason:

@@ -181,7 +181,7 @@ BASE: dict[str, Any] = {
 
 def _range(schema: Mapping[str, Any]) -> str:
     """A JSON schema's range in words: ``[0, 1)``, ``integer in [1, 64]``, ``a | b``."""
-    (kind, *_) = [item for item in schema.get("anyOf", [schema]) if item.get("type") != "null"]
+    (kind, *_) = [part for part in schema.get("anyOf", [schema]) if part.get("type") != "null"]
     if "enum" in kind:
         return " | ".join(kind["enum"])
     if "$ref" in kind:

@@ -72,9 +72,9 @@ def _rescaled(phase: Phase, scale: float) -> Phase:
     return _with_sigmas(phase, scaled_noise(phase, scale))
 
 
-def _sampled(plan: Plan, found: dict[str, float]) -> Plan:
+def _sampled(plan: Plan, changes: dict[str, float]) -> Plan:
     (phase,) = plan.phases
-    sampling = phase.sampling.model_copy(update=found)
+    sampling = phase.sampling.model_copy(update=changes)
     return plan.model_copy(update={"phases": (phase.model_copy(update={"sampling": sampling}),)})
 
 

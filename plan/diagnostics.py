@@ -114,9 +114,9 @@ class Kind:
 
     def reasons(self, error: ValidationError, data: Any) -> tuple[Reason, ...]:
         """The first of pydantic's errors about ``data``, each once."""
-        found = error.errors(include_url=False)
-        own = (details for details in found if not _echoes(details, found))
-        return tuple(self._reason(item, data) for item in islice(own, MAX_REASONS))
+        errors = error.errors(include_url=False)
+        own = (details for details in errors if not _echoes(details, errors))
+        return tuple(self._reason(details, data) for details in islice(own, MAX_REASONS))
 
     def _reason(self, details: ErrorDetails, data: Any) -> Reason:
         path = _path_in(data, details["loc"])
@@ -151,11 +151,11 @@ class Kind:
         return f"Did you mean {near[0]}?" if near else f"Remove it; {self.page} lists the fields."
 
 
-def _echoes(details: ErrorDetails, found: list[ErrorDetails]) -> bool:
+def _echoes(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:
     """Whether a list is called too short only because an item of it was already refused."""
     loc = details["loc"]
     return details["type"] == "too_short" and any(
-        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in found
+        len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors
     )
 
 

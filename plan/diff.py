@@ -131,16 +131,16 @@ def _of_mappings(path: Path, first: dict[str, Any], second: dict[str, Any]) -> I
     for key in sorted(first.keys() | second.keys()):
         if key in done:
             continue
-        pair = next((item for item in EITHER if key in item), ())
+        pair = next((pair for pair in EITHER if key in pair), ())
         swapped = _swapped(pair, first, second)
         if swapped is not None:
-            given, wanted = swapped
+            old, new = swapped
             done.update(pair)
             yield Change(
-                pointer=pointer_to(*path, wanted),
-                before={given: first[given]},
-                after={wanted: second[wanted]},
-                edits=(((*path, given), ABSENT), ((*path, wanted), second[wanted])),
+                pointer=pointer_to(*path, new),
+                before={old: first[old]},
+                after={new: second[new]},
+                edits=(((*path, old), ABSENT), ((*path, new), second[new])),
             )
             continue
         yield from _between((*path, key), first.get(key, ABSENT), second.get(key, ABSENT))
@@ -150,9 +150,9 @@ def _swapped(
     pair: tuple[str, ...], first: dict[str, Any], second: dict[str, Any]
 ) -> tuple[str, str] | None:
     """Which of a pair the first gives and which the second, where that is not the same one."""
-    for given, wanted in (pair, pair[::-1]) if pair else ():
-        if given in first and given not in second and wanted in second and wanted not in first:
-            return given, wanted
+    for old, new in (pair, pair[::-1]) if pair else ():
+        if old in first and old not in second and new in second and new not in first:
+            return old, new
     return None
 
 

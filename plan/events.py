@@ -315,7 +315,7 @@ def event_document(event: Event) -> dict[str, Any]:
         case Repeated(event=inner, count=count):
             return {"kind": kind, "event": event_document(inner), "count": count}
         case Composed(events=events):
-            return {"kind": kind, "events": [event_document(item) for item in events]}
+            return {"kind": kind, "events": [event_document(part) for part in events]}
         case RepeatAndSelect(event=inner, mean=mean, shape=shape):
             run = event_document(inner)
             return {"kind": kind, "event": run, "mean": mean, "shape": _written(shape)}
@@ -343,7 +343,7 @@ def event_from(document: Mapping[str, Any]) -> Event:
     if kind == "Repeated":
         return Repeated(event=event_from(given["event"]), count=given["count"])
     if kind == "Composed":
-        return Composed(events=tuple(event_from(item) for item in given["events"]))
+        return Composed(events=tuple(event_from(part) for part in given["events"]))
     if kind == "RepeatAndSelect":
         return RepeatAndSelect(
             event=event_from(given["event"]), mean=given["mean"], shape=float(given["shape"])
@@ -353,8 +353,8 @@ def event_from(document: Mapping[str, Any]) -> Event:
         return BallsInBinsGaussian(gram=gram, noise_multiplier=given["noise_multiplier"])
     if kind not in _LEAVES:
         raise ValueError(f"{kind!r} is no kind of event")
-    found: Event = _LEAVES[kind](**{name: _read(value) for name, value in given.items()})
-    return found
+    result: Event = _LEAVES[kind](**{name: _read(value) for name, value in given.items()})
+    return result
 
 
 def _written(value: Any) -> Any:

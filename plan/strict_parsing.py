@@ -234,18 +234,18 @@ def checked(node: Any, path: Path) -> Any:
 
 
 def _checked_object(pairs: Pairs, path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
         _checked_characters(key, path)
-        if key in found:
+        if key in result:
             raise Refused(
                 (*path, key),
                 "duplicate_key",
                 f"the key {key!r} is given twice.",
                 "Keep one of the two.",
             )
-        found[key] = checked(value, (*path, key))
-    return found
+        result[key] = checked(value, (*path, key))
+    return result
 
 
 def _checked_characters(text: str, path: Path) -> str:

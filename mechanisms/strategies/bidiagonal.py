@@ -131,12 +131,12 @@ class NormalizedBidiagonal(Strategy):
 
     def noise_columns(self, first: int, last: int) -> Array:
         """Columns first..last-1 of D L. Shape (T, last - first)."""
-        found = np.zeros((self.steps, last - first))
+        result = np.zeros((self.steps, last - first))
         places = np.arange(first, last)
-        found[places, places - first] = self._norms(places)
+        result[places, places - first] = self._norms(places)
         below = places[places + 1 < self.steps]
-        found[below + 1, below - first] = -self.lambda_ * self._norms(below + 1)
-        return found
+        result[below + 1, below - first] = -self.lambda_ * self._norms(below + 1)
+        return result
 
     def _norms(self, places: NDArray[np.int_]) -> Array:
         left = (self.steps - places).astype(np.float64)

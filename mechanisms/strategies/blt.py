@@ -64,8 +64,8 @@ class Blt(Toeplitz):
         """sens(C); one participation in O(d²), more in O(T (d + log k))."""
         if participation.most(self.steps) == 1:
             return Sensitivity(value=self._column_norm, exact=True)
-        found = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return Sensitivity(value=found.value * (1 + EVALUATION), exact=found.exact)
+        bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
+        return Sensitivity(value=bound.value * (1 + EVALUATION), exact=bound.exact)
 
     @property
     def streaming(self) -> Streaming:
@@ -90,12 +90,12 @@ class Blt(Toeplitz):
     @cached_property
     def strategy_coefficients(self) -> Array:
         """First column of C, shape (T,)."""
-        found = np.ones(self.steps)
+        result = np.ones(self.steps)
         before = np.arange(self.steps - 1, dtype=np.float64)
-        found[1:] = 0.0
+        result[1:] = 0.0
         for logarithm, scale in zip(np.log(self.decays), self.scales, strict=True):
-            found[1:] += scale * np.exp(before * logarithm)
-        return found
+            result[1:] += scale * np.exp(before * logarithm)
+        return result
 
     @cached_property
     def noise_coefficients(self) -> Array:

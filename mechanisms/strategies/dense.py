@@ -67,8 +67,8 @@ class Dense(Strategy):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
         factor = inverse_factor(self.residual)
-        found = of_matrix(self._strategy, participation)
-        return Sensitivity(value=found.value * factor, exact=found.exact)
+        bound = of_matrix(self._strategy, participation)
+        return Sensitivity(value=bound.value * factor, exact=bound.exact)
 
     @property
     def streaming(self) -> Streaming:
@@ -160,19 +160,19 @@ def bandwidth(matrix: Array) -> int:
 
 
 def _lower(matrix: Array) -> Array:
-    found = np.array(matrix, dtype=np.float64)
-    if found.ndim != 2 or found.shape[0] != found.shape[1] or not len(found):
+    result = np.array(matrix, dtype=np.float64)
+    if result.ndim != 2 or result.shape[0] != result.shape[1] or not len(result):
         raise ValueError("the matrix must be square")
-    if not np.all(np.isfinite(found)):
+    if not np.all(np.isfinite(result)):
         raise ValueError("the matrix must be finite")
-    if np.any(np.triu(found, 1)):
+    if np.any(np.triu(result, 1)):
         raise ValueError("the matrix must be lower triangular: noise may not use later noise")
-    if np.any(np.diagonal(found) == 0):
+    if np.any(np.diagonal(result) == 0):
         raise ValueError(
             "the diagonal must not hold zero: that step would be released without noise"
         )
-    found.flags.writeable = False
-    return found
+    result.flags.writeable = False
+    return result
 
 
 def _inverse(matrix: Array | None) -> Array:

@@ -62,11 +62,11 @@ def remember(content: bytes) -> str:
     """Keep the noise in ``content`` and return its sha256; raises ``NotAStrategyFile``."""
     digest = content_digest(content)
     if digest not in _contents:
-        found = _parsed(content)
-        found.flags.writeable = False
+        noise = _parsed(content)
+        noise.flags.writeable = False
         while len(_contents) >= _KEPT:
             del _contents[next(iter(_contents))]
-        _contents[digest] = found
+        _contents[digest] = noise
     return digest
 
 
@@ -82,20 +82,20 @@ def _parsed(content: bytes) -> Array:
         raise NotAStrategyFile(f"it is larger than {LARGEST_FILE} bytes")
     try:
         if content.startswith(b"\x93NUMPY"):
-            found = _array(io.BytesIO(content))
+            result = _array(io.BytesIO(content))
         elif content.startswith(b"PK"):
-            found = _archived(content)
+            result = _archived(content)
         else:
-            found = _document(content)
+            result = _document(content)
     except NotAStrategyFile:
         raise
     except MalformedPlan as error:
         raise NotAStrategyFile(error.reasons[0].message) from None
     except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
         raise NotAStrategyFile(f"it is not a whole npy or npz file ({error})") from None
-    if not np.all(np.isfinite(found)):
+    if not np.all(np.isfinite(result)):
         raise NotAStrategyFile("it holds numbers that are not finite")
-    return found
+    return result
 
 
 def _array(stream: Any) -> Array:

@@ -141,15 +141,15 @@ def row_wise(size: Array, participation: Participation) -> Array:
 def _levels(size: Array, most: int, separation: int) -> Array:
     """[m, i]: the most that m separated steps from i + b onwards add up to in row i."""
     steps = len(size)
-    found = np.zeros((most, steps))
+    result = np.zeros((most, steps))
     later = np.zeros((steps, steps + separation))
     rows = np.arange(steps)
     first = np.minimum(rows + separation, steps)
     for level in range(1, most):
         here = size + later[:, separation:]
         later[:, :steps] = np.maximum.accumulate(here[:, ::-1], axis=1)[:, ::-1]
-        found[level] = later[rows, first]
-    return found
+        result[level] = later[rows, first]
+    return result
 
 
 def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -> Sensitivity:
@@ -176,11 +176,11 @@ def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -
         return _signed_toeplitz(column, participation)
     majorant = np.maximum.accumulate(size[::-1])[::-1]
     exact = nonnegative and bool(np.all(majorant <= size * (1 + 1e-12)))
-    found = Sensitivity(value=_shifted(majorant, participation), exact=exact)
+    result = Sensitivity(value=_shifted(majorant, participation), exact=exact)
     if exact or steps > ROW_WISE:
-        return found
+        return result
     by_rows = of_matrix(toeplitz(column, np.zeros(steps)), participation)
-    return by_rows if by_rows.value < found.value else found
+    return by_rows if by_rows.value < result.value else result
 
 
 def _orthogonal(column: Array, participation: Participation) -> Sensitivity:
@@ -213,10 +213,10 @@ def _comb(column: Array, width: int, separation: int) -> Array:
 
 
 def _plus_shift(base: Array, addend: Array, shift: int) -> Array:
-    found = base.copy()
+    result = base.copy()
     if shift < len(base):
-        found[shift:] += addend[: len(base) - shift]
-    return found
+        result[shift:] += addend[: len(base) - shift]
+    return result
 
 
 def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity:

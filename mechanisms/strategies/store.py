@@ -142,13 +142,13 @@ class Store:
 
     def _make_room(self, size: int) -> None:
         files = [(path.stat(), path) for path in self.directory.glob("*.npz")]
-        total = size + sum(found.st_size for found, _ in files)
-        for found, path in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
+        total = size + sum(status.st_size for status, _ in files)
+        for status, path in sorted(files, key=lambda pair: pair[0].st_mtime_ns):
             if total <= self.most_bytes:
                 return
             path.with_suffix(".json").unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-            total -= found.st_size
+            total -= status.st_size
 
     def _paths(self, key: str) -> tuple[Path, Path]:
         return self.directory / f"{key}.json", self.directory / f"{key}.npz"
@@ -182,12 +182,12 @@ def _bounded(path: Path, most: int) -> bytes:
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
+        result = json.loads(content)
     except (ValueError, RecursionError):
         raise Corrupt("its description is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise Corrupt("its description is not an object")
-    return found
+    return result
 
 
 def _unpacked(content: bytes) -> dict[str, Array]:
@@ -196,7 +196,7 @@ def _unpacked(content: bytes) -> dict[str, Array]:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
                 raise Corrupt("it is compressed")
-            found = {
+            result = {
                 member.filename.removesuffix(".npy"): npy.read_array(
                     io.BytesIO(archive.read(member)), allow_pickle=False
                 )
@@ -204,10 +204,10 @@ def _unpacked(content: bytes) -> dict[str, Array]:
             }
     except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise Corrupt(str(error) or "it is cut off") from None
-    for array in found.values():
+    for array in result.values():
         if array.dtype != np.dtype("<f8") or not np.all(np.isfinite(array)):
             raise Corrupt("it holds something else than finite doubles")
-    return found
+    return result
 
 
 def _replace(path: Path, content: bytes) -> None:
@@ -224,9 +224,9 @@ def _replace(path: Path, content: bytes) -> None:
 
 def coefficients_digest(arrays: Arrays) -> str:
     """``sha256:`` and the hexadecimal digest of names, shapes and numbers."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name in sorted(arrays):
         array = np.asarray(arrays[name], dtype="<f8")
         header = {"name": name, "shape": list(array.shape)}
-        found.update(canonical_json(header) + b"\n" + array.tobytes(order="C"))
-    return "sha256:" + found.hexdigest()
+        hasher.update(canonical_json(header) + b"\n" + array.tobytes(order="C"))
+    return "sha256:" + hasher.hexdigest()

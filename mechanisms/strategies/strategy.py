@@ -257,13 +257,13 @@ def gram(strategy: Strategy, bins: int) -> Array:
     if steps * bins > MOST_ENTRIES:
         raise TooLarge(f"{bins} bins over {steps} steps")
     means = _means(strategy, bins)
-    found = means.T @ means
-    found = np.maximum(found, found.T) * (1 + gamma(len(means) + steps) + EVALUATION)
+    result = means.T @ means
+    result = np.maximum(result, result.T) * (1 + gamma(len(means) + steps) + EVALUATION)
     if strategy.residual:
         # C = (I + R)⁻¹ Ĉ moves each mean by at most ρ / (1 - ρ) of its length.
-        norms = np.sqrt(np.diagonal(found))
-        found += 2.1 * strategy.residual / (1 - strategy.residual) * np.outer(norms, norms)
-    return np.asarray(found)
+        norms = np.sqrt(np.diagonal(result))
+        result += 2.1 * strategy.residual / (1 - strategy.residual) * np.outer(norms, norms)
+    return np.asarray(result)
 
 
 def _means(strategy: Strategy, bins: int) -> Array:
@@ -278,7 +278,7 @@ def _means(strategy: Strategy, bins: int) -> Array:
     padded[:steps] = column
     # Σ_j S^(jb) c, the first mean; the others are it shifted, cut off at the end.
     first = np.cumsum(padded.reshape(whole, bins), axis=0).ravel()[:steps]
-    found = np.zeros((steps, bins))
+    result = np.zeros((steps, bins))
     for place in range(min(bins, steps)):
-        found[place:, place] = first[: steps - place]
-    return found
+        result[place:, place] = first[: steps - place]
+    return result

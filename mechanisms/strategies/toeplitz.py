@@ -111,8 +111,8 @@ class Toeplitz(Strategy):
         if self.column is not None:
             return of_toeplitz(self.column, self.steps, participation)
         factor = inverse_factor(self.residual)
-        found = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return Sensitivity(value=found.value * factor, exact=found.exact)
+        bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
+        return Sensitivity(value=bound.value * factor, exact=bound.exact)
 
     @property
     def streaming(self) -> Streaming:
@@ -174,10 +174,10 @@ class Toeplitz(Strategy):
 
     def noise_columns(self, first: int, last: int) -> Array:
         """Columns first..last-1 of N. Shape (T, last - first)."""
-        found = np.zeros((self.steps, last - first))
+        result = np.zeros((self.steps, last - first))
         for place in range(first, last):
-            found[place:, place - first] = self.noise_coefficients[: self.steps - place]
-        return found
+            result[place:, place - first] = self.noise_coefficients[: self.steps - place]
+        return result
 
     def strategy_matrix(self) -> Array:
         """C, shape (T, T)."""
@@ -209,17 +209,17 @@ class Toeplitz(Strategy):
 
 
 def _column(coefficients: Sequence[float] | Array, steps: int) -> Array:
-    found = np.array(coefficients[:steps], dtype=np.float64)
-    if not len(found) or found[0] == 0 or not np.all(np.isfinite(found)):
+    result = np.array(coefficients[:steps], dtype=np.float64)
+    if not len(result) or result[0] == 0 or not np.all(np.isfinite(result)):
         raise ValueError("coefficients must be finite, and the first not zero")
-    found.flags.writeable = False
-    return found
+    result.flags.writeable = False
+    return result
 
 
 def _padded(values: Array, steps: int) -> Array:
-    found = np.zeros(steps)
-    found[: len(values)] = values
-    return found
+    result = np.zeros(steps)
+    result[: len(values)] = values
+    return result
 
 
 def _reciprocal(series: Array, steps: int) -> Array:
@@ -232,15 +232,15 @@ def _reciprocal(series: Array, steps: int) -> Array:
 
 def newton_reciprocal(series: Array, steps: int) -> Array:
     """1 / ``series``, shape (m,), by Newton's y ← y (2 - series·y), O(T log T). Shape (steps,)."""
-    found = np.array([1.0 / series[0]])
-    while len(found) < steps:
-        size = min(2 * len(found), steps)
+    result = np.array([1.0 / series[0]])
+    while len(result) < steps:
+        size = min(2 * len(result), steps)
         head = np.zeros(size)
         head[: min(size, len(series))] = series[:size]
-        correction = -_product(head, found, size)
+        correction = -_product(head, result, size)
         correction[0] += 2.0
-        found = _product(found, correction, size)
-    return found
+        result = _product(result, correction, size)
+    return result
 
 
 def _product(left: Array, right: Array, size: int) -> Array:

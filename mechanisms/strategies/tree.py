@@ -105,14 +105,14 @@ class Tree(Strategy):
     def noise_columns(self, first: int, last: int) -> Array:
         """Columns first..last-1 of N; shape (T, last - first), one column a node."""
         nodes = list(self._nodes())[first:last]
-        found = np.zeros((self.steps, len(nodes)))
+        result = np.zeros((self.steps, len(nodes)))
         for place, (begin, end, released, dropped) in enumerate(nodes):
             del begin, end
             if released < dropped:
-                found[released, place] = 1.0
+                result[released, place] = 1.0
                 if dropped < self.steps:
-                    found[dropped, place] = -1.0
-        return found
+                    result[dropped, place] = -1.0
+        return result
 
     def noise_matrix(self) -> Array:
         """N, shape (T, nodes): one noise a node."""
@@ -123,10 +123,10 @@ class Tree(Strategy):
         """C, shape (nodes, T): row n is 1 on the steps that node n holds."""
         self._require_dense()
         nodes = list(self._nodes())
-        found = np.zeros((len(nodes), self.steps))
+        result = np.zeros((len(nodes), self.steps))
         for place, (begin, end, _, _) in enumerate(nodes):
-            found[place, begin:end] = 1.0
-        return found
+            result[place, begin:end] = 1.0
+        return result
 
     def errors(self, workload: Workload) -> Errors:
         """popcount of the step for prefix sums; otherwise as for any matrix.
@@ -201,8 +201,8 @@ class Tree(Strategy):
 
 
 def _popcount(numbers: NDArray[np.int_]) -> NDArray[np.int_]:
-    found = np.zeros_like(numbers)
+    result = np.zeros_like(numbers)
     while np.any(numbers):
-        found += numbers & 1
+        result += numbers & 1
         numbers = numbers >> 1
-    return found
+    return result

@@ -88,11 +88,11 @@ def optimal_blt(
         return float(values[0].real), values.imag / STEP
 
     bounds = _bounds(steps, buffers)
-    found = [
+    results = [
         least(derived, start, bounds=bounds, precision=1e-12, iterations=200)
         for start in _starts(steps, buffers)
     ]
-    best = min(found, key=lambda one: one.value)
+    best = min(results, key=lambda result: result.value)
     rates, inverse = _rates(best.point)
     return np.exp(-rates), scales_of(rates, inverse)
 
@@ -194,11 +194,11 @@ def _rates(point: Numbers) -> tuple[Numbers, Numbers]:
 
 def _starts(steps: int, buffers: int) -> list[Array]:
     """Poles evenly spaced in log s, from 1/T or 10/T up to 2."""
-    found = []
+    result = []
     for longest in (1.0, 10.0):
         places = np.linspace(np.log(min(longest / steps, 0.5)), np.log(2.0), 2 * buffers)
-        found.append(np.concatenate([places[:1], np.log(np.diff(places))]))
-    return found
+        result.append(np.concatenate([places[:1], np.log(np.diff(places))]))
+    return result
 
 
 def _bounds(steps: int, buffers: int) -> list[tuple[float, float]]:

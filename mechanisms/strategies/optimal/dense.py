@@ -136,8 +136,8 @@ def optimal_dense(
     if goal.largest and not loss <= (1 + POOR) * bound:
         candidates.append(replace(goal, largest=False).attempt(patterns, tolerance, 0.0)[0])
     for candidate in candidates:
-        found = goal.loss(candidate)
-        best, loss = (candidate, found) if found < loss else (best, loss)
+        value = goal.loss(candidate)
+        best, loss = (candidate, value) if value < loss else (best, loss)
     # The variances are sums of squares: relative rounding of about T units.
     gap = loss * (1 + 1e-11) / bound - 1 if bound > 0 else np.inf
     return goal.scaled(best), max(float(gap), 0.0)
@@ -208,15 +208,15 @@ def convergence_aware(steps: int, tau: int) -> Array:
     """
     if tau < 1:
         raise ValueError("tau must be at least 1")
-    found = np.zeros((steps, steps))
+    result = np.zeros((steps, steps))
     for place in range(steps):
         restart = (place + 1) % tau == 0
         size = 1.0 if restart else tau**-0.5
-        found[place, place] = size
+        result[place, place] = size
         before = (place // tau) * tau - 1
         if before >= 0:
-            found[place, before] = -size
-    return found
+            result[place, before] = -size
+    return result
 
 
 LARGEST_OPTIMISED = 2048
@@ -250,15 +250,15 @@ def optimal_banded(
     def strategy(multiples: Array) -> tuple[Array, Array]:
         entries = np.where(inside, multiples.reshape(steps, width) * column, 0.0)
         norms = np.linalg.norm(entries, axis=1, keepdims=True)
-        found = np.zeros((steps, steps))
-        found[below[inside], across[inside]] = (entries / norms)[inside]
-        return found, norms
+        columns = np.zeros((steps, steps))
+        columns[below[inside], across[inside]] = (entries / norms)[inside]
+        return columns, norms
 
     def loss(multiples: Array, power: int) -> tuple[float, Array]:
-        found, norms = strategy(multiples)
-        value, gradient = _log_error(found, matrix, rows, power)
+        columns, norms = strategy(multiples)
+        value, gradient = _log_error(columns, matrix, rows, power)
         band = np.where(inside, gradient[below, across], 0.0)
-        unit = np.where(inside, found[below, across], 0.0)
+        unit = np.where(inside, columns[below, across], 0.0)
         band = (band - np.sum(band * unit, axis=1, keepdims=True) * unit) / norms
         return value, (band * column).ravel()
 

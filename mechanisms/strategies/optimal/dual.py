@@ -170,9 +170,9 @@ class Dual:
         gram /= np.sqrt(np.outer(traces, traces))
         diagonal = np.diag(np.diagonal(gram))
         # Far from the maximum X may not be positive any more; the diagonal always is.
-        for kept in (1.0, 0.99, 0.9, 0.5):
+        for share in (1.0, 0.99, 0.9, 0.5):
             try:
-                return factor_of_gram(kept * gram + (1 - kept) * diagonal)
+                return factor_of_gram(share * gram + (1 - share) * diagonal)
             except ValueError:
                 continue
         return np.asarray(np.sqrt(diagonal))
@@ -260,8 +260,8 @@ def _blocks(matrix: Array, weights: Array, patterns: int, most: int) -> Array:
     steps = matrix.shape[1]
     apart = Participation.fixed_epoch(participations=most, separation=patterns)
     column = np.zeros(steps)
-    found = optimal_toeplitz(steps, Workload(), apart, bands=patterns)
-    column[: len(found)] = found
+    start = optimal_toeplitz(steps, Workload(), apart, bands=patterns)
+    column[: len(start)] = start
     noise = solve_triangular(toeplitz(column, np.zeros(steps)), np.eye(steps), lower=True)
     pulled = (np.sqrt(weights)[:, None] * (matrix @ noise)) @ noise.T
     grouped = by_pattern(pulled, patterns, most)
@@ -290,9 +290,9 @@ def smallest_error(workload: Array, factors: Array, weights: Array) -> float:
     size = rows * spread(np.abs(workload[counted]), np.abs(factors))
     values, vectors = eigh(product @ product.T, driver="evd", check_finite=False)
     # Directions that an eigendecomposition of the square does not resolve are given up.
-    kept = values > values[-1] * 1e-13
-    basis = vectors[:, kept]
-    polar = (basis.T @ product) / np.sqrt(values[kept])[:, None]
+    resolved = values > values[-1] * 1e-13
+    basis = vectors[:, resolved]
+    polar = (basis.T @ product) / np.sqrt(values[resolved])[:, None]
     for _ in range(2):
         polar = 1.5 * polar - 0.5 * (polar @ polar.T) @ polar
     unit = basis @ polar

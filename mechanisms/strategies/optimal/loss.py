@@ -152,10 +152,10 @@ class ToeplitzLoss:
             pulled = self.quadratic[: len(noise), : len(noise)] @ noise
             return float(noise @ pulled), 2 * pulled
         assert self.weights is not None
-        found = self.workload.apply(_padded(noise, self.steps))
-        weighted = self.weights * found
+        errors = self.workload.apply(_padded(noise, self.steps))
+        weighted = self.weights * errors
         # A is Toeplitz: Aᵀ is A between two reversals.
-        return float(found @ weighted), 2 * self.workload.apply(weighted[::-1])[::-1]
+        return float(errors @ weighted), 2 * self.workload.apply(weighted[::-1])[::-1]
 
     def squared_sensitivity(self, column: Array) -> tuple[float, Array]:
         """sens² for C's first column of any length up to T, and its gradient, (T,)."""
@@ -183,9 +183,9 @@ class ToeplitzLoss:
         if not column[0] > 0:
             return None
         with np.errstate(over="ignore", invalid="ignore"):
-            found = reciprocal(column, self.steps)
-        usable = np.all(np.isfinite(found)) and np.max(np.abs(found)) < LARGEST
-        return found if usable else None
+            series = reciprocal(column, self.steps)
+        usable = np.all(np.isfinite(series)) and np.max(np.abs(series)) < LARGEST
+        return series if usable else None
 
 
 def at_unit_rate(workload: Workload) -> Workload:
@@ -232,9 +232,9 @@ def _stacked(values: Array, most: int, separation: int) -> Array:
 
 
 def _padded(values: Array, length: int) -> Array:
-    found = np.zeros(length)
-    found[: len(values)] = values[:length]
-    return found
+    result = np.zeros(length)
+    result[: len(values)] = values[:length]
+    return result
 
 
 def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
@@ -242,12 +242,12 @@ def _quadratic(workload: Workload, steps: int, bands: int) -> Array:
     if steps > LARGEST_DENSE:
         raise TooLarge(f"optimising for learning rates over {steps} steps")
     gram = workload.gram(steps)
-    found = np.zeros((bands, bands))
+    result = np.zeros((bands, bands))
     for lag in range(bands):
         sums = np.cumsum(np.diagonal(gram, lag)[::-1])[::-1] / steps
         places = np.arange(bands - lag)
-        found[places, places + lag] = found[places + lag, places] = sums[: bands - lag]
-    return found
+        result[places, places + lag] = result[places + lag, places] = sums[: bands - lag]
+    return result
 
 
 Numbers = NDArray[Any]

@@ -5,8 +5,8 @@ may end in another place of the same quality, and nothing here is proved. What a
 is certified by its own sensitivity afterwards.
 
 >>> import numpy as np
->>> found = least(lambda x: (float(x @ x), 2 * x), np.ones(2))
->>> bool(np.allclose(found.point, 0)), round(found.value, 12)
+>>> result = least(lambda x: (float(x @ x), 2 * x), np.ones(2))
+>>> bool(np.allclose(result.point, 0)), round(result.value, 12)
 (True, 0.0)
 
 References: Byrd, Lu, Nocedal and Zhu, SIAM J. Sci. Comput. 16 (1995) 1190.
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 LossAndGradient = Callable[[Array], tuple[float, Array]]
 
 
-class Found(NamedTuple):
+class Minimum(NamedTuple):
     """Where the search ended, and the loss there."""
 
     point: Array
@@ -40,7 +40,7 @@ def least(
     precision: float = 1e-14,
     iterations: int = 1000,
     finished: Callable[[Array, float], bool] | None = None,
-) -> Found:
+) -> Minimum:
     """A local minimum; stops when the loss changes by less than ``precision``, relatively.
 
     ``finished`` is asked after every step, with the point and its loss.
@@ -61,7 +61,7 @@ def least(
             raise StopIteration
 
     method: Any = "L-BFGS-B"
-    found = minimize(
+    result = minimize(
         objective,
         start,
         jac=True,
@@ -70,4 +70,4 @@ def least(
         options=options,
         callback=ended,
     )
-    return Found(point=np.asarray(found.x, dtype=np.float64), value=float(found.fun))
+    return Minimum(point=np.asarray(result.x, dtype=np.float64), value=float(result.fun))

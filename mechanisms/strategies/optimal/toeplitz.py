@@ -100,8 +100,8 @@ def optimal_toeplitz(
     starts = [_root(width)]
     if np.all(np.diff(narrow, append=0.0) <= 0):
         starts.append(np.concatenate([narrow, np.zeros(width - len(narrow))]))
-    found = [search(loss.of_strategy, start, _iterations(steps)) for start in starts]
-    return min([*found, *starts], key=lambda column: loss.of_strategy(column)[0])
+    columns = [search(loss.of_strategy, start, _iterations(steps)) for start in starts]
+    return min([*columns, *starts], key=lambda column: loss.of_strategy(column)[0])
 
 
 def optimal_banded_inverse(
@@ -128,8 +128,8 @@ def optimal_banded_inverse(
         banded_inverse_root(steps, bands=width, momentum=momentum).noise_coefficients[:width]
         for momentum in sorted({0.0, workload.momentum})
     ]
-    found = [_free(loss.of_noise, root, _iterations(steps)) for root in roots]
-    return min(found, key=lambda column: loss.of_noise(column)[0])
+    result = [_free(loss.of_noise, root, _iterations(steps)) for root in roots]
+    return min(result, key=lambda column: loss.of_noise(column)[0])
 
 
 def _iterations(steps: int) -> int:
@@ -164,8 +164,8 @@ def _along(
         return value, gradient[1:] * tail
 
     bounds = None if floor is None else [(floor, None)] * len(tail)
-    found = least(relative, start[1:] / tail, bounds=bounds, iterations=iterations)
-    return np.concatenate([[1.0], tail * found.point])
+    minimum = least(relative, start[1:] / tail, bounds=bounds, iterations=iterations)
+    return np.concatenate([[1.0], tail * minimum.point])
 
 
 def _decreasing(loss: LossAndGradient, start: Array, iterations: int) -> Array:
@@ -180,8 +180,8 @@ def _decreasing(loss: LossAndGradient, start: Array, iterations: int) -> Array:
 
     first = (start - np.append(start[1:], 0.0)) / scale
     bounds = [(0.0, None)] * len(start)
-    found = least(falls, first, bounds=bounds, iterations=iterations)
-    column = np.cumsum((scale * np.maximum(found.point, 0.0))[::-1])[::-1]
+    minimum = least(falls, first, bounds=bounds, iterations=iterations)
+    column = np.cumsum((scale * np.maximum(minimum.point, 0.0))[::-1])[::-1]
     return np.asarray(column / column[0])
 
 
@@ -211,11 +211,11 @@ def best_lambda(
         left, right = max(place - 1, 0), min(place + 1, len(GRID) - 1)
         if losses[place] > min(losses[left], losses[right]):
             continue
-        found = minimize_scalar(
+        minimum = minimize_scalar(
             loss, bounds=(GRID[left], GRID[right]), method="bounded", options={"xatol": 1e-12}
         )
-        if found.fun < least:
-            best, least = float(found.x), float(found.fun)
+        if minimum.fun < least:
+            best, least = float(minimum.x), float(minimum.fun)
     return float(1 - Decimal(f"{1 - best:.{DIGITS}g}"))
 
 
