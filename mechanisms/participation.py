@@ -107,9 +107,7 @@ def _words(turns: Participation) -> str:
     if turns.participations == 1:
         return "one participation"
     apart = "exactly" if turns.schema == "fixed_epoch" else "at least"
-    return (
-        f"{participation.participations} participations, {apart} {participation.separation} apart"
-    )
+    return f"{turns.participations} participations, {apart} {turns.separation} apart"
 
 
 def _reshuffled(plan: Plan, index: int, epochs: int) -> Reason:
