@@ -23,7 +23,7 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Conformance, KeyStore, SigningKey, conformance
+from affidavit.certificate import Conformance, KeyStore, SigningKey, check_conformance
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
 from affidavit.service.log.reader import with_inclusion
@@ -252,7 +252,7 @@ def _trained(bundle: bytes) -> tuple[bytes, Conformance]:
     if signed not in _records:
         predicate = json.loads(base64.b64decode(signed))["predicate"]
         content = record_of(predicate, predicate["plan"]["steps"]).content.encode()
-        _records[signed] = content, conformance(content, predicate)
+        _records[signed] = content, check_conformance(content, predicate)
     return _records[signed]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from affidavit.certificate.charts import Axis, Chart, Dots, Line, draw_panels
-from affidavit.certificate.strategy_comparison import INDEPENDENT, Measured, attempt
+from affidavit.certificate.strategy_comparison import INDEPENDENT, MechanismCost, attempt
 from affidavit.mechanisms import Correlation
 from affidavit.mechanisms.strategies import Participation, best_lambda
 from affidavit.plan import Plan, Reason, RefusedPlan, schedule
@@ -42,16 +42,16 @@ class Advice:
     epsilon: float
     delta: float
     steps: int
-    groups: tuple[tuple[str, tuple[Measured, ...]], ...]
+    groups: tuple[tuple[str, tuple[MechanismCost, ...]], ...]
 
-    def front(self, rows: tuple[Measured, ...]) -> tuple[Measured, ...]:
+    def front(self, rows: tuple[MechanismCost, ...]) -> tuple[MechanismCost, ...]:
         """The certified rows that no other beats in both rms error and buffers, by buffers."""
         known = [
             (row.buffers or 0, row.rms, row)
             for row in rows
             if row.certified and row.rms is not None
         ]
-        found: list[Measured] = []
+        found: list[MechanismCost] = []
         least = math.inf
         for _, rms, row in sorted(known, key=lambda each: each[:2]):
             if rms < least:
@@ -85,11 +85,11 @@ class Advice:
         title = f"ε = {self.epsilon:g} at δ = {self.delta:g}, {self.steps} steps"
         return draw_panels(title, charts, width=560, height=400, columns=1, standalone=True)
 
-    def _chart(self, adjacency: str, rows: tuple[Measured, ...]) -> Chart:
+    def _chart(self, adjacency: str, rows: tuple[MechanismCost, ...]) -> Chart:
         front = self.front(rows)
         shown = [row for row in rows if row.certified and row.rms is not None]
 
-        def point(row: Measured) -> tuple[float, float]:
+        def point(row: MechanismCost) -> tuple[float, float]:
             return float((row.buffers or 0) + 1), row.rms or 0.0
 
         return Chart(
@@ -144,7 +144,7 @@ class _Bench:
     size: int
     progress: Progress
 
-    def row(self, label: str, noise: dict[str, Any], **sampling: Any) -> Measured:
+    def row(self, label: str, noise: dict[str, Any], **sampling: Any) -> MechanismCost:
         """One mechanism, certified for the budget, or the reasons why it is not."""
         self.progress(f"{label}, {self.adjacency}")
         return attempt(
@@ -158,7 +158,7 @@ class _Bench:
         )
 
 
-def _amplified(bench: _Bench) -> Iterator[Measured]:
+def _amplified(bench: _Bench) -> Iterator[MechanismCost]:
     """The plan's own mechanism, and those whose sampling amplifies."""
     phase = bench.plan.phases[0]
     if phase.noise.kind != "independent":
@@ -172,7 +172,7 @@ def _amplified(bench: _Bench) -> Iterator[Measured]:
         yield banded
 
 
-def _best_banded(bench: _Bench) -> Measured | None:
+def _best_banded(bench: _Bench) -> MechanismCost | None:
     """The best of the banded square roots, each with as many groups as bands."""
     tried = [
         bench.row(
@@ -190,7 +190,7 @@ def _best_banded(bench: _Bench) -> Measured | None:
     return tried[0] if tried else None
 
 
-def _fixed_order(bench: _Bench) -> Iterator[Measured]:
+def _fixed_order(bench: _Bench) -> Iterator[MechanismCost]:
     """Lots in one order for all epochs, which nothing amplifies."""
     yield bench.row("independent, fixed order", INDEPENDENT, scheme="cyclic")
     best = _best_lambda(bench)

@@ -19,7 +19,7 @@ UNSUPPORTED = (errno.EBADF, errno.EINVAL)
 """What ``fsync`` says on file systems that keep names in an order of their own."""
 
 
-def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Replace ``path`` by ``content`` in one step, with ``mode`` from the first byte on.
 
     No reader sees half of it, and when this returns both are on the disk. Raises ``OSError``;
@@ -36,10 +36,10 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(partial).unlink(missing_ok=True)
         raise
-    synchronise(path.parent)
+    fsync_directory(path.parent)
 
 
-def synchronise(folder: Path) -> None:
+def fsync_directory(folder: Path) -> None:
     """Have the names in ``folder`` on the disk; raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

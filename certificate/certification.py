@@ -36,10 +36,10 @@ from affidavit.accountants import (
     decimal_up,
     kinds,
 )
-from affidavit.certificate import describe
+from affidavit.certificate import plan_summary
 from affidavit.certificate.assessment import Assessment, Confidence, Opinion
-from affidavit.certificate.figures import figures_of, warnings_of
-from affidavit.certificate.solving import Solver, lower_open
+from affidavit.certificate.calibration import Solver, lower_open
+from affidavit.certificate.utility_estimates import figures_of, warnings_of
 from affidavit.mechanisms import Lowered, obligations_of
 from affidavit.plan import Plan, Reason, RefusedPlan, Target, as_document, digest, exactly
 
@@ -82,9 +82,9 @@ def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment
         lowered = lower_open(plan)
         blank = replace(
             blank,
-            sampling=describe.sampling_of(lowered),
-            warnings=describe.caveats_of(lowered),
-            assumptions=describe.assumptions_of(lowered),
+            sampling=plan_summary.sampling_of(lowered),
+            warnings=plan_summary.caveats_of(lowered),
+            assumptions=plan_summary.assumptions_of(lowered),
             obligations=tuple(obligation.as_dict() for obligation in obligations_of(lowered)),
         )
         if plan.target.delta is not None:
@@ -124,16 +124,16 @@ def _assess(
         warnings=(*blank.warnings, *warnings_of(figures)),
         epsilon=answer.epsilon,
         delta=answer.delta,
-        joint=describe.joint_of(answer.lowered),
-        releases=describe.releases_of(
+        joint=plan_summary.joint_of(answer.lowered),
+        releases=plan_summary.releases_of(
             lowered.plan, answer.lowered.plan, _required_scale(lowered, answer, names)
         ),
-        allocation=describe.allocation_of(answer.lowered),
-        sensitivity=describe.sensitivity_of(answer.lowered),
-        strategies=describe.strategies_of(answer.lowered),
+        allocation=plan_summary.allocation_of(answer.lowered),
+        sensitivity=plan_summary.sensitivity_of(answer.lowered),
+        strategies=plan_summary.strategies_of(answer.lowered),
         mu=answer.mu,
         confidence=answer.confidence,
-        sampling=describe.sampling_of(answer.lowered),
+        sampling=plan_summary.sampling_of(answer.lowered),
         accountants=tuple(opinions),
     )
     return _judge(found, answer)

@@ -52,15 +52,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from affidavit.certificate.execution import Execution, Required, certified_plan
+from affidavit.certificate.execution import Execution, StepRequirement, certified_plan
 from affidavit.certificate.run_record import (
     START,
     VERSION,
     BrokenLine,
-    Entry,
+    RecordEntry,
+    decode_line,
+    invalid_fields,
     is_guarded,
-    misread,
-    unsealed,
 )
 from affidavit.plan import canonical_json, digest_of
 
@@ -69,7 +69,7 @@ NOTED = frozenset({"diverged", "stopped"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class ConformanceFinding:
     """One thing that does not fit; ``line`` counts from 1, 0 is the record as a whole."""
 
     code: str
@@ -103,7 +103,7 @@ class Conformance:
     steps_charged: int
     steps_released: int
     steps_to_charge: int
-    findings: tuple[Finding, ...]
+    findings: tuple[ConformanceFinding, ...]
 
     @property
     def conformant(self) -> bool:
@@ -128,24 +128,24 @@ class Conformance:
         }
 
 
-def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
+def check_conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     """Hold ``record`` against a verified certificate's ``predicate``.
 
     Raises ``NotClosed`` and ``PlanError`` where the certificate has no closed plan.
     """
-    replay, findings = Replay(predicate), []
+    replay, findings = RecordCheck(predicate), []
     head, broken = None, False
     if predicate.get("verdict") != "certified":
         message = f"the certificate's verdict is {predicate.get('verdict')}."
-        findings.append(Finding(code="not_certified", line=0, message=message))
+        findings.append(ConformanceFinding(code="not_certified", line=0, message=message))
     for number, entry in enumerate(_entries(record), start=1):
-        if isinstance(entry, Finding):
+        if isinstance(entry, ConformanceFinding):
             findings.append(entry)
             broken = True
             break
         head = entry["digest"]
         findings += [
-            Finding(code=code, line=number, message=message)
+            ConformanceFinding(code=code, line=number, message=message)
             for code, message in replay.of(number, entry)
         ]
     if not replay.ended and not broken:
@@ -153,7 +153,7 @@ def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
             "the record has no last line: the run goes on, or lines were cut off. Until it ends "
             "every certified step counts."
         )
-        findings.append(Finding(code="unfinished", line=0, message=message))
+        findings.append(ConformanceFinding(code="unfinished", line=0, message=message))
     steps, charged = replay.execution.steps, replay.charged
     sound = all(finding.noted for finding in findings)
     return Conformance(
@@ -169,24 +169,24 @@ def conformance(record: bytes, predicate: dict[str, Any]) -> Conformance:
     )
 
 
-def _entries(record: bytes) -> Iterator[Entry | Finding]:
+def _entries(record: bytes) -> Iterator[RecordEntry | ConformanceFinding]:
     """Whole lines up to the first that breaks the chain, and that one as a finding."""
     previous = START
     for number, line in enumerate(io.BytesIO(record), start=1):
         if not line.endswith(b"\n"):
             message = "the last line has no end: it was cut off while it was written, or since."
-            yield Finding(code="not_json", line=number, message=message)
+            yield ConformanceFinding(code="not_json", line=number, message=message)
             return
         try:
-            entry = unsealed(line, previous)
+            entry = decode_line(line, previous)
         except BrokenLine as error:
-            yield Finding(code=error.code, line=number, message=str(error))
+            yield ConformanceFinding(code=error.code, line=number, message=str(error))
             return
         yield entry
         previous = entry["digest"]
 
 
-Found = Iterator[tuple[str, str]]
+Mismatches = Iterator[tuple[str, str]]
 """Codes and messages."""
 
 GENERATOR = "chacha20"
@@ -204,7 +204,7 @@ CODES = {
 """What it is called when a field of a phase is not the certified one."""
 
 
-class Replay:
+class RecordCheck:
     """One walk through one record; ``of`` is called for each line in order."""
 
     def __init__(self, predicate: dict[str, Any]) -> None:
@@ -219,7 +219,7 @@ class Replay:
         self._checkpoints: dict[int, str] = {}
         self._open = self.ended = self._guarded = False
 
-    def of(self, number: int, entry: Entry) -> Found:
+    def of(self, number: int, entry: RecordEntry) -> Mismatches:
         """What does not fit in line ``number``, counted from 1."""
         if number == 1 and entry["type"] != "header":
             yield "out_of_order", "a record begins with its header."
@@ -227,7 +227,7 @@ class Replay:
             yield "out_of_order", "nothing follows the last line of a run."
         if entry["type"] == "header":
             self._guarded = is_guarded(entry)
-        wrong = ", ".join(misread(entry, guarded=self._guarded))
+        wrong = ", ".join(invalid_fields(entry, guarded=self._guarded))
         if wrong:
             yield "unknown_fields", f"the entry cannot be read: {wrong}."
         # It is walked all the same: a charge that says too little was charged.
@@ -249,7 +249,7 @@ class Replay:
             if not wrong:
                 yield "unknown_fields", f"the entry cannot be read: {error}."
 
-    def _header(self, number: int, entry: Entry) -> Found:
+    def _header(self, number: int, entry: RecordEntry) -> Mismatches:
         if number != 1:
             yield "out_of_order", "a record has one header, its first line."
         if entry["version"] != VERSION:
@@ -292,7 +292,7 @@ class Replay:
         if not validity["not_before"] <= entry["started_at"] <= validity["not_after"]:
             yield "outside_validity", f"the run began at {entry['started_at']}."
 
-    def _phases(self, said: list[dict[str, Any]]) -> Found:
+    def _phases(self, said: list[dict[str, Any]]) -> Mismatches:
         certified = self.execution.phases()
         if len(said) != len(certified):
             yield "other_plan", f"{len(said)} phases, and {len(certified)} were certified."
@@ -305,7 +305,7 @@ class Replay:
                 if not _same(one[field], other[field]):
                     yield code, f"phase {index}: {field} is not what was certified."
 
-    def _tensors(self, said: list[dict[str, Any]]) -> Found:
+    def _tensors(self, said: list[dict[str, Any]]) -> Mismatches:
         phase = self.plan.phases[0]
         names = [tensor["name"] for tensor in said]
         if len(set(names)) < len(names) or not names:
@@ -324,7 +324,7 @@ class Replay:
         if blocks:
             yield "other_blocks", f"{', '.join(sorted(blocks))}: no release of the plan."
 
-    def _checkpoint(self, entry: Entry) -> Found:
+    def _checkpoint(self, entry: RecordEntry) -> Mismatches:
         if self._open or entry["step"] != self.charged:
             yield "out_of_order", "a checkpoint stands between two steps."
         if self._parameters is not None and entry["parameters"] != self._parameters:
@@ -332,7 +332,7 @@ class Replay:
         # A release may say nothing of its weights; the checkpoint after it always does.
         self._parameters = self._checkpoints[entry["step"]] = entry["parameters"]
 
-    def _resumed(self, entry: Entry) -> Found:
+    def _resumed(self, entry: RecordEntry) -> Mismatches:
         step, before = entry["step"], entry["from_step"]
         if step != self.charged or entry["lost"] != step - before or before > step:
             yield "out_of_order", f"{self.charged} steps were charged when the run went on."
@@ -340,7 +340,7 @@ class Replay:
             yield "wrong_weights", f"the run went on from no checkpoint of step {before}."
         self._open, self._parameters = False, entry["parameters"]
 
-    def _charge(self, entry: Entry) -> Found:
+    def _charge(self, entry: RecordEntry) -> Mismatches:
         step = entry["step"]
         if self._open or step != self.charged:
             yield "out_of_order", f"step {step} is charged where step {self.charged} is due."
@@ -358,14 +358,14 @@ class Replay:
             return
         yield from _parameters(entry, self.execution.at(self.charged - 1))
 
-    def _release(self, entry: Entry) -> Found:
+    def _release(self, entry: RecordEntry) -> Mismatches:
         if not self._open or entry["step"] != self.charged - 1:
             yield "out_of_order", "a release follows its own charge."
         self._open = False
         self.released += 1
         self._parameters = entry["parameters"]
 
-    def _final(self, entry: Entry) -> Found:
+    def _final(self, entry: RecordEntry) -> Mismatches:
         self.ended = True
         if (entry["charged"], entry["released"]) != (self.charged, self.released):
             yield (
@@ -395,7 +395,7 @@ def _same(said: Any, certified: Any) -> bool:
     return canonical_json(said) == canonical_json(certified)
 
 
-def _parameters(entry: Entry, required: Required) -> Found:
+def _parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:
     """A charge's public parameters against what its step must be."""
     step = entry["step"]
     if entry["phase"] != required.phase:

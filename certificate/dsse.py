@@ -75,7 +75,7 @@ def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def seal(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
+def sign_envelope(payload: bytes, key: SigningPort, payload_type: str = PAYLOAD_TYPE) -> Envelope:
     """Sign ``payload``, an in-toto statement unless it is said to be of another type."""
     signature = key.sign(pre_authentication_encoding(payload_type, payload))
     return Envelope(
@@ -131,7 +131,7 @@ MOST_SIGNATURES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Cosignature:
+class EnvelopeSignature:
     """One key's signature."""
 
     key_id: str
@@ -144,11 +144,11 @@ class CosignedEnvelope:
 
     payload_type: str
     payload: bytes
-    signatures: tuple[Cosignature, ...] = ()
+    signatures: tuple[EnvelopeSignature, ...] = ()
 
     def signed_by(self, key: SigningPort) -> CosignedEnvelope:
         """This, with the signature of ``key`` in place of any that it made before."""
-        made = Cosignature(key.key_id, key.sign(self.signed_bytes))
+        made = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
         return replace(self, signatures=(*others, made))
 
@@ -190,7 +190,7 @@ def read_cosigned(document: Any) -> CosignedEnvelope:
         raise BadEnvelope(f"the envelope does not have a list of at most {MOST_SIGNATURES}")
     parts = [exactly(item, {"keyid", "sig"}, "a signature") for item in listed]
     signatures = tuple(
-        Cosignature(read_text(part["keyid"], "keyid"), read_base64(part["sig"], "sig"))
+        EnvelopeSignature(read_text(part["keyid"], "keyid"), read_base64(part["sig"], "sig"))
         for part in parts
     )
     if len({signature.key_id for signature in signatures}) != len(signatures):

@@ -37,7 +37,7 @@ from affidavit.plan import Phase, Plan, Release, plan_from, schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Required:
+class StepRequirement:
     """One step: its phase, its place in it, and its public privacy parameters by release.
 
     ``clip_norm`` is in l2, ``noise_std`` on the sum, and ``divisor`` B, an exact fraction as text.
@@ -80,7 +80,7 @@ class Execution:
             for phase in self.plan.phases
         )
 
-    def at(self, step: int) -> Required:
+    def at(self, step: int) -> StepRequirement:
         """What ``step`` must be; raises ``IndexError`` beyond the plan."""
         ends = list(accumulate(self.lengths))
         if not 0 <= step < self.steps:
@@ -89,7 +89,7 @@ class Execution:
         place = step - (ends[index] - self.lengths[index])
         phase = self.plan.phases[index]
         factor = 1.0 if phase.clip_schedule is None else phase.clip_schedule[place]
-        return Required(
+        return StepRequirement(
             phase=index,
             place=place,
             clip_norm={release.name: release.clip_norm * factor for release in phase.releases},
@@ -145,14 +145,14 @@ def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:
     }
 
 
-class NotClosed(ValueError):
+class PlanNotClosed(ValueError):
     """The certificate does not say what its plan left open, so nothing can be run from it."""
 
 
 def certified_plan(predicate: dict[str, Any]) -> Plan:
     """The closed plan of a certificate's predicate.
 
-    Raises ``NotClosed``, and ``MalformedPlan`` for a plan of another schema.
+    Raises ``PlanNotClosed``, and ``MalformedPlan`` for a plan of another schema.
     """
     plan = plan_from(predicate["plan"])
     try:
@@ -166,7 +166,9 @@ def certified_plan(predicate: dict[str, Any]) -> Plan:
         if plan.asks_for_noise:
             plan = _with_noise(plan, predicate["noise_multiplier"]["releases"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise NotClosed(f"the certificate does not say what its plan left open ({error})") from None
+        raise PlanNotClosed(
+            f"the certificate does not say what its plan left open ({error})"
+        ) from None
     return plan
 
 

@@ -18,10 +18,10 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from affidavit.certificate.assessment import Assessment
-from affidavit.certificate.dsse import seal
+from affidavit.certificate.dsse import sign_envelope
 from affidavit.certificate.keys import SigningPort
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, Judgement
+from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, PolicyEvaluation
 from affidavit.certificate.policy.waiver import Waiver
 from affidavit.certificate.statement import TIME_FORMAT, address, statement
 from affidavit.plan import Plan, canonical_json, digest
@@ -35,7 +35,7 @@ UNTRUSTED = {
 }
 
 
-class Former(Protocol):
+class PreviousIssue(Protocol):
     """The issue that is superseded: its number and its envelope's digest."""
 
     @property
@@ -85,8 +85,8 @@ def issue(
     *,
     requester: str,
     issued_at: datetime,
-    under: Judgement = AS_PROVED,
-    former: Former | None = None,
+    under: PolicyEvaluation = AS_PROVED,
+    former: PreviousIssue | None = None,
     ledger: Mapping[str, Any] | None = None,
 ) -> Certificate:
     """Sign what was found about a plan; a development key makes it ``untrusted``.
@@ -104,16 +104,16 @@ def issue(
         under=under,
     )
     said["predicate"]["ledger"] = None if ledger is None else dict(ledger)
-    return _sealed(said, key, former)
+    return _sign(said, key, former)
 
 
-def approved(
+def issue_approved(
     pending: Mapping[str, Any],
     key: SigningPort,
     *,
     approvals: Approvals,
     issued_at: datetime,
-    former: Former,
+    former: PreviousIssue,
 ) -> Certificate:
     """Sign the statement ``pending`` anew, with its approvals and as the issue after ``former``.
 
@@ -125,17 +125,17 @@ def approved(
         "validity": {**predicate["validity"], "not_before": issued_at.strftime(TIME_FORMAT)},
         "untrusted": key.public.development,
     }
-    return _sealed({**pending, "predicate": {**predicate, **changes}}, key, former)
+    return _sign({**pending, "predicate": {**predicate, **changes}}, key, former)
 
 
-def _sealed(said: dict[str, Any], key: SigningPort, former: Former | None) -> Certificate:
+def _sign(said: dict[str, Any], key: SigningPort, former: PreviousIssue | None) -> Certificate:
     """Sign ``said`` as the issue after ``former``, or as the first one."""
     place = {
         "issue": 1 if former is None else former.issue + 1,
         "supersedes": None if former is None else former.envelope_digest,
     }
     said = {**said, "predicate": {**said["predicate"], **place}}
-    envelope = seal(canonical_json(said), key)
+    envelope = sign_envelope(canonical_json(said), key)
     return Certificate(
         id=said["predicate"]["certificate_id"],
         statement=said,

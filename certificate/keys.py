@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from affidavit.certificate.atomic_write import write_whole
+from affidavit.certificate.atomic_write import write_atomically
 
 WINDOW = timedelta(days=730)
 """How long a new key may sign."""
@@ -94,8 +94,8 @@ class PublicKey:
             "key_id": self.key_id,
             "algorithm": "ed25519",
             "public_key": pem.decode("ascii"),
-            "not_before": as_instant(self.not_before),
-            "not_after": as_instant(self.not_after),
+            "not_before": format_instant(self.not_before),
+            "not_after": format_instant(self.not_after),
             "label": self.label,
             "development": self.development,
         }
@@ -109,8 +109,8 @@ class PublicKey:
                 raise KeyFailure("the record holds a key that is not Ed25519.")
             found = cls(
                 key=key,
-                not_before=read_instant(record["not_before"]),
-                not_after=read_instant(record["not_after"]),
+                not_before=parse_instant(record["not_before"]),
+                not_after=parse_instant(record["not_after"]),
                 label=str(record.get("label", "")),
                 development=bool(record.get("development", False)),
             )
@@ -209,7 +209,7 @@ class KeyStore:
         """Write the record of ``public``, in place of any that is there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = json.dumps(public.as_record(), indent=2) + "\n"
-        write_whole(self.directory / f"{public.key_id}.json", record.encode())
+        write_atomically(self.directory / f"{public.key_id}.json", record.encode())
 
     def public_keys(self) -> tuple[PublicKey, ...]:
         """Every public record of the directory, oldest first."""
@@ -302,14 +302,14 @@ def require_private(path: Path) -> None:
 def write_private(path: Path, private: Ed25519PrivateKey) -> None:
     """Write a private half for its owner alone."""
     pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_whole(path, pem, mode=0o600)
+    write_atomically(path, pem, mode=0o600)
 
 
-def as_instant(moment: datetime) -> str:
+def format_instant(moment: datetime) -> str:
     """A moment as records write it, in whole seconds of UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def read_instant(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """The moment of a record; raises ``ValueError``."""
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)

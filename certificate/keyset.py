@@ -18,7 +18,7 @@ The payload is RFC 8785 canonical JSON, so that a version has one digest.
 >>> from affidavit.certificate.keys import SigningKey
 >>> root, signer = SigningKey.generate(), SigningKey.generate("service")
 >>> now = datetime.now(UTC)
->>> first = draft(None, roots=Roots.of([root.public], threshold=1), keys=[signer.public],
+>>> first = draft_keyset(None, roots=Roots.of([root.public], threshold=1), keys=[signer.public],
 ...               revoked=[], issued_at=now, expires_at=signer.public.not_after)
 >>> [key.label for key in read_keyset(first.signed_by(root).as_bytes()).keyset.public_keys()]
 ['service']
@@ -37,7 +37,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affidavit.certificate.dsse import BadEnvelope, CosignedEnvelope, read_cosigned
-from affidavit.certificate.keys import KeyFailure, PublicKey, SigningPort, as_instant, read_instant
+from affidavit.certificate.keys import (
+    KeyFailure,
+    PublicKey,
+    SigningPort,
+    format_instant,
+    parse_instant,
+)
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
@@ -60,7 +66,7 @@ class KeysetError(Exception):
 
 
 def _instant(text: str) -> str:
-    if as_instant(read_instant(text)) != text:
+    if format_instant(parse_instant(text)) != text:
         raise ValueError("this is not a time as YYYY-MM-DDThh:mm:ssZ")
     return text
 
@@ -172,7 +178,7 @@ class Keyset(_Part):
 
     def revoked_since(self) -> dict[str, datetime]:
         """From when on each revoked key's signatures do not count, by key id."""
-        return {item.key_id: read_instant(item.since) for item in self.revoked}
+        return {item.key_id: parse_instant(item.since) for item in self.revoked}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +202,7 @@ class SignedKeyset:
         return canonical_json(self.envelope.as_document())
 
 
-def draft(
+def draft_keyset(
     previous: SignedKeyset | None,
     *,
     roots: Roots,
@@ -210,8 +216,8 @@ def draft(
         "_type": KEYSET_TYPE,
         "version": 1 if previous is None else previous.keyset.version + 1,
         "previous": None if previous is None else previous.digest,
-        "issued_at": as_instant(issued_at),
-        "expires_at": as_instant(expires_at),
+        "issued_at": format_instant(issued_at),
+        "expires_at": format_instant(expires_at),
         "roots": roots.model_dump(mode="json"),
         "keys": [_without(key.as_record(), "development") for key in keys],
         "revoked": [item.model_dump(mode="json") for item in revoked],

@@ -34,9 +34,9 @@ from affidavit.accountants import (
     sample,
 )
 from affidavit.certificate.assessment import Assessment, interval
+from affidavit.certificate.calibration import Solver, lower_open
 from affidavit.certificate.certification import certify
 from affidavit.certificate.charts import Axis, Band, Chart, Dots, Line, Mark, draw_panels
-from affidavit.certificate.solving import Solver, lower_open
 from affidavit.plan import Event, Plan, Reason, digest_of
 
 DELTAS = tuple(10.0**-exponent for exponent in range(3, 13))

@@ -40,7 +40,7 @@ class BadProvenance(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reported:
+class RunProvenance:
     """What a signed provenance says of a run; ``record`` is the last digest of its record.
 
     ``subject`` is the name and the sha256 of what it is about, ``code`` the digest of the trainer
@@ -65,7 +65,7 @@ class Reported:
 
 def read_provenance(
     document: Any, trusted: Iterable[PublicKey], *, later: bool = False
-) -> Reported:
+) -> RunProvenance:
     """What ``document`` says, signed by one of ``trusted``; raises ``BadProvenance``.
 
     The key has to be one that may sign now; ``later``, one that was when the run finished, as the
@@ -94,7 +94,7 @@ def read_provenance(
     return found
 
 
-def _reported(statement: Any, key_id: str) -> Reported:
+def _reported(statement: Any, key_id: str) -> RunProvenance:
     if (statement["_type"], statement["predicateType"]) != (STATEMENT_TYPE, PREDICATE_TYPE):
         raise ValueError("another type")
     predicate = statement["predicate"]
@@ -115,7 +115,7 @@ def _reported(statement: Any, key_id: str) -> Reported:
     named = ", ".join(sorted({str(item["code"]) for item in codes}))
     (subject,) = statement["subject"]
     given = definition["externalParameters"]
-    return Reported(
+    return RunProvenance(
         run=str(definition["internalParameters"]["run"]),
         certificate="sha256:" + certificate["digest"]["sha256"],
         plan_digest="sha256:" + plan["digest"]["sha256"],

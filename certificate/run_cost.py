@@ -42,13 +42,13 @@ from affidavit.accountants import (
     parts,
 )
 from affidavit.accountants.privacy_filter import UNIT, Cost, divergences
-from affidavit.certificate import describe
-from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, Rule
-from affidavit.certificate.solving import Solver, lower_open
+from affidavit.certificate import plan_summary
+from affidavit.certificate.calibration import Solver, lower_open
+from affidavit.certificate.charts import Axis, Chart, Dots, Line, Mark, ReferenceLine
 from affidavit.mechanisms import Lowered, LoweredPhase
 from affidavit.plan import Composed, Event, Plan
 
-__all__ = ["UNIT", "CertificateDiffers", "Run", "composed_epsilon", "run_of"]
+__all__ = ["UNIT", "CertificateDiffers", "CertifiedRun", "composed_epsilon", "run_of"]
 
 
 class CertificateDiffers(Exception):
@@ -56,7 +56,7 @@ class CertificateDiffers(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class CertifiedRun:
     """A certified run with nothing open.
 
     ``epsilon`` (nats) and ``delta`` are those of the certificate, ``certain`` whether they hold
@@ -119,7 +119,7 @@ def run_of(
     engine: str,
     *,
     said: dict[str, Any] | None = None,
-) -> Run:
+) -> CertifiedRun:
     """The run of ``plan`` as ``engine`` closes it; ``said`` is the certificate's predicate.
 
     Raises ``CertificateDiffers`` where ``said`` gives another noise, length or sampling, and
@@ -128,13 +128,13 @@ def run_of(
     chosen = accountant(engine)
     if said is None:
         lowered = Solver(lowered=lower_open(plan), engine=chosen).closed()
-        return Run(lowered=lowered, epsilon=math.inf, delta=1.0)
+        return CertifiedRun(lowered=lowered, epsilon=math.inf, delta=1.0)
     solver = Solver(lowered=lower_open(plan), engine=chosen)
     lowered = solver.closed()
     guarantee = said["guarantee"]
     if guarantee is None or not _agrees(lowered, said):
         raise CertificateDiffers("this release closes the plan differently from its certificate")
-    return Run(
+    return CertifiedRun(
         lowered=lowered,
         epsilon=float(guarantee["epsilon"]["upper"]),
         delta=float(guarantee["delta"]["upper"]),
@@ -162,7 +162,7 @@ def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracke
 
 def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
     """Whether noise, steps and lots of ``lowered`` are at least as private as is ``said``."""
-    given = describe.releases_of(lowered.plan, lowered.plan, 1.0)
+    given = plan_summary.releases_of(lowered.plan, lowered.plan, 1.0)
     stated = said["noise_multiplier"]["releases"]
     if [item.name for item in given] != [entry["name"] for entry in stated]:
         return False
@@ -172,7 +172,7 @@ def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
             return False
         if ours.given > float(wanted) * (1 + 1e-11):
             return False
-    sampling = describe.sampling_of(lowered)
+    sampling = plan_summary.sampling_of(lowered)
     return all(
         (ours["scheme"], ours["steps"], ours.get("lot_size"))
         == (theirs["scheme"], theirs["steps"], theirs.get("lot_size"))
@@ -214,7 +214,7 @@ HEADROOM = 1.1
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class PrivacySpent:
     """ε in nats, an upper bound, once ``steps`` steps were run."""
 
     steps: int
@@ -223,7 +223,7 @@ class Spent:
 
 def spending(
     plan: Plan, engine: str, delta: float, *, points: int = POINTS, also: Iterable[int] = ()
-) -> tuple[Spent, ...]:
+) -> tuple[PrivacySpent, ...]:
     """ε at ``delta`` after about ``points`` numbers of steps, denser early on, and after ``also``.
 
     The engine is the one that decided. What it does not bound is left out. Raises
@@ -237,14 +237,14 @@ def spending(
     found = []
     for steps in wanted:
         try:
-            found.append(Spent(steps, min(most, _epsilon(run, engine, steps, delta))))
+            found.append(PrivacySpent(steps, min(most, _epsilon(run, engine, steps, delta))))
         except AccountantError:
             continue
     return tuple(found)
 
 
 def spending_chart(
-    spent: tuple[Spent, ...], *, certified: float, delta: float, run: int | None = None
+    spent: tuple[PrivacySpent, ...], *, certified: float, delta: float, run: int | None = None
 ) -> Chart:
     """ε over steps up to the certified cap; ``run`` are the steps that a run was charged.
 
@@ -253,7 +253,7 @@ def spending_chart(
     """
     marks: list[Mark] = [
         Line(name="ε at most, as certified", points=_held(spent)),
-        Rule(name="certified for the whole run", at=certified, axis="y"),
+        ReferenceLine(name="certified for the whole run", at=certified, axis="y"),
     ]
     said = f"ε grows with the steps to the certified {certified:.6g}."
     if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
@@ -278,7 +278,7 @@ def _above(certified: float) -> float | None:
     return HEADROOM * certified if math.isfinite(certified) and certified > 0 else None
 
 
-def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:
+def _held(spent: tuple[PrivacySpent, ...]) -> tuple[tuple[float, float], ...]:
     """The points as stairs, each at the height of its end."""
     found: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
     for before, after in pairwise(spent):
@@ -286,7 +286,7 @@ def _held(spent: tuple[Spent, ...]) -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def _epsilon(run: Run, engine: str, steps: int, delta: float) -> float:
+def _epsilon(run: CertifiedRun, engine: str, steps: int, delta: float) -> float:
     event = run.event_of(steps)
     if not parts(event):
         return 0.0

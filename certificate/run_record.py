@@ -20,10 +20,10 @@ Nothing in it depends on the data beyond what was released with noise: lot sizes
 set are committed to under a secret of the run.
 
 >>> entry = {"type": "release", "step": 0, "lot_size_commitment": "", "parameters": None}
->>> line, digest = sealed(entry, START)
->>> unsealed(line, START)["step"], digest[:15]
+>>> line, digest = encode_line(entry, START)
+>>> decode_line(line, START)["step"], digest[:15]
 (0, 'sha256:7ee6089f')
->>> unsealed(line.replace(b":0", b":1"), START)
+>>> decode_line(line.replace(b":0", b":1"), START)
 Traceback (most recent call last):
     ...
 affidavit.certificate.run_record.BrokenLine: the line is not what its digest says.
@@ -37,7 +37,7 @@ from typing import Any
 
 from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 
-Entry = dict[str, Any]
+RecordEntry = dict[str, Any]
 
 VERSION = 1
 START = "sha256:" + 64 * "0"
@@ -161,14 +161,14 @@ class BrokenLine(ValueError):
         self.code = code
 
 
-def sealed(entry: Entry, previous: str) -> tuple[bytes, str]:
+def encode_line(entry: RecordEntry, previous: str) -> tuple[bytes, str]:
     """The line of ``entry``, with its end, and its digest."""
     said = {**entry, "previous": previous}
     digest = digest_of(said)
     return canonical_json({**said, "digest": digest}) + b"\n", digest
 
 
-def unsealed(line: bytes, previous: str) -> Entry:
+def decode_line(line: bytes, previous: str) -> RecordEntry:
     """The entry of a line that follows ``previous``; raises ``BrokenLine``."""
     try:
         said = load_json(line, MAX_LINE_BYTES).data
@@ -189,12 +189,12 @@ def unsealed(line: bytes, previous: str) -> Entry:
     return said
 
 
-def is_guarded(header: Entry) -> bool:
+def is_guarded(header: RecordEntry) -> bool:
     """Whether the record is of a loop of its own under the guard, not of the trainer."""
     return _IS["a text"](_at(header, "code.loop"))
 
 
-def misread(entry: Entry, *, guarded: bool) -> Iterator[str]:
+def invalid_fields(entry: RecordEntry, *, guarded: bool) -> Iterator[str]:
     """What stands in a field of ``entry`` where something else belongs, in words.
 
     A ``guarded`` loop leaves out what the guard does not know, and the key where none is said.
@@ -209,7 +209,7 @@ def misread(entry: Entry, *, guarded: bool) -> Iterator[str]:
             yield f"{path} is not {kind}"
 
 
-def _at(entry: Entry, path: str) -> Any:
+def _at(entry: RecordEntry, path: str) -> Any:
     """What stands at a dotted path; None where nothing does."""
     found: Any = entry
     for name in path.split("."):

@@ -207,7 +207,7 @@ MAX_PIN_BYTES = 1024
 PROBE = b"affidavit: which of the token's keys is this?"
 
 
-class Token:
+class PKCS11Token:
     """A token with its session; safe to call from several threads."""
 
     def __init__(self, module: str, label: str, pin: str) -> None:
@@ -219,7 +219,7 @@ class Token:
         """A signer for ``public`` if the token has its private half; or ``KeyFailure``."""
         with self._lock:
             found = self._retried(lambda: self._object(public))
-        return None if found is None else TokenKey(self, public)
+        return None if found is None else PKCS11Key(self, public)
 
     def sign(self, public: PublicKey, message: bytes) -> bytes:
         """The token's signature of ``message``; raises ``KeyFailure``."""
@@ -284,10 +284,10 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenKey:
+class PKCS11Key:
     """One key of a token."""
 
-    token: Token = field(repr=False)
+    token: PKCS11Token = field(repr=False)
     public: PublicKey
 
     @property
@@ -300,7 +300,7 @@ class TokenKey:
         return self.token.sign(self.public, message)
 
 
-def open_token(environment: dict[str, str]) -> Token:
+def open_token(environment: dict[str, str]) -> PKCS11Token:
     """The token that the settings name; raises ``KeyFailure``."""
     missing = [
         name
@@ -321,4 +321,4 @@ def open_token(environment: dict[str, str]) -> Token:
         text = os.fsdecode(pin.read_bytes()[:MAX_PIN_BYTES]).rstrip("\r\n")
     except OSError as error:
         raise KeyFailure(f"{pin} cannot be read: {error.strerror}.") from None
-    return Token(environment[MODULE_VARIABLE], environment[TOKEN_VARIABLE], text)
+    return PKCS11Token(environment[MODULE_VARIABLE], environment[TOKEN_VARIABLE], text)

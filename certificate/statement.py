@@ -18,7 +18,12 @@ from typing import Any
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
 from affidavit.certificate.assessment import Assessment, Confidence
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.evaluation import AS_PROVED, NONE_NEEDED, Approvals, Judgement
+from affidavit.certificate.policy.evaluation import (
+    AS_PROVED,
+    NONE_NEEDED,
+    Approvals,
+    PolicyEvaluation,
+)
 from affidavit.plan import digest_of
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -45,7 +50,7 @@ def statement(
     issued_at: datetime,
     untrusted: bool,
     approvals: Approvals = NONE_NEEDED,
-    under: Judgement = AS_PROVED,
+    under: PolicyEvaluation = AS_PROVED,
 ) -> dict[str, Any]:
     """The statement about ``assessment``, as ``under`` judged it, as JSON data."""
     algorithm, _, value = assessment.plan_digest.partition(":")

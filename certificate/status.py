@@ -33,11 +33,11 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, seal
+from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
 from affidavit.certificate.keys import PublicKey, SigningPort, by_id
 from affidavit.certificate.policy.evaluation import Approvals
 from affidavit.certificate.statement import TIME_FORMAT
-from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
@@ -55,7 +55,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Listed(_Part):
+class StatusEntry(_Part):
     """An issue that no longer counts, since when and why."""
 
     envelope: Digest
@@ -76,27 +76,27 @@ class StatusList(_Part):
     next_update: Instant
     keyset_version: int | None
     keys: tuple[str, ...]
-    listed: tuple[Listed, ...]
+    listed: tuple[StatusEntry, ...]
 
     @model_validator(mode="after")
     def _times(self) -> Self:
-        if instant(self.issued_at) > instant(self.next_update):
+        if parse_instant(self.issued_at) > parse_instant(self.next_update):
             raise ValueError("it ends before it begins")
         return self
 
 
-class Checked(NamedTuple):
+class StatusCheck(NamedTuple):
     """What step 13 found: what to say, and whether a list was looked at."""
 
     detail: str
     checked: bool
 
 
-def seal_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
+def sign_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
     """The signed list, as ``GET /v1/status`` answers it; ``content`` without its ``_type``."""
     found = StatusList.model_validate({"_type": STATUS_TYPE, **content})
     payload = canonical_json(found.model_dump(mode="json", by_alias=True))
-    return canonical_json(seal(payload, key, PAYLOAD_TYPE).as_document())
+    return canonical_json(sign_envelope(payload, key, PAYLOAD_TYPE).as_document())
 
 
 def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, Envelope]:
@@ -126,7 +126,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     except ValidationError as error:
         first = error.errors()[0]
         raise _bad(f"{'/'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    if not key.covers(instant(found.issued_at)):
+    if not key.covers(parse_instant(found.issued_at)):
         raise _bad("it was signed when its key might not sign.")
     return found, envelope
 
@@ -153,9 +153,9 @@ def check_status(
     envelope: Envelope,
     predicate: Mapping[str, Any],
     trusted: Iterable[PublicKey],
-    demands: Demands,
+    demands: VerificationOptions,
     now: datetime,
-) -> Checked:
+) -> StatusCheck:
     """Step 13: approved by as many as it needs, and not called back since.
 
     Raises ``VerificationError`` with the codes ``not_approved``, ``bad_status``,
@@ -169,7 +169,7 @@ def check_status(
                 "no status list is at hand.",
                 "Fetch one with `affidavit status` and pass --status.",
             )
-        return Checked("revocation not checked: no status list at hand", False)
+        return StatusCheck("revocation not checked: no status list at hand", False)
     found, _ = current_status(demands.status, trusted, demands.status_seen, now)
     if envelope.key_id not in found.keys:
         raise _error(
@@ -178,10 +178,10 @@ def check_status(
             "Fetch the list of the service that issued the certificate.",
         )
     _require_unlisted(found, envelope.digest)
-    return Checked(f"not listed in status list {found.sequence} of {found.issuer}", True)
+    return StatusCheck(f"not listed in status list {found.sequence} of {found.issuer}", True)
 
 
-def instant(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """A time of a list; raises ``ValueError``."""
     return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
 
@@ -210,9 +210,9 @@ def _require_fresh(
     found: StatusList, signed: Envelope, seen: Mapping[str, tuple[int, str]], now: datetime
 ) -> None:
     remedy = "Fetch a new one with `affidavit status`."
-    if instant(found.issued_at) > now + AHEAD:
+    if parse_instant(found.issued_at) > now + AHEAD:
         raise _bad("it is from the future; check this machine's clock.")
-    if instant(found.next_update) < now:
+    if parse_instant(found.next_update) < now:
         raise _error("stale_status", f"the status list was good until {found.next_update}.", remedy)
     last = seen.get(found.issuer)
     if last is None:

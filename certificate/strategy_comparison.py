@@ -41,7 +41,7 @@ LEFT_OUT = frozenset({"name", "notes", "claim", "epochs", "participation"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MechanismCost:
     """One mechanism: its certificate's content and, where it has noise, what that costs."""
 
     label: str
@@ -93,11 +93,11 @@ class Measured:
         }
 
 
-def measure(label: str, plan: Plan) -> Measured:
+def measure(label: str, plan: Plan) -> MechanismCost:
     """``plan`` of one phase, certified and measured at the noise that was found or given."""
     phase = plan.phases[0]
     found = certify(plan, second_opinion=False)
-    row = Measured(
+    row = MechanismCost(
         label=label,
         assessment=found,
         reasons=found.reasons,
@@ -175,7 +175,7 @@ def attempt(
     noise: dict[str, Any],
     sampling: dict[str, Any] | None = None,
     adjacency: str | None = None,
-) -> Measured:
+) -> MechanismCost:
     """``variant``, measured; a row that says why not where there is no such plan."""
     try:
         return measure(
@@ -184,7 +184,7 @@ def attempt(
         )
     except (MalformedPlan, RefusedPlan) as refusal:
         scheme = None if sampling is None else sampling.get("scheme")
-        return Measured(
+        return MechanismCost(
             label=label,
             assessment=None,
             reasons=refusal.reasons,
@@ -228,13 +228,13 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class StrategyComparison:
     """A plan's own mechanism, first, and what independent noise would cost."""
 
     assessment: Assessment
     strategy: Strategy
     streamed: Streamed | None
-    rows: tuple[Measured, ...]
+    rows: tuple[MechanismCost, ...]
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -294,7 +294,7 @@ class Comparison:
         return draw(chart, width=640, height=400, standalone=True)
 
 
-def compare(plan: Plan, progress: Progress = lambda _: None) -> Comparison | Assessment:
+def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparison | Assessment:
     """``plan`` of one phase beside independent noise; its assessment where that is refused.
 
     Raises ``RefusedPlan`` where the plan is not of one phase or leaves its steps open.
@@ -344,7 +344,7 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> Comparison | Ass
                 sampling=poisson,
             )
         )
-    return Comparison(
+    return StrategyComparison(
         assessment=found,
         strategy=strategy,
         streamed=streamed,
@@ -352,7 +352,7 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> Comparison | Ass
     )
 
 
-def _remarks(rows: tuple[Measured, ...]) -> list[str]:
+def _remarks(rows: tuple[MechanismCost, ...]) -> list[str]:
     own, others = rows[0], rows[1:]
     found = []
     for other in others:
@@ -373,7 +373,7 @@ def _remarks(rows: tuple[Measured, ...]) -> list[str]:
     return found
 
 
-def _points(row: Measured) -> tuple[tuple[float, float], ...]:
+def _points(row: MechanismCost) -> tuple[tuple[float, float], ...]:
     assert row.per_step is not None
     steps = len(row.per_step)
     shown = np.unique(np.linspace(0, steps - 1, min(steps, MOST_POINTS)).round().astype(int))

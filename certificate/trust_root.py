@@ -25,7 +25,7 @@ from affidavit.certificate.keys import (
     KeyStore,
     PublicKey,
     home,
-    read_instant,
+    parse_instant,
     read_public_keys,
 )
 from affidavit.certificate.keyset import (
@@ -36,14 +36,14 @@ from affidavit.certificate.keyset import (
     read_keyset,
     read_model,
 )
-from affidavit.certificate.verification import VerificationError
+from affidavit.certificate.verification_options import VerificationError
 from affidavit.plan import MalformedPlan, load_json
 
 KEY_STEP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
+class TrustRoot:
     """What the command line said: files of keys, or keysets with what is trusted already."""
 
     keys: Sequence[Path]
@@ -72,7 +72,7 @@ class Trust:
     def _of_keyset(self, root: Path) -> tuple[PublicKey, ...]:
         try:
             chain = [read_keyset(_read(path)) for path in self.keysets]
-            return accept(chain, read_anchor(_read(root)), datetime.now(UTC)).public_keys()
+            return accept_keyset(chain, read_anchor(_read(root)), datetime.now(UTC)).public_keys()
         except KeysetError as error:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
 
@@ -88,7 +88,7 @@ Anchor = Roots | SignedKeyset
 """What is trusted beforehand: root keys, or the keyset that was accepted last."""
 
 
-def accept(chain: Sequence[SignedKeyset], anchor: Anchor | None, now: datetime) -> Keyset:
+def accept_keyset(chain: Sequence[SignedKeyset], anchor: Anchor | None, now: datetime) -> Keyset:
     """The last keyset of ``chain``, each of which is trusted by the one before.
 
     ``anchor`` is None for the first one of all, of which only its own roots can vouch.
@@ -154,13 +154,13 @@ def _after(found: SignedKeyset, last: SignedKeyset) -> None:
 
 
 def _current(keyset: Keyset, now: datetime) -> None:
-    if now < read_instant(keyset.issued_at):
+    if now < parse_instant(keyset.issued_at):
         raise KeysetError(
             "keyset_not_yet",
             f"the keyset is issued at {keyset.issued_at}, which is yet to come.",
             "Check this machine's clock.",
         )
-    if now > read_instant(keyset.expires_at):
+    if now > parse_instant(keyset.expires_at):
         raise KeysetError(
             "keyset_expired",
             f"the keyset expired at {keyset.expires_at}.",

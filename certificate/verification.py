@@ -1,89 +1,355 @@
-"""What a verification is: its numbered steps, what a verifier asks beyond them, its outcome.
+"""Verification in numbered steps, offline, of the bytes that were signed.
 
-The steps stand in ``affidavit.certificate.verifier``; those about the log and about the
-status of a certificate stand beside what they check, and share this.
+1. size and form: at most 8 MiB of strict JSON with exactly the fields of a bundle
+2. payload type: an in-toto statement
+3. key: the signature names a key that the verifier trusts
+4. signature: it is that key's, over the payload as it stands
+5. statement: version, predicate, subject and every critical field are understood
+6. key window: the certificate was issued while the key might sign, and was not revoked
+7. plan: the subject is the plan carried inside, and the plan at hand if one is given
+8. accountants and policy: not below what the verifier asks
+9. validity: now lies between the certificate's dates
+10. inclusion: the certificate's own leaf is in the log's tree, at the place given
+11. checkpoint: a trusted key signed that tree's root for the log, inside its window
+12. consistency: the log only grew since the verifier last saw it
+13. status: approved by as many as it needs, and not in a status list that is not stale
+
+Each step raises ``VerificationError`` with its own number and code; there is no boolean
+to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
+offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
+unchecked, unless the verifier demands them; so is revocation without a status list.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate.log.entry import Consistency
-from affidavit.certificate.policy.document import Policy
-
-STEPS = (
-    "size and form",
-    "payload type",
-    "key",
-    "signature",
-    "statement",
-    "key window",
-    "plan",
-    "accountants and policy",
-    "validity",
-    "inclusion",
-    "checkpoint",
-    "consistency",
-    "status",
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.issuance import BUNDLE_TYPE
+from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.log import verification as log_steps
+from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
+from affidavit.certificate.policy.evaluation import policy_floor
+from affidavit.certificate.statement import (
+    CRITICAL,
+    PREDICATE_TYPE,
+    STATEMENT_TYPE,
+    TIME_FORMAT,
 )
+from affidavit.certificate.status import check_status
+from affidavit.certificate.verification_options import (
+    STEPS,
+    VerificationError,
+    VerificationOptions,
+    VerifiedCertificate,
+)
+from affidavit.plan import MalformedPlan, Plan, digest, digest_of, load_json
+
+__all__ = ["STEPS", "VerificationError", "VerificationOptions", "VerifiedCertificate", "verify"]
+
+MAX_BUNDLE_BYTES = 8 * 1024 * 1024
+"""A plan of the largest size, with what is said about each of its releases, fits."""
 
 
-class VerificationError(Exception):
-    """The step that rejected a bundle, by number, name and code, and what to do."""
+def verify(
+    bundle: bytes,
+    trusted: Iterable[PublicKey],
+    *,
+    plan: Plan | None = None,
+    now: datetime | None = None,
+    demands: VerificationOptions | None = None,
+) -> VerifiedCertificate:
+    """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
+    trusted, asked = tuple(trusted), demands or VerificationOptions()
+    report = _Report()
+    envelope, log = _form(bundle)
+    report.passed(1, f"{len(bundle)} bytes")
+    _payload_type(envelope)
+    report.passed(2, envelope.payload_type)
+    key = _key(envelope, trusted)
+    report.passed(3, f"key {key.key_id[:16]}")
+    _signature(envelope, key, trusted)
+    report.passed(4, "Ed25519 over the payload as signed")
+    statement = _statement(envelope)
+    predicate = statement["predicate"]
+    report.passed(5, f"verdict {predicate['verdict']}")
+    not_before, not_after = _dates(predicate)
+    _window(key, not_before)
+    report.passed(6, f"issued {predicate['validity']['not_before']}")
+    subject = _plan(statement, plan)
+    report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
+    report.passed(8, _rules(predicate, asked))
+    now = now or datetime.now(UTC)
+    _validity(not_before, not_after, now)
+    report.passed(9, f"until {predicate['validity']['not_after']}")
+    kept = _log(envelope, statement, log, trusted, asked, report)
+    status = check_status(envelope, predicate, trusted, asked, now)
+    (report.passed if status.checked else report.unchecked)(13, status.detail)
+    return VerifiedCertificate(
+        statement=statement,
+        steps=tuple(report.steps),
+        unchecked=tuple(report.skipped),
+        checkpoint=kept,
+    )
 
-    def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
-        self.step = step
-        self.step_name = STEPS[step - 1]
-        self.code = code
-        self.message = message
-        self.remedy = remedy
-        super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
+
+class _Report:
+    """What each step saw, in order."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, str, str]] = []
+        self.skipped: list[int] = []
+
+    def passed(self, step: int, detail: str) -> None:
+        self.steps.append((step, STEPS[step - 1], detail))
+
+    def unchecked(self, step: int, detail: str) -> None:
+        self.passed(step, detail)
+        self.skipped.append(step)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demands:
-    """What a verifier asks beyond what every certificate must pass; by default nothing.
+def _form(bundle: bytes) -> tuple[Envelope, Inclusion | None]:
+    remedy = "Fetch the bundle again; it must be stored as it was sent."
+    try:
+        document = load_json(bundle, MAX_BUNDLE_BYTES).data
+    except MalformedPlan as error:
+        raise VerificationError(1, "bad_form", error.reasons[0].message, remedy) from None
+    required = {"bundleType", "envelope"}
+    if not isinstance(document, dict) or not required <= document.keys() <= required | {"log"}:
+        raise VerificationError(1, "bad_form", "this is not a certificate bundle.", remedy)
+    if document["bundleType"] != BUNDLE_TYPE:
+        raise VerificationError(
+            1,
+            "bad_form",
+            "the bundle is of another type or version.",
+            "Verify it with the release that wrote it, or a later one.",
+        )
+    try:
+        envelope = read_envelope(document["envelope"])
+        return envelope, read_inclusion(document["log"]) if "log" in document else None
+    except BadEnvelope as error:
+        raise VerificationError(1, "bad_form", f"{error}.", remedy) from None
+    except BadLogPart as error:
+        raise VerificationError(1, "bad_log_part", f"its log part: {error}.", remedy) from None
 
-    ``accountants`` are the lowest versions accepted, by engine; ``policies`` the digests
-    of the policies accepted, and ``floors`` policies whose every rule the certificate must
-    keep, whichever it was issued under. With ``require_log`` a bundle that was never logged, or
-    whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
-    names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
-    origin, and ``consistency`` the proof that links one of them to the bundle's.
-    ``status`` is a signed status list and ``status_seen`` the newest lists seen before:
-    number and digest by issuer. With ``require_status`` it cannot be left out.
+
+def _payload_type(envelope: Envelope) -> None:
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise VerificationError(
+            2,
+            "bad_payload_type",
+            "the envelope does not hold an in-toto statement.",
+            "Fetch the bundle again.",
+        )
+
+
+def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
+    key = by_id(trusted).get(envelope.key_id)
+    if key is None:
+        _other_signer(3, envelope, trusted)
+        raise VerificationError(
+            3,
+            "unknown_key",
+            f"the key {envelope.key_id[:16]!r} is not one that you trust.",
+            "Get the issuer's keys (GET /v1/keys) over a channel you trust and pass --keys.",
+        )
+    if key.development:
+        raise VerificationError(
+            3,
+            "untrusted_key",
+            "it was signed with a development key, which vouches for nothing.",
+            "Have it issued by a service that has a signing key (affidavit keys new).",
+        )
+    return key
+
+
+def _other_signer(step: int, envelope: Envelope, trusted: tuple[PublicKey, ...]) -> None:
+    """Raise if a trusted key made the signature that is said to be another's."""
+    for key in trusted:
+        if key.accepts(envelope.signature, envelope.signed_bytes):
+            raise VerificationError(
+                step,
+                "wrong_key_id",
+                f"it names the key {envelope.key_id[:16]!r} and was signed by "
+                f"{key.key_id[:16]!r}, which you trust.",
+                "The key id was changed after it was signed; fetch it again.",
+            )
+
+
+def _signature(envelope: Envelope, key: PublicKey, trusted: tuple[PublicKey, ...]) -> None:
+    if not key.accepts(envelope.signature, envelope.signed_bytes):
+        _other_signer(4, envelope, trusted)
+        raise VerificationError(
+            4,
+            "bad_signature",
+            "the signature does not fit the statement.",
+            "The bundle was changed after it was signed; fetch it again.",
+        )
+
+
+def _statement(envelope: Envelope) -> dict[str, Any]:
+    remedy = "Verify it with a release that knows this kind of certificate."
+    try:
+        document = load_json(envelope.payload, MAX_BUNDLE_BYTES).data
+    except MalformedPlan as error:
+        raise VerificationError(5, "bad_statement", error.reasons[0].message, remedy) from None
+    if (
+        not isinstance(document, dict)
+        or document.get("_type") != STATEMENT_TYPE
+        or document.get("predicateType") != PREDICATE_TYPE
+        or not isinstance(document.get("predicate"), dict)
+    ):
+        raise VerificationError(5, "bad_statement", "this is not a certificate.", remedy)
+    predicate = document["predicate"]
+    critical = predicate.get("critical")
+    if not isinstance(critical, list) or not set(critical) <= set(CRITICAL):
+        raise VerificationError(
+            5,
+            "unknown_critical_field",
+            "it has critical fields this release does not know.",
+            remedy,
+        )
+    missing = [name for name in (*CRITICAL, "plan", "certificate_id") if name not in predicate]
+    if missing:
+        raise VerificationError(
+            5, "bad_statement", f"the statement lacks {', '.join(missing)}.", remedy
+        )
+    return document
+
+
+def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
+    try:
+        validity = predicate["validity"]
+        not_before, not_after = (
+            datetime.strptime(validity[name], TIME_FORMAT).replace(tzinfo=UTC)
+            for name in ("not_before", "not_after")
+        )
+    except (KeyError, TypeError, ValueError):
+        raise VerificationError(
+            5, "bad_statement", "the statement's dates cannot be read.", "Ask for a new one."
+        ) from None
+    return not_before, not_after
+
+
+def _window(key: PublicKey, issued_at: datetime) -> None:
+    if key.revoked_at(issued_at):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and it was "
+            "issued after that.",
+            "Ask for a certificate signed by a current key, and why the key was revoked.",
+        )
+    if not key.covers(issued_at):
+        raise VerificationError(
+            6,
+            "key_outside_window",
+            "it was issued when its key might not sign.",
+            "Ask for a certificate signed by a current key.",
+        )
+
+
+def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
+    predicate = statement["predicate"]
+    carried = digest_of(predicate["plan"])
+    algorithm, _, value = carried.partition(":")
+    subject = [{"name": "plan", "digest": {algorithm: value}}]
+    if statement.get("subject") != subject:
+        raise VerificationError(
+            7,
+            "bad_subject",
+            "its subject is not the plan that it carries.",
+            "Ask for a new certificate.",
+        )
+    if plan is not None and digest(plan) != carried:
+        raise VerificationError(
+            7,
+            "other_plan",
+            f"it is about another plan, {carried[:23]}…; the plan at hand is {digest(plan)[:23]}….",
+            "Certify the plan at hand, or compare it with the certified one.",
+        )
+    return carried
+
+
+def _rules(predicate: dict[str, Any], asked: VerificationOptions) -> str:
+    """Step 8: every engine as new as asked, and a policy that is accepted."""
+    versions = _engines(predicate)
+    for name, lowest in asked.accountants.items():
+        found = versions.get(name)
+        if found is None or _numbers(found) < _numbers(lowest):
+            raise VerificationError(
+                8,
+                "old_accountant",
+                f"it was accounted by a release with {name} {found or 'missing'}; "
+                f"you ask for {lowest} or later.",
+                "Certify the plan again with a newer release.",
+            )
+    policy = predicate.get("policy")
+    accepted = policy.get("digest") if isinstance(policy, dict) else None
+    if asked.policies and accepted not in asked.policies:
+        raise VerificationError(
+            8,
+            "other_policy",
+            f"it was issued under the policy {str(accepted)[:23]}…, which you do not accept.",
+            "Certify the plan under a policy that you accept.",
+        )
+    for floor in asked.floors:
+        for reason in policy_floor(predicate, floor):
+            raise VerificationError(
+                8, "below_policy", f"{reason.code}: {reason.message}", reason.remedy
+            )
+    if not asked.accountants and not asked.policies and not asked.floors:
+        return "no lowest version and no policy was asked for"
+    policies = len(asked.policies) + len(asked.floors)
+    return f"as asked: {len(asked.accountants)} versions, {policies} policies"
+
+
+def _engines(predicate: dict[str, Any]) -> dict[str, str]:
+    try:
+        return {str(item["name"]): str(item["version"]) for item in predicate["engines"]}
+    except (KeyError, TypeError):
+        return {}
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which may follow a library's name.
+
+    >>> _numbers("dp-accounting 0.6.0") < _numbers("0.10")
+    True
     """
-
-    accountants: Mapping[str, str] = field(default_factory=dict)
-    policies: frozenset[str] = frozenset()
-    floors: tuple[Policy, ...] = ()
-    require_log: bool = False
-    log_origin: str | None = None
-    seen: Mapping[str, str] = field(default_factory=dict)
-    consistency: Consistency | None = None
-    status: bytes | None = None
-    require_status: bool = False
-    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    return tuple(int(item) for item in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Verified:
-    """A bundle that passed every step: its statement and what each step saw.
+def _validity(not_before: datetime, not_after: datetime, now: datetime) -> None:
+    if now < not_before:
+        raise VerificationError(
+            9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
+        )
+    if now > not_after:
+        raise VerificationError(9, "expired", "it has expired.", "Certify the plan again.")
 
-    ``unchecked`` are the steps that had nothing to look at. ``checkpoint`` is the log's
-    signed note where it is consistent with the last one seen and should now be kept
-    instead of it; None where there is none to keep.
-    """
 
-    statement: dict[str, Any]
-    steps: tuple[tuple[int, str, str], ...]
-    unchecked: tuple[int, ...] = ()
-    checkpoint: str | None = None
-
-    @property
-    def predicate(self) -> dict[str, Any]:
-        """The certificate's content."""
-        predicate: dict[str, Any] = self.statement["predicate"]
-        return predicate
+def _log(
+    envelope: Envelope,
+    statement: dict[str, Any],
+    part: Inclusion | None,
+    trusted: tuple[PublicKey, ...],
+    asked: VerificationOptions,
+    report: _Report,
+) -> str | None:
+    """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
+    if part is None:
+        log_steps.require_logged(asked)
+        for step in (10, 11, 12):
+            report.unchecked(step, "not logged: the bundle has no proof of a log")
+        return None
+    checkpoint = log_steps.included(envelope, statement, part)
+    report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
+    key = log_steps.signed(part.checkpoint, trusted, asked.log_origin)
+    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}")
+    link = log_steps.consistent(checkpoint, asked)
+    (report.passed if link.checked else report.unchecked)(12, link.detail)
+    return part.checkpoint if link.keep else None

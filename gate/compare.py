@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Alone, Assessment, PlansCompared, certify, compare_plans
+from affidavit.certificate import Assessment, ChangeEffect, PlanComparison, certify, compare_plans
 from affidavit.gate.console import err, out, read
 from affidavit.gate.exits import OF_VERDICT, Exit, worst
 from affidavit.gate.files import print_json
@@ -53,13 +53,13 @@ def compare(
     raise typer.Exit(exit_of(found))
 
 
-def exit_of(found: PlansCompared) -> Exit:
+def exit_of(found: PlanComparison) -> Exit:
     """The worse verdict's; could not decide where two proved guarantees are not ranked."""
     exits = [OF_VERDICT[item.verdict] for item in (found.first, found.second)]
     return worst([*exits, Exit.UNDECIDED if found.obstacles else Exit.CERTIFIED])
 
 
-def _print(found: PlansCompared) -> None:
+def _print(found: PlanComparison) -> None:
     out.print(f"first:  {escape(headline(found.first))}", highlight=False)
     out.print(f"second: {escape(headline(found.second))}", highlight=False)
     out.print(f"[bold]{escape(found.sentence)}[/]", highlight=False)
@@ -81,7 +81,7 @@ def _print(found: PlansCompared) -> None:
             )
 
 
-def _table(found: PlansCompared) -> Table:
+def _table(found: PlanComparison) -> Table:
     title = "the first plan with one field changed at a time"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("field", no_wrap=True)
@@ -101,7 +101,7 @@ def _table(found: PlansCompared) -> Table:
     return table
 
 
-def _figures(each: Alone) -> tuple[str, str]:
+def _figures(each: ChangeEffect) -> tuple[str, str]:
     found = each.assessment
     if found is None:
         return "", ""

@@ -17,14 +17,14 @@ from rich.markup import escape
 from affidavit.certificate import (
     TIME_FORMAT,
     Conformance,
-    Finding,
+    ConformanceFinding,
     KeyFailure,
-    NotClosed,
-    Trust,
+    PlanNotClosed,
+    TrustRoot,
     VerificationError,
     verify,
 )
-from affidavit.certificate import conformance as compare
+from affidavit.certificate import check_conformance as compare
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import print_json
@@ -50,7 +50,9 @@ def conformance(
     said, bundle = _read(record), _read(certificate)
     began = _began(record, said)
     try:
-        verified = verify(bundle, Trust(keys or [], keyset or [], root).public_keys(), now=began)
+        verified = verify(
+            bundle, TrustRoot(keys or [], keyset or [], root).public_keys(), now=began
+        )
         found = compare(said, verified.predicate)
     except VerificationError as error:
         err.print(
@@ -61,7 +63,7 @@ def conformance(
         raise typer.Exit(Exit.BLOCKED) from None
     except KeyFailure as failure:
         stop(str(failure))
-    except (NotClosed, PlanError, ValueError) as error:
+    except (PlanNotClosed, PlanError, ValueError) as error:
         stop(f"{certificate}: {error}")
     if as_json:
         print_json(found.as_dict())
@@ -83,7 +85,7 @@ def _print(found: Conformance) -> None:
         out.print(f"the record ends in {found.head}", highlight=False)
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: ConformanceFinding) -> str:
     sign = "[yellow]·[/]" if finding.noted else "[red]✗[/]"
     where = f"line {finding.line}: " if finding.line else ""
     return f"{sign} {where}{finding.code}: {escape(finding.message)}"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.accountants import NAMES
-from affidavit.certificate import malformed_result, write_whole
+from affidavit.certificate import malformed_result, write_atomically
 from affidavit.gate.exits import Exit
 from affidavit.gate.files import Output, print_json
 from affidavit.gate.reading import PlanFile, read_plan
@@ -37,7 +37,7 @@ def read(name: str, *, as_json: bool) -> PlanFile:
 def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write ``path`` whole with ``mode``, or say why that cannot be done and end the command."""
     try:
-        write_whole(path, content, mode=mode)
+        write_atomically(path, content, mode=mode)
     except OSError as error:
         stop(f"{path} cannot be written: {error.strerror}.")
 

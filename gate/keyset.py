@@ -21,9 +21,9 @@ from affidavit.certificate import (
     Revocation,
     Roots,
     SignedKeyset,
-    accept,
-    as_instant,
-    draft,
+    accept_keyset,
+    draft_keyset,
+    format_instant,
     home,
     read_anchor,
     read_keyset,
@@ -67,7 +67,7 @@ def keyset_new(
     """Draft the next version; without --previous the first one."""
     try:
         last = None if previous is None else read_keyset(_read(previous))
-        made = draft(
+        made = draft_keyset(
             last,
             roots=_roots(last, root or [], threshold),
             keys=(signing := _keys(last, keys or [])),
@@ -109,7 +109,7 @@ def keyset_check(
     """Whether the keyset counts: 0 if it does, 1 with the reason if it does not."""
     try:
         anchor = None if root is None else read_anchor(_read(root))
-        found = accept([read_keyset(_read(file))], anchor, datetime.now(UTC))
+        found = accept_keyset([read_keyset(_read(file))], anchor, datetime.now(UTC))
     except KeysetError as error:
         err.print(f"[red]✗[/] {error.code}: {escape(str(error))}", highlight=False)
         raise typer.Exit(Exit.BLOCKED) from None
@@ -158,7 +158,7 @@ def _keys(last: SignedKeyset | None, files: list[Path]) -> list[PublicKey]:
 def _revoked(
     last: SignedKeyset | None, keys: list[PublicKey], wanted: list[str]
 ) -> list[Revocation]:
-    begins = {key.key_id: as_instant(key.not_before) for key in keys}
+    begins = {key.key_id: format_instant(key.not_before) for key in keys}
     found = {} if last is None else {entry.key_id: entry for entry in last.keyset.revoked}
     for item in wanted:
         key_id, _, since = item.partition("=")

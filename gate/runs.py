@@ -21,10 +21,10 @@ from affidavit.certificate import (
     BadProvenance,
     BrokenLine,
     KeyFailure,
-    Reported,
-    Trust,
+    RunProvenance,
+    TrustRoot,
+    decode_line,
     read_provenance,
-    unsealed,
 )
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.exits import Exit
@@ -94,7 +94,7 @@ def verify(
     """Check offline who signed a run's provenance, and that weights and record are its."""
     try:
         document = json.loads(provenance.read_bytes())
-        found = read_provenance(document, Trust(keys).public_keys(), later=True)
+        found = read_provenance(document, TrustRoot(keys).public_keys(), later=True)
         if weights is not None:
             _require_weights(found, weights)
         if record is not None:
@@ -126,7 +126,7 @@ def _told(name: str, data: dict[str, Any]) -> str:
     return f"step {data.get('steps')} of {data.get('certified')}{paid}"
 
 
-def _require_weights(found: Reported, path: Path) -> None:
+def _require_weights(found: RunProvenance, path: Path) -> None:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if found.subject != ("weights.pt", digest):
@@ -135,13 +135,13 @@ def _require_weights(found: Reported, path: Path) -> None:
         )
 
 
-def _require_record(found: Reported, path: Path) -> None:
+def _require_record(found: RunProvenance, path: Path) -> None:
     """Raise unless the chain holds to the line that was signed, and ends there."""
     head = START
     try:
         with path.open("rb") as stream:
             for line in stream:
-                head = unsealed(line, head)["digest"]
+                head = decode_line(line, head)["digest"]
     except BrokenLine as error:
         raise BadProvenance(f"{path}: {error.code}: {error}") from None
     if head != found.record:
@@ -150,7 +150,7 @@ def _require_record(found: Reported, path: Path) -> None:
         )
 
 
-def _document(found: Reported, *, weights: bool, record: bool) -> dict[str, Any]:
+def _document(found: RunProvenance, *, weights: bool, record: bool) -> dict[str, Any]:
     checked = ["signature", *(["weights"] if weights else []), *(["record"] if record else [])]
     return {
         "run": found.run,

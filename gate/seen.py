@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from affidavit.certificate import home, write_whole
+from affidavit.certificate import home, write_atomically
 from affidavit.certificate.log import BadNote, read_checkpoint
 
 VERSION = 1
@@ -61,7 +61,7 @@ class SeenCheckpoints:
             if known is not None and read_checkpoint(known).size > found.size:
                 return
             document = {"version": VERSION, "checkpoints": {**notes, found.origin: note}}
-            write_whole(self.path, (json.dumps(document, indent=1) + "\n").encode())
+            write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

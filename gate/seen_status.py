@@ -16,12 +16,12 @@ from datetime import UTC, datetime
 from rich.markup import escape
 
 from affidavit.certificate import (
-    Demands,
     PublicKey,
     VerificationError,
+    VerificationOptions,
     current_status,
     home,
-    write_whole,
+    write_atomically,
 )
 from affidavit.gate.console import err
 from affidavit.gate.seen import BadStore
@@ -65,9 +65,9 @@ class SeenStatusLists:
                 for name, (number, of) in {**known, issuer: (sequence, digest)}.items()
             }
             document = {"version": VERSION, "lists": lists}
-            write_whole(self.path, (json.dumps(document, indent=1) + "\n").encode())
+            write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
 
-    def remember(self, demands: Demands, trusted: Sequence[PublicKey]) -> None:
+    def remember(self, demands: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
         """Remember a list that counts, whatever it says of the certificate at hand."""
         if demands.status is None:
             return

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, Comparison, Measured, compare
+from affidavit.certificate import Assessment, MechanismCost, StrategyComparison, compare
 from affidavit.gate.console import err, out, print_findings, read, refuse, stop, write
 from affidavit.gate.exits import OF_VERDICT, Exit
 from affidavit.gate.files import print_json
@@ -60,7 +60,7 @@ def strategy(
     raise typer.Exit(OF_VERDICT[found.assessment.verdict])
 
 
-def _write(found: Comparison, svg: Path | None, export: Path | None) -> dict[str, str]:
+def _write(found: StrategyComparison, svg: Path | None, export: Path | None) -> dict[str, str]:
     """Files that were asked for, whole or not at all, with the digests to name them by."""
     contents: dict[Path, bytes] = {}
     if svg is not None:
@@ -105,7 +105,7 @@ def exported(strategy: Strategy, suffix: str) -> bytes:
     return stream.getvalue()
 
 
-def _print(found: Comparison) -> None:
+def _print(found: StrategyComparison) -> None:
     out.print(f"[bold]{escape(headline(found.assessment))}[/]", highlight=False)
     for entry in found.assessment.strategies:
         bound = "exactly" if entry["exact"] else "at most"
@@ -131,7 +131,7 @@ def _print(found: Comparison) -> None:
         out.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}", highlight=False)
 
 
-def table(title: str, rows: tuple[Measured, ...]) -> Table:
+def table(title: str, rows: tuple[MechanismCost, ...]) -> Table:
     """Rows of mechanisms with what each costs."""
     found = Table(title=title, title_justify="left", box=None, pad_edge=False)
     found.add_column("mechanism")
@@ -154,7 +154,7 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.5g}"
 
 
-def _epsilon(row: Measured) -> str:
+def _epsilon(row: MechanismCost) -> str:
     """The certified ε, with its confidence where it rests on draws; or the verdict."""
     found = row.assessment
     if found is None or found.epsilon is None:

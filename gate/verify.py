@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.certificate import Demands, KeyFailure, Trust
+from affidavit.certificate import KeyFailure, TrustRoot, VerificationOptions
 from affidavit.gate.console import out, read, stop
 from affidavit.gate.demands import (
     AccountantOption,
@@ -72,10 +72,10 @@ def verify(
 ) -> None:
     """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
-    trust = Trust(keys or [], keyset or [], root)
+    trust = TrustRoot(keys or [], keyset or [], root)
     seen, lists = SeenCheckpoints(checkpoint_store), SeenStatusLists()
     try:
-        demands = Demands(
+        demands = VerificationOptions(
             accountants=lowest_versions(accountants),
             policies=accepted_policies(policies),
             floors=floors_of(policies),

@@ -8,7 +8,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import Demands, Trust, VerificationError, Verified, certify, verify
+from affidavit.certificate import (
+    TrustRoot,
+    VerificationError,
+    VerificationOptions,
+    VerifiedCertificate,
+    certify,
+    verify,
+)
 from affidavit.certificate.policy import accounted
 from affidavit.gate.console import err
 from affidavit.gate.contents import contents
@@ -36,8 +43,8 @@ def verify_bundle(
     console: Console,
     name: str,
     plan: PlanFile | None,
-    trust: Trust,
-    demands: Demands,
+    trust: TrustRoot,
+    demands: VerificationOptions,
     seen: SeenCheckpoints,
     lists: SeenStatusLists,
     how: Reporting,
@@ -71,7 +78,7 @@ def verify_bundle(
     return code
 
 
-def _remember(verified: Verified, seen: SeenCheckpoints) -> None:
+def _remember(verified: VerifiedCertificate, seen: SeenCheckpoints) -> None:
     if verified.checkpoint is None:
         return
     try:
@@ -84,7 +91,7 @@ def _remember(verified: Verified, seen: SeenCheckpoints) -> None:
         )
 
 
-def _conclusion(verified: Verified) -> str:
+def _conclusion(verified: VerifiedCertificate) -> str:
     predicate = verified.predicate
     guarantee = predicate["guarantee"]
     said = f"the certificate verifies; its verdict is {predicate['verdict']}"
@@ -96,7 +103,7 @@ def _conclusion(verified: Verified) -> str:
     return f"{said}: ε ≤ {epsilon} at δ = {delta}{chance} under {guarantee['adjacency']}."
 
 
-def _recomputed_otherwise(verified: Verified) -> str | None:
+def _recomputed_otherwise(verified: VerifiedCertificate) -> str | None:
     """How a fresh run of the accountants contradicts the certificate; None if it does not."""
     predicate = verified.predicate
     fresh = certify(plan_from(predicate["plan"]))
@@ -117,7 +124,9 @@ def _recomputed_otherwise(verified: Verified) -> str | None:
     return None
 
 
-def _as_document(verified: Verified, problem: str | None, *, recompute: bool) -> dict[str, Any]:
+def _as_document(
+    verified: VerifiedCertificate, problem: str | None, *, recompute: bool
+) -> dict[str, Any]:
     return {
         "verified": True,
         "verdict": verified.predicate["verdict"],

@@ -36,7 +36,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import PAYLOAD_TYPE, KeysetError, SignedKeyset, accept, read_keyset
+from affidavit.certificate import (
+    PAYLOAD_TYPE,
+    KeysetError,
+    SignedKeyset,
+    accept_keyset,
+    read_keyset,
+)
 from affidavit.service.database import reader, writer
 from affidavit.service.log.entries import append
 from affidavit.service.models import ResponseModel
@@ -96,7 +102,7 @@ class KeysetStore:
     def publish(self, content: bytes, *, actor: str, at: datetime) -> tuple[SignedKeyset, bool]:
         """Store the keyset in ``content``; returns it and whether it is new.
 
-        Raises ``KeysetError``: that of ``accept``, or ``keyset_gap`` if a version between is
+        Raises ``KeysetError``: that of ``accept_keyset``, or ``keyset_gap`` if a version between is
         missing. Publishing the newest version again is not an error.
         """
         signed = read_keyset(content)
@@ -109,7 +115,7 @@ class KeysetStore:
         with self._writer.begin() as connection:
             newest = _newest(connection)
             last = None if newest is None else read_keyset(newest)
-            accept([signed], last, at)
+            accept_keyset([signed], last, at)
             if last is not None and signed.digest == last.digest:
                 return False
             version = signed.keyset.version

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import Demands, KeyFailure, Trust, VerificationError
+from affidavit.certificate import KeyFailure, TrustRoot, VerificationError, VerificationOptions
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
@@ -153,7 +153,7 @@ def main(
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
-    demands = Demands(
+    demands = VerificationOptions(
         status=None if status is None else _bytes(status),
         require_status=status is not None,
         require_log=require_log,
@@ -162,7 +162,7 @@ def main(
     try:
         outcome = train(
             bundle=bundle,
-            trusted=Trust(keys or [], keyset or [], root).public_keys(),
+            trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),
             demands=demands,
             plan=read,
             data=records,

@@ -25,11 +25,11 @@ from datetime import datetime
 from typing import Any
 
 from affidavit.certificate import (
-    Demands,
     Execution,
-    NotClosed,
+    PlanNotClosed,
     PublicKey,
     VerificationError,
+    VerificationOptions,
     certified_plan,
     verify,
 )
@@ -99,7 +99,7 @@ def bind(
     *,
     records: int,
     now: datetime | None = None,
-    demands: Demands | None = None,
+    demands: VerificationOptions | None = None,
 ) -> Bound:
     """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
 
@@ -119,7 +119,7 @@ def bind(
     except PlanError as error:
         reason = error.reasons[0]
         raise NotCertified(reason.code, str(reason)) from None
-    except (NotClosed, ValueError) as error:
+    except (PlanNotClosed, ValueError) as error:
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
     _require_runnable(closed, records)
     _require_same_strategies(predicate["strategies"], strategies)

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from affidavit.certificate import Execution, Required
+from affidavit.certificate import Execution, StepRequirement
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
@@ -46,7 +46,7 @@ class Layout:
             for release, groups in self.groups.items()
         }
 
-    def specs(self, required: Required) -> tuple[BlockSpec, ...]:
+    def specs(self, required: StepRequirement) -> tuple[BlockSpec, ...]:
         """The blocks of a step, with its clip norms."""
         if self.flat:
             names = tuple(name for of in self.tensors.values() for name in of)
@@ -65,7 +65,7 @@ class Layout:
             for place, group in enumerate(groups)
         )
 
-    def noise(self, required: Required) -> dict[str, TensorNoise]:
+    def noise(self, required: StepRequirement) -> dict[str, TensorNoise]:
         """The noise of every tensor, in the order of ``tensors``."""
         return {
             name: TensorNoise(shape=tuple(tensor.shape), scale=required.noise_std[release])

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from affidavit.certificate import synchronise
+from affidavit.certificate import fsync_directory
 from affidavit.trainer.failures import RunFailure
 from affidavit.trainer.journal import Journal, unwritable, write_all
 
@@ -115,7 +115,7 @@ def write(path: Path, content: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        synchronise(path.parent)
+        fsync_directory(path.parent)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
@@ -126,7 +126,7 @@ def put_in_place(partial: Path, path: Path) -> None:
     """Have what was written beside it take the place of ``path``; raises as ``write`` does."""
     try:
         partial.replace(path)
-        synchronise(path.parent)
+        fsync_directory(path.parent)
     except OSError as error:
         raise unwritable(path, error) from None
 

@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from affidavit.certificate import START, BrokenLine, Entry, sealed, synchronise, unsealed
+from affidavit.certificate import (
+    START,
+    BrokenLine,
+    RecordEntry,
+    decode_line,
+    encode_line,
+    fsync_directory,
+)
 from affidavit.trainer.failures import RunFailure
 
 NAME = "record.jsonl"
@@ -37,11 +44,11 @@ class Standing:
     """
 
     head: str = START
-    header: Entry | None = None
+    header: RecordEntry | None = None
     charged: int = 0
     released: int = 0
     ended: str | None = None
-    checkpoints: dict[str, Entry] = field(default_factory=dict)
+    checkpoints: dict[str, RecordEntry] = field(default_factory=dict)
     _before: frozenset[str] = frozenset()
 
     @property
@@ -52,7 +59,7 @@ class Standing:
         """
         return bool(self.checkpoints) or self.charged > 0
 
-    def take(self, entry: Entry, digest: str) -> None:
+    def take(self, entry: RecordEntry, digest: str) -> None:
         """One more line."""
         self.head = digest
         match entry["type"]:
@@ -120,12 +127,12 @@ class Journal:
             os.close(lock)
             raise
 
-    def append(self, entry: Entry, *, durable: bool = True) -> None:
+    def append(self, entry: RecordEntry, *, durable: bool = True) -> None:
         """Write one line, and unless ``durable`` is false have it on the disk.
 
         Raises ``RunFailure`` where it cannot be written; then nothing of the line is left.
         """
-        line, digest = sealed(entry, self.standing.head)
+        line, digest = encode_line(entry, self.standing.head)
         try:
             write_all(self._stream, line)
             if durable:
@@ -178,7 +185,7 @@ def _read(path: Path) -> tuple[Standing, int]:
     standing = Standing()
     for number, line in enumerate(lines, start=1):
         try:
-            entry = unsealed(line + b"\n", standing.head)
+            entry = decode_line(line + b"\n", standing.head)
         except BrokenLine as error:
             raise RunFailure(
                 "broken_record",
@@ -211,7 +218,7 @@ def _locked(folder: Path) -> int:
 def _opened(folder: Path, flags: int) -> int:
     try:
         stream = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | flags, 0o600)
-        synchronise(folder)
+        fsync_directory(folder)
         return stream
     except OSError as error:
         raise unwritable(folder / NAME, error) from None

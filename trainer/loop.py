@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate import Demands, PublicKey
+from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
@@ -72,7 +72,7 @@ def train(
     quiet: bool = False,
     peers: Peers | None = None,
     now: datetime | None = None,
-    demands: Demands | None = None,
+    demands: VerificationOptions | None = None,
     entropy: Entropy = os.urandom,
     supervision: Supervision | None = None,
 ) -> Outcome:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate import Required
+from affidavit.certificate import StepRequirement
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import (
     DataAdapter,
@@ -164,7 +164,7 @@ class Machine:
             "learning_rate": self._rates(step),
         }
 
-    def _enter(self, step: int) -> Required:
+    def _enter(self, step: int) -> StepRequirement:
         required = self._bound.execution.at(step)
         specs = self.layout.specs(required)
         if specs != self._private.specs:
@@ -199,14 +199,14 @@ class Machine:
             nothing = self._no_error().private_state_dict()
             self._feedback.load_private_state_dict(nothing)
 
-    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         source = self._noise[required.phase]
         if source.step != required.place:
             raise RuntimeError("the noise is at another step than the run")
         source.rekey(ratchet.key_for("noise"))
         return source
 
-    def _update(self, sums: dict[str, Tensor], required: Required, rate: float) -> None:
+    def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         divisor = float(Fraction(required.divisor))
         for name, parameter in self._trained.items():
             parameter.grad = sums[name].div_(divisor)

@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from affidavit.certificate import KeyFailure, KeyStore, SigningPort, Trust, home
+from affidavit.certificate import KeyFailure, KeyStore, SigningPort, TrustRoot, home
 from affidavit.certificate.signers import private_key_source
 from affidavit.worker.checkpoint_transfer import place_of
 from affidavit.worker.job import WorkerConfig
@@ -142,7 +142,7 @@ def _signing_key() -> SigningPort:
 def _trusted_keys(keys: list[Path]) -> tuple[Path, ...]:
     """Check the files of trusted keys, which are read again for each run."""
     try:
-        Trust(keys).public_keys()
+        TrustRoot(keys).public_keys()
     except KeyFailure as failure:
         _stop(str(failure))
     return tuple(path.resolve() for path in keys)

@@ -23,7 +23,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from affidavit.certificate import synchronise, write_whole
+from affidavit.certificate import fsync_directory, write_atomically
 
 RECORD = "record.jsonl"
 CHECKPOINT = "checkpoint.pt"
@@ -41,11 +41,11 @@ def place_of(outputs: Path) -> str:
     outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, new_id = outputs / ".place", secrets.token_hex(16)
     draft = outputs / f".place-{new_id}"
-    write_whole(draft, new_id.encode())
+    write_atomically(draft, new_id.encode())
     with suppress(FileExistsError):
         os.link(draft, path)  # atomic, even if several workers create it
     draft.unlink()
-    synchronise(outputs)  # the service learns of it next
+    fsync_directory(outputs)  # the service learns of it next
     place = path.read_text("ascii")
     if PLACE.fullmatch(place) is None:
         raise OSError(f"{path} does not hold a place id; remove it.")

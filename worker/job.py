@@ -35,13 +35,13 @@ from affidavit.certificate import (
     PREDICATE_TYPE,
     STATEMENT_TYPE,
     Conformance,
-    Demands,
     KeyFailure,
     SigningPort,
-    Trust,
+    TrustRoot,
     VerificationError,
-    conformance,
-    seal,
+    VerificationOptions,
+    check_conformance,
+    sign_envelope,
     verify,
 )
 from affidavit.plan import PlanError, canonical_json
@@ -149,8 +149,10 @@ def _prepare(config: WorkerConfig, job: Job) -> tuple[Path, dict[str, Any]]:
         raise Refused("own_code_refused", "this worker only runs built-in data and models.")
     bundle = retry(lambda: config.source.bundle(job))
     status = retry(config.source.status)
-    trusted = Trust(config.keys).public_keys()
-    verified = verify(bundle, trusted, demands=Demands(status=status, require_status=True))
+    trusted = TrustRoot(config.keys).public_keys()
+    verified = verify(
+        bundle, trusted, demands=VerificationOptions(status=status, require_status=True)
+    )
     predicate: dict[str, Any] = verified.statement["predicate"]
     (subject,) = verified.statement["subject"]
     if predicate["verdict"] != "certified":
@@ -223,7 +225,7 @@ def _report(
         retry(lambda: config.source.fail(job, code, message, again=again))
         return f"{code}: {message} See {folder / 'trainer.log'}."
     content = record.read_bytes()
-    report = conformance(content, predicate)
+    report = check_conformance(content, predicate)
     _upload_record(config, job, content)
     envelope = _sign(config, job, folder, report, started_at)
     retry(lambda: config.source.complete(job, envelope))
@@ -319,7 +321,7 @@ def provenance(
             },
         },
     }
-    return seal(canonical_json(statement), key).as_document()
+    return sign_envelope(canonical_json(statement), key).as_document()
 
 
 def _summary(report: Conformance) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from .chart import Chart as Chart
 from .chart import Dots as Dots
 from .chart import Line as Line
 from .chart import Mark as Mark
-from .chart import Rule as Rule
+from .chart import ReferenceLine as ReferenceLine
 from .chart import Scale as Scale
 from .chart import is_shown as is_shown
 from .drawing import draw as draw

@@ -68,7 +68,7 @@ class Bars:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
+class ReferenceLine:
     """A line across the chart at one value of an axis, such as a target."""
 
     name: str
@@ -76,7 +76,7 @@ class Rule:
     axis: Literal["x", "y"]
 
 
-Mark = Line | Band | Dots | Bars | Rule
+Mark = Line | Band | Dots | Bars | ReferenceLine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,7 +28,7 @@ from affidavit.certificate.charts.chart import (
     Dots,
     Line,
     Mark,
-    Rule,
+    ReferenceLine,
     Scale,
     is_shown,
 )
@@ -157,9 +157,9 @@ def _extent(chart: Chart) -> Iterator[tuple[float, float]]:
                 yield from ((x, end) for x, low, high in triples for end in (low, high))
             case Bars(values=values):
                 yield from ((math.nan, value) for _, value in values)
-            case Rule(axis="x", at=at):
+            case ReferenceLine(axis="x", at=at):
                 yield at, math.nan
-            case Rule(at=at):
+            case ReferenceLine(at=at):
                 yield math.nan, at
             case _:
                 assert_never(mark)
@@ -185,7 +185,7 @@ def _mark(mark: Mark, index: int, plot: _Plot) -> str:
             return _dots(points, labels, plot, colour)
         case Bars(values=values):
             return _bars(values, plot, colour, plot.bars.index(index))
-        case Rule():
+        case ReferenceLine():
             return _rule(mark, plot, colour)
         case _:
             assert_never(mark)
@@ -300,7 +300,7 @@ def _bars(values: Sequence[tuple[str, float]], plot: _Plot, colour: str, which: 
     return "".join(found)
 
 
-def _rule(rule: Rule, plot: _Plot, colour: str) -> str:
+def _rule(rule: ReferenceLine, plot: _Plot, colour: str) -> str:
     scale, other = (plot.x, plot.y) if rule.axis == "x" else (plot.y, plot.x)
     if not is_shown(scale.axis, rule.at):
         return ""
@@ -399,7 +399,7 @@ def _key(mark: Mark, index: int, across: float, down: float) -> str:
             style = f'stroke="{colour}" stroke-width="1.8"' + (
                 f' stroke-dasharray="{dash}"' if dash else ""
             )
-        case Rule():
+        case ReferenceLine():
             style = f'stroke="{colour}" stroke-width="1.2" stroke-dasharray="5 4"'
         case _:
             assert_never(mark)

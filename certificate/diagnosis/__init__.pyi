@@ -1,3 +1,3 @@
+from .agreement import ClaimedEpsilon as ClaimedEpsilon
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
-from .judgement import Judgement as Judgement

@@ -62,7 +62,7 @@ class Filter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class PhaseFacts:
     """What is known of one phase beside its account.
 
     ``lot`` is the lot size, expected or fixed (None for a full batch); ``rate`` is lot over
@@ -93,7 +93,7 @@ class Case:
 
     plan: Plan
     account: Account
-    facts: tuple[Facts, ...]
+    facts: tuple[PhaseFacts, ...]
     filter: Filter | None = None
 
     @classmethod
@@ -110,12 +110,12 @@ class Case:
         return cls(plan=plan, account=account, facts=facts, filter=filtered)
 
     @property
-    def first(self) -> Facts:
+    def first(self) -> PhaseFacts:
         """The facts of the first phase, after which mistakes with numbers are searched."""
         return self.facts[0]
 
 
-def _facts(plan: Plan, index: int) -> Facts:
+def _facts(plan: Plan, index: int) -> PhaseFacts:
     phase = plan.phases[index]
     steps = schedule.steps(plan, phase)
     if steps is None:
@@ -125,7 +125,7 @@ def _facts(plan: Plan, index: int) -> Facts:
     lots = (
         () if size is None or lot is None else tuple(dict.fromkeys((size // lot, -(-size // lot))))
     )
-    return Facts(
+    return PhaseFacts(
         scheme=phase.sampling.scheme,
         lot=lot,
         rate=rate,
@@ -139,7 +139,7 @@ def _facts(plan: Plan, index: int) -> Facts:
 
 
 def _phase_account(
-    plan: Plan, phase: Phase, facts: Facts, filtered: Filter | None, extras: Extras
+    plan: Plan, phase: Phase, facts: PhaseFacts, filtered: Filter | None, extras: Extras
 ) -> PhaseAccount:
     sigmas = tuple((float(noise_multiplier(release)), release.count) for release in phase.releases)
     joint = joint_noise_multiplier(phase)
@@ -165,7 +165,7 @@ def _phase_account(
     return _sampled(account, facts, replaces=replaces)
 
 
-def _sampled(account: PhaseAccount, facts: Facts, *, replaces: bool) -> PhaseAccount:
+def _sampled(account: PhaseAccount, facts: PhaseFacts, *, replaces: bool) -> PhaseAccount:
     """The account with what its sampler adds."""
     if facts.scheme in FIXED_ORDER and facts.lots:
         account = replace(account, participations=math.ceil(facts.steps / facts.lots[0]))
@@ -296,10 +296,10 @@ def _column_norm_of_noise(strategy: Strategy) -> float:
     return float(np.linalg.norm(strategy.noise_matrix(), axis=0).max())
 
 
-Change = Callable[[PhaseAccount, Facts], PhaseAccount]
+Change = Callable[[PhaseAccount, PhaseFacts], PhaseAccount]
 
 
-def unchanged(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+def unchanged(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
     """The phase as it is; for mistakes that are made after the phases."""
     return account
 
@@ -319,7 +319,7 @@ class Way:
     central_limit: bool = False
     cost: float = 1.0
 
-    def of(self, account: Account, facts: tuple[Facts, ...]) -> Account:
+    def of(self, account: Account, facts: tuple[PhaseFacts, ...]) -> Account:
         """``account`` with the mistake made."""
         phases = tuple(
             self.change(phase, fact) for phase, fact in zip(account.phases, facts, strict=True)

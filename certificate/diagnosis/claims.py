@@ -26,10 +26,10 @@ from affidavit.accountants import (
     parts,
 )
 from affidavit.certificate.assessment import Assessment, Caveat
+from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.catalogue.reporting import beyond_one_record
-from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
 from affidavit.certificate.diagnosis.readings import Reading
 from affidavit.certificate.diagnosis.search import Explanation, search
 from affidavit.mechanisms import lower
@@ -57,7 +57,7 @@ Certify = Callable[[Plan], Assessment]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class ClaimOutcome:
     """What became of a claim: it holds, or explanations were found, or none was."""
 
     holds: bool
@@ -84,7 +84,7 @@ def stated(plan: Plan, claim: Claim) -> Plan:
     return bare.model_copy(update={"phases": phases})
 
 
-def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Finding:
+def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> ClaimOutcome:
     """Whether ``claim`` holds for ``plan``, as ``stated``, which was assessed as ``found``.
 
     Raises ``ValueError`` for a plan without ``target.delta``.
@@ -92,14 +92,14 @@ def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Fi
     delta = plan.target.delta
     if delta is None:
         raise ValueError("a claim needs a target.delta")
-    judgement = Judgement.of(claim, plan)
+    judgement = ClaimedEpsilon.of(claim, plan)
     if any(reason.code == "large_delta" for reason in found.reasons):
         return _at_large_delta(plan, judgement, certify)
     truth = found.epsilon
     if truth is not None and truth.lower <= 0:
         truth = Bracket(lower=min(at_least(plan, delta), truth.upper), upper=truth.upper)
     if truth is not None and _holds(judgement, truth):
-        return Finding(holds=True)
+        return ClaimOutcome(holds=True)
     explanations = search(Case.of(plan, delta), judgement)
     if truth is not None and _within_error(judgement, truth):
         exact = tuple(
@@ -108,22 +108,22 @@ def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Fi
             if explanation.agreement is Agreement.EXACTLY
         )
         if judgement.precision > FINEST or not exact or len(exact[0].ways) > 1:
-            return Finding(holds=True)
-        return Finding(holds=False, explanations=exact)
-    return Finding(holds=False, explanations=explanations)
+            return ClaimOutcome(holds=True)
+        return ClaimOutcome(holds=False, explanations=exact)
+    return ClaimOutcome(holds=False, explanations=explanations)
 
 
-def _holds(judgement: Judgement, truth: Bracket) -> bool:
+def _holds(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
     return judgement.agreement(truth.lower) is Agreement.EXACTLY or truth.lower <= judgement.value
 
 
-def _within_error(judgement: Judgement, truth: Bracket) -> bool:
+def _within_error(judgement: ClaimedEpsilon, truth: Bracket) -> bool:
     """Whether rounding of the noise, cutting off, or an engine's error may account for it."""
     slack = max(judgement.unit, ENGINE_ERROR * judgement.value, judgement.loose * truth.lower)
     return truth.lower <= judgement.value + slack
 
 
-def _at_large_delta(plan: Plan, judgement: Judgement, certify: Certify) -> Finding:
+def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> ClaimOutcome:
     """A claim at a δ of 1/N or more: that alone is a mistake, if the rest is right."""
     allowed = plan.model_copy(update={"allow_large_delta": LargeDelta(reason="a claim")})
     truth = certify(allowed)
@@ -131,7 +131,7 @@ def _at_large_delta(plan: Plan, judgement: Judgement, certify: Certify) -> Findi
     if truth.epsilon is None or not (
         _holds(judgement, truth.epsilon) or _within_error(judgement, truth.epsilon)
     ):
-        return Finding(holds=False, explanations=search(Case.of(plan, delta), judgement))
+        return ClaimOutcome(holds=False, explanations=search(Case.of(plan, delta), judgement))
     (engine, *_) = truth.accountants
     found = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
@@ -139,7 +139,7 @@ def _at_large_delta(plan: Plan, judgement: Judgement, certify: Certify) -> Findi
         agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
         differs_by=truth.epsilon.upper - judgement.value,
     )
-    return Finding(holds=False, explanations=(found,))
+    return ClaimOutcome(holds=False, explanations=(found,))
 
 
 # ---- a plan that carries its claim --------------------------------------------------
@@ -190,7 +190,7 @@ def known(truth: Assessment) -> str:
 
 
 def _rounded_away(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat, ...]:
-    if truth.epsilon is None or truth.epsilon.lower <= Judgement.of(claim, about).value:
+    if truth.epsilon is None or truth.epsilon.lower <= ClaimedEpsilon.of(claim, about).value:
         return ()
     return (
         Caveat(
@@ -202,7 +202,7 @@ def _rounded_away(claim: Claim, about: Plan, truth: Assessment) -> tuple[Caveat,
 
 
 def _reasons(
-    plan: Plan, claim: Claim, about: Plan, truth: Assessment, finding: Finding
+    plan: Plan, claim: Claim, about: Plan, truth: Assessment, finding: ClaimOutcome
 ) -> tuple[Reason, ...]:
     name = "epsilon" if claim.noise_multiplier is None else "noise_multiplier"
     best = finding.explanations[:1]

@@ -21,9 +21,9 @@ from typing import Any
 from affidavit.accountants import decimal_up
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
 from affidavit.certificate.diagnosis.claims import claimed, examine, known, pointer_of, stated
-from affidavit.certificate.diagnosis.judgement import Judgement
 from affidavit.certificate.diagnosis.search import Explanation
 from affidavit.plan import Claim, MalformedPlan, Plan, Target, unanswerable
 
@@ -141,7 +141,7 @@ def _correct(plan: Plan, claim: Claim, found: Assessment) -> Assessment | None:
     """The plan with the noise that the claim needs, certified; None where there is none."""
     if found.epsilon is None:
         return None
-    wanted = Target(epsilon=Judgement.of(claim, plan).value, delta=plan.target.delta)
+    wanted = Target(epsilon=ClaimedEpsilon.of(claim, plan).value, delta=plan.target.delta)
     required = _certify(plan.model_copy(update={"target": wanted})).releases
     if not required or any(release.required is None for release in required):
         return None

@@ -41,7 +41,7 @@ from affidavit.accountants import (
     approximate_epsilon,
 )
 from affidavit.certificate.diagnosis.account import Part, Parts, event_of
-from affidavit.certificate.diagnosis.judgement import Judgement
+from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.renyi import library_epsilon, renyi
 
 PLD_ERROR, PLD_GRID = 1e-3, 2e-4
@@ -71,7 +71,9 @@ class Reading:
     above: float = 0.0
 
 
-def readings(parts: Parts, delta: float, judgement: Judgement, effort: Effort) -> Iterator[Reading]:
+def readings(
+    parts: Parts, delta: float, judgement: ClaimedEpsilon, effort: Effort
+) -> Iterator[Reading]:
     """Every reading of ``parts`` that is worth comparing with the claim."""
     if not parts:
         return
@@ -128,7 +130,7 @@ def _uniform_mu(part: Part) -> float:
 
 
 def _tight(
-    parts: Parts, delta: float, judgement: Judgement, roof: float, effort: Effort
+    parts: Parts, delta: float, judgement: ClaimedEpsilon, roof: float, effort: Effort
 ) -> Iterator[Reading]:
     """The tight value, computed only where it may be the one that was claimed."""
     least, most = judgement.furthest(max(PLD_ERROR * judgement.value, PRV_ERROR))

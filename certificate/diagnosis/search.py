@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from affidavit.certificate.diagnosis.account import Account, Parts
+from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Way
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
-from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
 from affidavit.certificate.diagnosis.readings import Effort, Reading, central_limit, readings
 
 MOST_ALONE = 10
@@ -57,7 +57,7 @@ class Explanation:
         return sum(way.cost for way in self.ways) + self.reading.cost + against
 
 
-def search(case: Case, judgement: Judgement) -> tuple[Explanation, ...]:
+def search(case: Case, judgement: ClaimedEpsilon) -> tuple[Explanation, ...]:
     """The explanations of a claim, simplest first; none where the catalogue has none."""
     ways = [way for mistake in CATALOGUE.values() for way in mistake.ways(case)]
     single = sorted(((way,) for way in ways), key=_guessed)
@@ -89,7 +89,7 @@ def _best(found: Iterable[Explanation], most: int) -> tuple[Explanation, ...]:
 
 
 def _explained(
-    case: Case, judgement: Judgement, several: Iterable[tuple[Way, ...]], effort: Effort
+    case: Case, judgement: ClaimedEpsilon, several: Iterable[tuple[Way, ...]], effort: Effort
 ) -> Iterator[Explanation]:
     truth = case.account.parts(), case.account.delta
     releases = 0
@@ -116,7 +116,7 @@ def _explained(
 
 
 def _read(
-    parts: Parts, account: Account, judgement: Judgement, effort: Effort, *, limit: bool
+    parts: Parts, account: Account, judgement: ClaimedEpsilon, effort: Effort, *, limit: bool
 ) -> tuple[Reading, ...]:
     """The readings of ``parts``; none where its numbers are beyond what doubles hold."""
     try:

@@ -46,12 +46,12 @@ from affidavit.certificate.log.note import (
     BadNote,
     NoteKey,
     NoteSignature,
-    decoded,
+    decode_base64,
+    encode_base64,
     open_note,
     parse_note,
     require_name,
     sign_note,
-    written,
 )
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES
 
@@ -93,7 +93,7 @@ class Checkpoint:
         return None
 
     def __str__(self) -> str:
-        lines = (self.origin, str(self.size), written(self.root_hash), *self.extensions)
+        lines = (self.origin, str(self.size), encode_base64(self.root_hash), *self.extensions)
         return "".join(f"{line}\n" for line in lines)
 
     @classmethod
@@ -108,7 +108,7 @@ class Checkpoint:
         return cls(
             origin=origin,
             size=int(size),
-            root_hash=decoded(root, "the root hash"),
+            root_hash=decode_base64(root, "the root hash"),
             extensions=tuple(extensions),
         )
 
@@ -170,7 +170,7 @@ def read_addition(raw: bytes) -> Addition:
     old = _OLD.fullmatch(first)
     if old is None or not blank or len(lines) > MOST_HASHES:
         raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
-    proof = tuple(decoded(line, "the proof") for line in lines)
+    proof = tuple(decode_base64(line, "the proof") for line in lines)
     if any(len(item) != HASH_BYTES for item in proof):
         raise BadNote("the proof holds what is no hash")
     checkpoint = read_checkpoint(note)
@@ -185,7 +185,7 @@ def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
     seconds = int(at.timestamp())
     signature = key.sign(_message(parse_note(note).text, seconds))
     raw = _key_hash(name, key.public) + seconds.to_bytes(8, "big") + signature
-    return f"— {name} {written(raw)}\n"
+    return f"— {name} {encode_base64(raw)}\n"
 
 
 def cosigned(note: str, name: str, key: PublicKey) -> datetime | None:

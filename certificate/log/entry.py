@@ -29,14 +29,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.dsse import Envelope
-from affidavit.certificate.log.note import BadNote, decoded, written
+from affidavit.certificate.log.note import BadNote, decode_base64, encode_base64
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
 from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.plan import canonical_json, digest_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class LogEntry:
     """One thing that happened; ``body`` is JSON data without private values."""
 
     kind: str
@@ -64,14 +64,14 @@ class Entry:
         return leaf_hash(self.content)
 
 
-def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> Entry:
+def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEntry:
     """The entry of the certificate that ``envelope`` holds; ``statement`` is its payload.
 
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` when the statement lacks a part.
     """
     predicate = statement["predicate"]
     issued_at = datetime.strptime(predicate["validity"]["not_before"], TIME_FORMAT)
-    return Entry(
+    return LogEntry(
         kind="certificate" if predicate["verdict"] == "certified" else "refusal",
         subject=predicate["certificate_id"],
         actor=predicate["requester"],
@@ -109,7 +109,7 @@ class Inclusion:
         return {
             "leafIndex": self.leaf_index,
             **({} if self.tree_size is None else {"treeSize": self.tree_size}),
-            "inclusionProof": [written(item) for item in self.proof],
+            "inclusionProof": [encode_base64(item) for item in self.proof],
             "checkpoint": self.checkpoint,
         }
 
@@ -127,7 +127,7 @@ class Consistency:
         return {
             "first": self.first,
             "second": self.second,
-            "hashes": [written(hash_) for hash_ in self.hashes],
+            "hashes": [encode_base64(hash_) for hash_ in self.hashes],
         }
 
 
@@ -176,7 +176,7 @@ def _hash(value: Any, what: str) -> bytes:
     if not isinstance(value, str):
         raise BadLogPart(f"{what} holds what is not base64")
     try:
-        found = decoded(value, what)
+        found = decode_base64(value, what)
     except BadNote as error:
         raise BadLogPart(str(error)) from None
     if len(found) != HASH_BYTES:

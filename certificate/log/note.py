@@ -63,7 +63,7 @@ class Note:
 
     def __str__(self) -> str:
         lines = (
-            f"— {signature.name} {written(signature.key_hash + signature.signature)}\n"
+            f"— {signature.name} {encode_base64(signature.key_hash + signature.signature)}\n"
             for signature in self.signatures
         )
         return f"{self.text}\n{''.join(lines)}"
@@ -86,14 +86,14 @@ class NoteKey:
         return hashlib.sha256(named).digest()[:4]
 
     def __str__(self) -> str:
-        return f"{self.name}+{self.key_hash.hex()}+{written(ED25519 + self.raw)}"
+        return f"{self.name}+{self.key_hash.hex()}+{encode_base64(ED25519 + self.raw)}"
 
     @classmethod
     def parse(cls, text: str) -> NoteKey:
         """The key of a verifier key; raises ``BadNote``."""
         name, _, rest = text.partition("+")
         key_hash, _, encoded = rest.partition("+")
-        raw = decoded(encoded, "the verifier key")
+        raw = decode_base64(encoded, "the verifier key")
         if len(raw) != 33 or raw[:1] != ED25519:
             raise BadNote("the verifier key does not hold an Ed25519 key")
         found = cls(name, raw[1:])
@@ -160,18 +160,18 @@ def require_name(name: str) -> None:
         raise BadNote("a key's name is 1 to 255 characters without space, plus or control")
 
 
-def written(raw: bytes) -> str:
+def encode_base64(raw: bytes) -> str:
     """Standard base64."""
     return base64.b64encode(raw).decode("ascii")
 
 
-def decoded(text: str, what: str) -> bytes:
+def decode_base64(text: str, what: str) -> bytes:
     """The bytes of base64 in its one canonical form; raises ``BadNote``."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise BadNote(f"{what} is not base64") from None
-    if written(raw) != text:
+    if encode_base64(raw) != text:
         raise BadNote(f"{what} is not in canonical base64")
     return raw
 
@@ -181,7 +181,7 @@ def _signature(line: str) -> NoteSignature:
     if found is None:
         raise BadNote("a signature line does not read '— name base64'")
     require_name(found[1])
-    raw = decoded(found[2], "a signature")
+    raw = decode_base64(found[2], "a signature")
     if len(raw) < 5:
         raise BadNote("a signature is too short")
     return NoteSignature(found[1], raw[:4], raw[4:])

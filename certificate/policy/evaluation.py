@@ -39,8 +39,8 @@ from typing import Any
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.policy.document import BUILT_IN, Policy
-from affidavit.certificate.policy.rules import Budget, Facts, violations
-from affidavit.certificate.policy.waiver import Waived, Waiver, instant
+from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
+from affidavit.certificate.policy.waiver import Waived, Waiver, parse_instant
 from affidavit.plan import Plan, PlanError, Reason
 
 
@@ -92,7 +92,7 @@ NONE_NEEDED = Approvals()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class PolicyEvaluation:
     """By which policy, which waivers were in force, and which reasons they let pass."""
 
     policy: Policy = BUILT_IN
@@ -112,7 +112,7 @@ class Judgement:
         }
 
 
-AS_PROVED = Judgement()
+AS_PROVED = PolicyEvaluation()
 """The judgement of the built-in policy, under which what is proved is what is certified."""
 
 
@@ -122,20 +122,20 @@ def judge(
     policy: Policy,
     waivers: Iterable[Waiver] = (),
     budget: Budget = "unknown",
-) -> tuple[Assessment, Judgement]:
+) -> tuple[Assessment, PolicyEvaluation]:
     """``found`` under ``policy``; ``waivers`` are those in force for this plan and requester."""
     granted = tuple(waivers)
     if found.verdict not in ("certified", "under_noised"):
-        return found, Judgement(policy=policy, in_force=granted)
+        return found, PolicyEvaluation(policy=policy, in_force=granted)
     against: list[Reason] = []
     waived: list[Waived] = []
-    for reason in violations(policy, Facts.of(plan, found, budget)):
+    for reason in violations(policy, PolicyFacts.of(plan, found, budget)):
         waiver = _longest(granted, reason.code)
         if waiver is None:
             against.append(reason)
         else:
             waived.append(Waived(reason=reason, waiver=waiver))
-    judgement = Judgement(policy=policy, in_force=granted, waived=tuple(waived))
+    judgement = PolicyEvaluation(policy=policy, in_force=granted, waived=tuple(waived))
     if not against:
         return found, judgement
     verdict = "refused" if found.verdict == "certified" else found.verdict
@@ -160,7 +160,7 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
     if predicate.get("verdict") != "certified":
         return ()
     try:
-        found = violations(policy, Facts.said_in(predicate, budget="fits"))
+        found = violations(policy, PolicyFacts.said_in(predicate, budget="fits"))
         granted = _waived_under(predicate, policy)
         return (
             *(reason for reason in found if (reason.code, reason.pointer) not in granted),
@@ -186,7 +186,7 @@ def _waived_under(predicate: Mapping[str, Any], policy: Policy) -> set[tuple[str
 
 def _validity(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
     validity = predicate["validity"]
-    length = instant(validity["not_after"]) - instant(validity["not_before"])
+    length = parse_instant(validity["not_after"]) - parse_instant(validity["not_before"])
     if length <= timedelta(days=policy.valid_days):
         return ()
     reason = Reason(

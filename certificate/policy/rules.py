@@ -1,8 +1,8 @@
 """The rules of a policy, one function each, and the facts that they look at.
 
-``Facts`` are the plan and a few results of its accounting. They come from a fresh assessment or
-from the signed statement of an old one, so the same rules issue a certificate, check it later,
-and tell which certificates another policy would refuse.
+``PolicyFacts`` are the plan and a few results of its accounting. They come from a fresh
+assessment or from the signed statement of an old one, so the same rules issue a certificate,
+check it later, and tell which certificates another policy would refuse.
 
 A rule yields reasons, each with a stable code, a pointer into the plan and a remedy. Rules only
 restrict: a policy with one more rule, a lower cap or a shorter list allows no plan that the
@@ -31,7 +31,7 @@ CODE_PREFIX = "policy_"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class PolicyFacts:
     """``verdict`` is the accountancy's own; ``engines`` are (name, version), the first decided.
 
     ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
@@ -45,7 +45,7 @@ class Facts:
     budget: Budget
 
     @classmethod
-    def of(cls, plan: Plan, found: Assessment, budget: Budget = "unknown") -> Facts:
+    def of(cls, plan: Plan, found: Assessment, budget: Budget = "unknown") -> PolicyFacts:
         """The facts of an assessment that no policy has judged yet."""
         return cls(
             plan=plan,
@@ -59,7 +59,7 @@ class Facts:
         )
 
     @classmethod
-    def said_in(cls, predicate: Mapping[str, Any], budget: Budget = "unknown") -> Facts:
+    def said_in(cls, predicate: Mapping[str, Any], budget: Budget = "unknown") -> PolicyFacts:
         """The facts that a statement's predicate says; ``KeyError`` and the like if it does not."""
         guarantee = predicate["guarantee"]
         return cls(
@@ -89,16 +89,16 @@ def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
     return verdict == "refused" and by_policy
 
 
-Rule = Callable[[Policy, Facts], Iterator[Reason]]
+RuleCheck = Callable[[Policy, PolicyFacts], Iterator[Reason]]
 DIGITS = 6
 
 
-def violations(policy: Policy, facts: Facts) -> tuple[Reason, ...]:
+def violations(policy: Policy, facts: PolicyFacts) -> tuple[Reason, ...]:
     """Why ``policy`` does not let the plan through; nothing if it does."""
     return tuple(reason for rule in RULES.values() for reason in rule(policy, facts))
 
 
-def _dataset(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _dataset(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     name = facts.plan.dataset.name
     if not policy.covers(name):
         said = "its data set has no name" if name is None else f"the data set is {name}"
@@ -110,19 +110,19 @@ def _dataset(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _adjacency(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _adjacency(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     given = facts.plan.adjacency
     if policy.adjacencies is not None and given not in policy.adjacencies:
         yield _not_allowed("policy_adjacency", "/adjacency", given, policy.adjacencies, policy)
 
 
-def _unit(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _unit(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     given = facts.plan.dataset.unit
     if policy.units is not None and given not in policy.units:
         yield _not_allowed("policy_unit", "/dataset/unit", given, policy.units, policy)
 
 
-def _sampler(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _sampler(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     for place, phase in enumerate(facts.plan.phases):
         given = phase.sampling.scheme
         if policy.samplers is not None and given not in policy.samplers:
@@ -130,7 +130,7 @@ def _sampler(policy: Policy, facts: Facts) -> Iterator[Reason]:
             yield _not_allowed("policy_sampler", where, given, policy.samplers, policy)
 
 
-def _engine(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _engine(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.engines is None or not facts.engines:
         return
     (name, _), *_ = facts.engines
@@ -145,7 +145,7 @@ def _engine(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _accountant_version(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _accountant_version(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     for name, version in facts.engines:
         least = policy.accountants.get(name)
         if least is not None and not at_least(version, least):
@@ -157,7 +157,7 @@ def _accountant_version(policy: Policy, facts: Facts) -> Iterator[Reason]:
             )
 
 
-def _second_opinion(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _second_opinion(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.second_opinion == "required" and len(facts.engines) == 1:
         yield Reason(
             code="policy_second_opinion",
@@ -168,7 +168,7 @@ def _second_opinion(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _epsilon_cap(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _epsilon_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     cap = policy.cap(facts.plan.dataset.name).epsilon
     if cap is not None and facts.epsilon is not None and facts.epsilon > cap:
         yield Reason(
@@ -181,7 +181,7 @@ def _epsilon_cap(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _delta_cap(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _delta_cap(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     cap = policy.cap(facts.plan.dataset.name).delta
     if cap is not None and facts.delta is not None and facts.delta > cap:
         yield Reason(
@@ -193,7 +193,7 @@ def _delta_cap(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _large_delta(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _large_delta(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.allow_large_delta or facts.delta is None:
         return
     size = facts.plan.dataset.size
@@ -214,7 +214,7 @@ def _large_delta(policy: Policy, facts: Facts) -> Iterator[Reason]:
         )
 
 
-def _budget(policy: Policy, facts: Facts) -> Iterator[Reason]:
+def _budget(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     if policy.budget == "optional" or facts.budget == "fits":
         return
     message, remedy = {
@@ -230,7 +230,7 @@ def _budget(policy: Policy, facts: Facts) -> Iterator[Reason]:
     )
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, RuleCheck] = {
     "policy_dataset": _dataset,
     "policy_adjacency": _adjacency,
     "policy_unit": _unit,

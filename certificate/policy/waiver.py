@@ -42,7 +42,7 @@ def _instant(text: str) -> str:
     return text
 
 
-Rule = Annotated[str, Field(strict=True), AfterValidator(_waivable)]
+WaivableRule = Annotated[str, Field(strict=True), AfterValidator(_waivable)]
 Digest = Annotated[str, StringConstraints(strict=True, pattern=DIGEST_PATTERN)]
 Instant = Annotated[str, Field(strict=True), AfterValidator(_instant)]
 Person = Annotated[
@@ -50,7 +50,7 @@ Person = Annotated[
     StringConstraints(strict=True, min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]*$"),
 ]
 # Of the control characters only tab and line ends are text.
-Why = Annotated[
+Explanation = Annotated[
     str,
     StringConstraints(
         strict=True,
@@ -64,12 +64,12 @@ Why = Annotated[
 class Waiver(StrictModel):
     """An exception; ``plan_digest`` or ``dataset`` says for what, exactly one of them."""
 
-    rule: Rule
+    rule: WaivableRule
     policy: Digest
     plan_digest: Digest | None = None
     dataset: Name | None = None
     owner: Person
-    reason: Why
+    reason: Explanation
     created_by: Person
     created_at: Instant
     expires_at: Instant
@@ -78,7 +78,7 @@ class Waiver(StrictModel):
     def _is_about_one_thing(self) -> Waiver:
         if (self.plan_digest is None) == (self.dataset is None):
             raise PydanticCustomError("scope", "a waiver is for a plan_digest or for a dataset")
-        if self.expires <= instant(self.created_at):
+        if self.expires <= parse_instant(self.created_at):
             raise PydanticCustomError("expired", "a waiver ends after it was granted")
         return self
 
@@ -90,7 +90,7 @@ class Waiver(StrictModel):
     @property
     def expires(self) -> datetime:
         """The first moment at which it no longer holds."""
-        return instant(self.expires_at)
+        return parse_instant(self.expires_at)
 
     def as_document(self) -> dict[str, Any]:
         """The waiver as plain data."""
@@ -141,18 +141,18 @@ def in_force(
                 if waiver.policy == policy
                 and waiver.is_for(plan_digest, dataset)
                 and waiver.created_by != requester
-                and instant(waiver.created_at) <= now < waiver.expires
+                and parse_instant(waiver.created_at) <= now < waiver.expires
             ),
             key=lambda each: each.id,
         )
     )
 
 
-def instant(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """The time that ``text`` says, in UTC."""
     return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
 
 
-def written(moment: datetime) -> str:
+def format_instant(moment: datetime) -> str:
     """``moment`` to the second, cut off."""
     return moment.astimezone(UTC).strftime(TIME_FORMAT)

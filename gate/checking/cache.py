@@ -19,7 +19,7 @@ from typing import Any
 
 from affidavit import __version__
 from affidavit.accountants import versions
-from affidavit.certificate import write_whole
+from affidavit.certificate import write_atomically
 from affidavit.gate.checking.finding import Edit, Finding, Fix
 from affidavit.gate.checking.verdict import Judged
 from affidavit.gate.exits import Exit
@@ -66,7 +66,7 @@ class Cache:
         content = json.dumps({"checksum": digest_of(document), "judged": document})
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(path, content.encode())
+            write_atomically(path, content.encode())
         except OSError:
             return  # a cache that cannot be written costs time, and nothing else
 

@@ -119,10 +119,10 @@ def _wrong_claim(source: Source, plan: Plan, found: Assessment) -> Finding:
 def _explained(plan: Plan) -> tuple[str, str] | None:
     """The known mistakes that lead to the plan's noise or target, and where the first stands."""
     # Most plans are right, and need not wait for what explains mistakes to load.
-    from affidavit.certificate.diagnosis import Judgement, diagnose
+    from affidavit.certificate.diagnosis import ClaimedEpsilon, diagnose
 
     for claim in _claims(plan):
-        if tuple(unanswerable(claim, plan)) or Judgement.of(claim, plan).precision > FINE:
+        if tuple(unanswerable(claim, plan)) or ClaimedEpsilon.of(claim, plan).precision > FINE:
             continue
         found = diagnose(plan, claim)
         # Two mistakes at once explain more numbers by chance than one does.

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from affidavit.certificate import write_whole
+from affidavit.certificate import write_atomically
 from affidavit.gate.checking.finding import Finding
 from affidavit.gate.checking.source import Source
 from affidavit.gate.checking.verdict import Judged
@@ -79,7 +79,7 @@ class Server:
         word = found.get("policy", {}).get("on_outage")
         if word in WORDS:
             self._remembered.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_whole(self._remembered, json.dumps({"on_outage": word}).encode())
+            write_atomically(self._remembered, json.dumps({"on_outage": word}).encode())
 
     def _on_outage(self) -> str:
         try:

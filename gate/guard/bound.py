@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate import (
-    Demands,
     Execution,
     KeyFailure,
-    NotClosed,
+    PlanNotClosed,
     PublicKey,
-    Trust,
+    TrustRoot,
     VerificationError,
+    VerificationOptions,
     certified_plan,
     verify,
 )
@@ -97,7 +97,7 @@ def bind(
     *,
     plan: str | Path | Plan | None = None,
     keys: Keys = None,
-    demands: Demands | None = None,
+    demands: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> Bound:
     """The run that ``certificate`` allows; raises ``GuardStop`` with what is wrong with it."""
@@ -118,7 +118,7 @@ def bind(
         bound = Bound(predicate=predicate, plan=closed, execution=Execution.of(closed))
     except PlanError as error:
         raise GuardStop("open_plan", str(error), "Certify the plan again.") from None
-    except (NotClosed, ValueError) as error:
+    except (PlanNotClosed, ValueError) as error:
         raise GuardStop("open_plan", f"{error}.", "Certify the plan again.") from None
     _require_seen_from_outside(bound)
     return bound
@@ -133,7 +133,7 @@ def _trusted(keys: Keys) -> Iterable[PublicKey]:
     paths = [Path(key) for key in given if isinstance(key, str | Path)]
     if len(paths) != len(given):
         raise GuardStop("bad_argument", "keys mixes files and keys.", "Give one kind.")
-    return Trust(paths).public_keys()
+    return TrustRoot(paths).public_keys()
 
 
 def _require_certified(predicate: dict[str, Any]) -> None:

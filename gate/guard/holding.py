@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from fractions import Fraction
 
-from affidavit.certificate import Required
+from affidavit.certificate import StepRequirement
 from affidavit.gate.guard.stopping import GuardStop
 
 
 def require_public(
-    required: Required,
+    required: StepRequirement,
     *,
     clip_norm: Mapping[str, float],
     noise_std: Mapping[str, float],

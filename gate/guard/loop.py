@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from affidavit.certificate import Demands, Required
+from affidavit.certificate import StepRequirement, VerificationOptions
 from affidavit.gate.guard.arrays import digest_of_arrays, noise_in, shape_of
 from affidavit.gate.guard.blocks import entries_of, require_tensors
 from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
@@ -61,7 +61,7 @@ class Guard:
         probability: float | None = None,
         keys: Keys = None,
         record: str | Path = "run",
-        demands: Demands | None = None,
+        demands: VerificationOptions | None = None,
         now: datetime | None = None,
     ) -> None:
         self._stops, self._watch, self._open = Stops(), NoiseWatch(), False
@@ -160,7 +160,7 @@ class Guard:
             atexit.unregister(self._finish)
             self._record.close()
 
-    def _next(self) -> Required:
+    def _next(self) -> StepRequirement:
         if self.steps_left <= 0:
             raise GuardStop(
                 "too_many_steps",

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
-from affidavit.certificate import Demands, Required
+from affidavit.certificate import StepRequirement, VerificationOptions
 from affidavit.gate.guard import opacus_fit as fit
 from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
 from affidavit.gate.guard.blocks import entries_of, require_tensors
@@ -63,7 +63,7 @@ def opacus(
     blocks: dict[str, list[str]] | None = None,
     module: Any = None,
     generator: Generator = "chacha20",
-    demands: Demands | None = None,
+    demands: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> OpacusRun:
     """Guard what ``make_private`` returned; raises ``GuardStop`` if it does not fit.
@@ -273,7 +273,9 @@ class OpacusRun:
             )
         require_all_noised(self._model, self._parameters)
 
-    def _require_public(self, required: Required) -> tuple[dict[str, float], dict[str, float]]:
+    def _require_public(
+        self, required: StepRequirement
+    ) -> tuple[dict[str, float], dict[str, float]]:
         optimizer = self._optimizer
         clips = fit.clips_of(optimizer, self._tensors, self._names)
         for norm in self._model.clip_norms():

@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 import affidavit
-from affidavit.certificate import START, TIME_FORMAT, VERSION, Entry, Required, sealed, synchronise
+from affidavit.certificate import (
+    START,
+    TIME_FORMAT,
+    VERSION,
+    RecordEntry,
+    StepRequirement,
+    encode_line,
+    fsync_directory,
+)
 from affidavit.gate.guard.bound import Bound
 from affidavit.gate.guard.stopping import GuardStop
 
@@ -45,7 +53,7 @@ class RunRecord:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             self._stream: int | None = os.open(self.path, flags, 0o600)
-            synchronise(folder)
+            fsync_directory(folder)
         except FileExistsError:
             raise GuardStop(
                 "record_exists",
@@ -55,14 +63,14 @@ class RunRecord:
         except OSError as error:
             raise self._not_written(error) from None
 
-    def append(self, entry: Entry, *, durable: bool = True) -> None:
+    def append(self, entry: RecordEntry, *, durable: bool = True) -> None:
         """Write one line, and unless ``durable`` is false have it on the disk.
 
         Raises ``GuardStop`` where it cannot be written.
         """
         if self._stream is None:
             raise GuardStop("step_lost", "the record has ended.", "Begin a run of its own.")
-        line, digest = sealed(entry, self.head)
+        line, digest = encode_line(entry, self.head)
         try:
             left = memoryview(line)
             while left:
@@ -110,7 +118,7 @@ class RunRecord:
     def charge(
         self,
         bound: Bound,
-        required: Required,
+        required: StepRequirement,
         *,
         clip_norm: Mapping[str, float],
         noise_std: Mapping[str, float],

@@ -29,7 +29,7 @@ step_lost                   a step was charged and did not come to its end
 guard_failure               the guard itself failed, and lets nothing pass
 ==========================  ============================================================
 
-The codes of ``affidavit.certificate.verifier`` (``expired``, ``unknown_key``, ``other_plan``,
+The codes of ``affidavit.certificate.verification`` (``expired``, ``unknown_key``, ``other_plan``,
 ...) are used for what it rejects.
 
 >>> str(GuardStop("too_many_steps", "8 steps were certified.", "Certify more."))

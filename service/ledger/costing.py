@@ -14,7 +14,7 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import (
     Assessment,
     CertificateDiffers,
-    Run,
+    CertifiedRun,
     composed_epsilon,
     interval,
     read_envelope,
@@ -55,7 +55,7 @@ def cost_of_assessment(plan: Plan, assessment: Assessment) -> RunCost:
         return {"refused": f"the verdict is {assessment.verdict}"}
     try:
         run = run_of(plan, assessment.accountants[0].name)
-        assessed = Run(
+        assessed = CertifiedRun(
             lowered=run.lowered,
             epsilon=epsilon.upper,
             delta=delta.upper,
@@ -79,7 +79,7 @@ def composition(events: list[tuple[dict[str, Any], int]], delta: float) -> dict[
     return {"engine": engine, "epsilon": interval(epsilon)}
 
 
-def _costed(run: Run, steps_run: int) -> RunCost:
+def _costed(run: CertifiedRun, steps_run: int) -> RunCost:
     if not 0 <= steps_run <= run.steps:
         return {"refused": f"{steps_run} steps are not between 0 and {run.steps}"}
     cost: Cost = run.cost_of(steps_run)

@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
-from affidavit.certificate.log import Entry
+from affidavit.certificate.log import LogEntry
 from affidavit.plan import event_from
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
@@ -200,7 +200,7 @@ def _logged(connection: Connection) -> set[str]:
 
 def _entry(scope: LedgerScope, event: Mapping[str, Any]) -> str:
     """The content of the log entry that was written with ``event``."""
-    entry = Entry(
+    entry = LogEntry(
         kind=ENTRY_KINDS[event["kind"]],
         subject=event["reservation_id"] or str(scope),
         actor=event["actor"],

@@ -24,11 +24,11 @@ from affidavit.certificate import (
     Assessment,
     Certificate,
     SigningPort,
-    approved,
     issue,
+    issue_approved,
     read_envelope,
 )
-from affidavit.certificate.policy import AS_PROVED, Judgement
+from affidavit.certificate.policy import AS_PROVED, PolicyEvaluation
 from affidavit.plan import Plan
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate
@@ -41,7 +41,7 @@ def sign(
     *,
     requester: str,
     former: StoredCertificate | None,
-    under: Judgement = AS_PROVED,
+    under: PolicyEvaluation = AS_PROVED,
     ledger: Mapping[str, Any] | None = None,
 ) -> StoredCertificate:
     """Sign the assessment of ``plan`` as the issue after ``former``, or as the first.
@@ -88,7 +88,7 @@ def sign_approved(
     pending: StoredCertificate, approvals: Approvals, key: SigningPort, at: datetime
 ) -> StoredCertificate:
     """Sign ``pending`` with its ``approvals`` as the next issue."""
-    certificate = approved(
+    certificate = issue_approved(
         statement_of(pending), key, approvals=approvals, issued_at=at, former=pending
     )
     return replace(

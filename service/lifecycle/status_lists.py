@@ -18,11 +18,11 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate import (
     MOST_BYTES,
     TIME_FORMAT,
-    Listed,
     SigningPort,
+    StatusEntry,
     StatusList,
     read_envelope,
-    seal_status,
+    sign_status,
 )
 from affidavit.plan import digest_of, load_json
 from affidavit.service.database import reader, writer
@@ -74,7 +74,7 @@ class StatusLists:
             issued_at = now.replace(microsecond=0)
             times = {"issued_at": issued_at, "next_update": issued_at + VALIDITY}
             sequence = 1 if newest is None else newest.sequence + 1
-            envelope = seal_status(
+            envelope = sign_status(
                 {
                     "issuer": self._issuer_after(newest),
                     "sequence": sequence,
@@ -171,21 +171,21 @@ _SUPERSEDED = (
 )
 
 
-def _revoked(connection: Connection, now: datetime) -> list[Listed]:
+def _revoked(connection: Connection, now: datetime) -> list[StatusEntry]:
     """Each revoked issue, with the first revocation that covers it."""
     rows = connection.execute(_REVOKED, {"since": now - LISTED_AFTER})
     first = {tuple(row[:3]): row for row in rows}
     return [_listed(row, "revoked", row.code) for row in first.values()]
 
 
-def _superseded(connection: Connection, now: datetime) -> list[Listed]:
+def _superseded(connection: Connection, now: datetime) -> list[StatusEntry]:
     """Each superseded issue that would otherwise still be valid."""
     rows = connection.execute(_SUPERSEDED, {"since": now - LISTED_AFTER})
     return [_listed(row, "superseded", "issued_again") for row in rows]
 
 
-def _listed(row: Any, status: Any, reason: str) -> Listed:
-    return Listed(
+def _listed(row: Any, status: Any, reason: str) -> StatusEntry:
+    return StatusEntry(
         envelope=row.envelope_digest,
         certificate_id=row.id,
         issue=row.issue,

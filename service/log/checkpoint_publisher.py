@@ -30,8 +30,8 @@ from typing import Protocol
 
 import httpx
 
-from affidavit.certificate import write_whole
-from affidavit.certificate.log import BadNote, Checkpoint, read_checkpoint, written
+from affidavit.certificate import write_atomically
+from affidavit.certificate.log import BadNote, Checkpoint, encode_base64, read_checkpoint
 from affidavit.service.log.reader import LogReader, NotLogged
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 
@@ -90,7 +90,7 @@ class FileDestination:
     def send(self, stored: StoredCheckpoint) -> None:
         """Replace the file atomically. Raises ``PublishError``."""
         try:
-            write_whole(self._path, stored.note.encode())
+            write_atomically(self._path, stored.note.encode())
         except OSError as error:
             raise PublishError(f"{self._path} cannot be written: {error.strerror}") from None
 
@@ -151,7 +151,7 @@ class WitnessDestination(UrlDestination):
                 hashes = self._log.consistency(self._size, size).hashes
             except (NotLogged, LogDamaged) as error:
                 raise PublishError(str(error)) from None
-        lines = "".join(f"{written(hash_)}\n" for hash_ in hashes)
+        lines = "".join(f"{encode_base64(hash_)}\n" for hash_ in hashes)
         return f"old {self._size}\n{lines}\n{stored.note}"
 
 

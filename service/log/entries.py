@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, insert
 
 from affidavit.certificate import read_envelope
-from affidavit.certificate.log import Entry, certificate_entry
+from affidavit.certificate.log import LogEntry, certificate_entry
 from affidavit.plan import load_json
 from affidavit.service.log.log_tables import log_entries, log_pending
 
@@ -53,7 +53,7 @@ def append(
     ``body`` is JSON data without private values; the leaf is the hash of the
     canonical JSON (RFC 8785) of kind, subject, actor, time and body.
     """
-    entry = Entry(kind=kind, subject=subject, actor=actor, at=at, body=body)
+    entry = LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
     return _append(connection, [entry])[0]
 
 
@@ -65,7 +65,7 @@ def append_certificates(connection: Connection, bundles: Sequence[bytes]) -> lis
     return _append(connection, [_entry_of(json.loads(bundle), json.loads) for bundle in bundles])
 
 
-def entry_of(bundle: bytes) -> Entry:
+def entry_of(bundle: bytes) -> LogEntry:
     """The entry of the certificate in ``bundle``, as any verifier computes it."""
     return _entry_of(_load_strictly(bundle), _load_strictly)
 
@@ -74,7 +74,7 @@ def _load_strictly(raw: bytes) -> Any:
     return load_json(raw, MAX_BUNDLE_BYTES).data
 
 
-def _entry_of(bundle: Any, read: Callable[[bytes], Any]) -> Entry:
+def _entry_of(bundle: Any, read: Callable[[bytes], Any]) -> LogEntry:
     envelope = read_envelope(bundle["envelope"])
     return certificate_entry(envelope, read(envelope.payload))
 
@@ -83,7 +83,7 @@ _ENTRIES = insert(log_entries).returning(log_entries.c.id, sort_by_parameter_ord
 _PENDING = insert(log_pending)
 
 
-def _append(connection: Connection, entries: Sequence[Entry]) -> list[int]:
+def _append(connection: Connection, entries: Sequence[LogEntry]) -> list[int]:
     rows = [
         {
             "kind": entry.kind,

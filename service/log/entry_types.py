@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Select, Table, select
 
 from affidavit.certificate import read_envelope
-from affidavit.certificate.log import Entry
+from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets import keysets
@@ -47,7 +47,7 @@ class EntryType:
 
     table: Table
     kinds: tuple[str, ...]
-    entry: Callable[[Any], Entry]
+    entry: Callable[[Any], LogEntry]
     comparable: Projection
 
     @property
@@ -94,11 +94,11 @@ def _only_where(field: str, value: str, *names: str) -> Projection:
     return lambda body: only(body) if body.get(field) == value else None
 
 
-def _certificate(row: Any) -> Entry:
+def _certificate(row: Any) -> LogEntry:
     return entry_of(bytes(row.bundle))
 
 
-def _approval(row: Any) -> Entry:
+def _approval(row: Any) -> LogEntry:
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -108,7 +108,7 @@ def _approval(row: Any) -> Entry:
     return _entry("approval", row.certificate_id, row.approver, row.at, body)
 
 
-def _revocation(row: Any) -> Entry:
+def _revocation(row: Any) -> LogEntry:
     body = {
         "issue": row.issue,
         "envelope": row.envelope_digest,
@@ -123,7 +123,7 @@ def _revocation_fields(body: Body) -> Body:
     return {**{name: body.get(name) for name in ("issue", "code", "reason")}, "envelope": envelope}
 
 
-def _policy(row: Any) -> Entry:
+def _policy(row: Any) -> LogEntry:
     body = {
         "name": row.name,
         "version": row.version,
@@ -134,16 +134,16 @@ def _policy(row: Any) -> Entry:
     return _entry("policy", row.digest, row.created_by, row.created_at, body)
 
 
-def _waiver(row: Any) -> Entry:
+def _waiver(row: Any) -> LogEntry:
     body = {"key_id": row.key_id, "waiver": _payload(row.envelope)["predicate"]}
     return _entry("waiver", row.waiver_id, row.created_by, row.created_at, body)
 
 
-def _waiver_revocation(row: Any) -> Entry:
+def _waiver_revocation(row: Any) -> LogEntry:
     return _entry("waiver", row.waiver_id, row.revoked_by, row.at, {"reason": row.reason})
 
 
-def _token(row: Any) -> Entry:
+def _token(row: Any) -> LogEntry:
     body = {
         "name": row.name,
         "scopes": row.scopes.split(),
@@ -153,29 +153,29 @@ def _token(row: Any) -> Entry:
     return _entry("token", row.id, row.created_by, row.created_at, body)
 
 
-def _token_revocation(row: Any) -> Entry:
+def _token_revocation(row: Any) -> LogEntry:
     return _entry("token", row.token_id, row.revoked_by, row.revoked_at, {"reason": row.reason})
 
 
-def _keyset(row: Any) -> Entry:
+def _keyset(row: Any) -> LogEntry:
     body = {"version": row.version, "digest": row.digest}
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
-def _ledger_event(row: Any) -> Entry:
+def _ledger_event(row: Any) -> LogEntry:
     scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
     body = entry_body(scope, row.seq, json.loads(row.body))
     subject = row.reservation_id or str(scope)
     return _entry(ENTRY_KINDS[row.kind], subject, row.actor, row.at, body)
 
 
-def _run_event(row: Any) -> Entry:
+def _run_event(row: Any) -> LogEntry:
     body = run_entry_body(row.kind, row.seq, json.loads(row.body))
     return _entry("run", row.run_id, row.actor, row.at, body)
 
 
-def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> Entry:
-    return Entry(kind=kind, subject=subject, actor=actor, at=at, body=body)
+def _entry(kind: str, subject: str, actor: str, at: datetime, body: Body) -> LogEntry:
+    return LogEntry(kind=kind, subject=subject, actor=actor, at=at, body=body)
 
 
 def _payload(envelope: bytes) -> Any:

@@ -26,7 +26,7 @@ from pathlib import Path
 from sqlalchemy import Connection, text
 from sqlalchemy.engine import make_url
 
-from affidavit.certificate import synchronise
+from affidavit.certificate import fsync_directory
 from affidavit.service.database import open_engine
 from affidavit.service.settings import SettingsError
 
@@ -60,7 +60,7 @@ def back_up(url: str, target: Path) -> int:
         _copy(source, partial)
         os.fsync(descriptor)
         os.link(partial, target)  # fails, rather than replaces, if somebody was quicker
-        synchronise(target.parent)
+        fsync_directory(target.parent)
     except sqlite3.DatabaseError as error:
         raise BackupError(f"{source} cannot be copied: {error}.") from None
     finally:

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 
 from sqlalchemy import QueuePool, func, select
 
-from affidavit.certificate import KeyFailure, read_instant, read_keyset
+from affidavit.certificate import KeyFailure, parse_instant, read_keyset
 from affidavit.service.log.log_tables import log_checkpoints, log_pending
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -192,7 +192,9 @@ def _keyset(services: Services, now: datetime) -> dict[str, float]:
     keyset = read_keyset(newest).keyset
     return {
         "affidavit_keyset_version": float(keyset.version),
-        "affidavit_keyset_expires_seconds": (read_instant(keyset.expires_at) - now).total_seconds(),
+        "affidavit_keyset_expires_seconds": (
+            parse_instant(keyset.expires_at) - now
+        ).total_seconds(),
     }
 
 

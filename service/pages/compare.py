@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Alone, Assessment, PlansCompared
+from affidavit.certificate import Assessment, ChangeEffect, PlanComparison
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
@@ -145,7 +145,7 @@ async def _compare(
     return _respond(request, replace(view, **_result(view, result, (first, second))))
 
 
-def _result(view: Comparison, result: PlansCompared, plans: tuple[Plan, Plan]) -> dict[str, Any]:
+def _result(view: Comparison, result: PlanComparison, plans: tuple[Plan, Plan]) -> dict[str, Any]:
     strongest, noisiest = result.strongest, result.strongest_on_noise
     return {
         "sides": (
@@ -175,7 +175,7 @@ def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:
     )
 
 
-def _row(alone: Alone, furthest: bool) -> ChangeRow:
+def _row(alone: ChangeEffect, furthest: bool) -> ChangeRow:
     assessment = alone.assessment
     return ChangeRow(
         field=alone.change.pointer,

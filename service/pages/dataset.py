@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import UNIT
-from affidavit.certificate.charts import Axis, Chart, Line, Rule, draw
+from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine, draw
 from affidavit.certificate.policy import Policy
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
@@ -207,7 +207,7 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
         marks=(
             Line(name="spent, by the filter (decides)", points=spent),
             Line(name="plain sum of ε (information only)", points=plain),
-            Rule(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
+            ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
         ),
     )
     return draw(chart, width=640, height=300)

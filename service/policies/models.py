@@ -14,7 +14,15 @@ from typing import Any, Literal, Self
 from pydantic import Field, RootModel, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.certificate.policy import BUILT_IN, Instant, Person, Policy, Rule, Why, instant
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    Explanation,
+    Instant,
+    Person,
+    Policy,
+    WaivableRule,
+    parse_instant,
+)
 from affidavit.plan import Name
 from affidavit.service.models import Digest, ProblemReason, RequestModel, ResponseModel
 from affidavit.service.policies.policy_set import PolicySet
@@ -100,12 +108,12 @@ class WaiverRequest(RequestModel):
     guide = "docs/how-to/policies.md"
     error_code = "malformed_waiver"
 
-    rule: Rule
+    rule: WaivableRule
     policy: Name
     plan_digest: Digest | None = None
     dataset: Name | None = None
     owner: Person
-    reason: Why
+    reason: Explanation
     expires_at: Instant
 
     @model_validator(mode="after")
@@ -117,7 +125,7 @@ class WaiverRequest(RequestModel):
     @property
     def expires(self) -> datetime:
         """When it expires."""
-        return instant(self.expires_at)
+        return parse_instant(self.expires_at)
 
 
 class WaiverRevocation(ResponseModel):

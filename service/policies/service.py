@@ -24,7 +24,14 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, insert
 
 from affidavit.certificate import SigningPort
-from affidavit.certificate.policy import BUILT_IN, Facts, Policy, Waiver, violations, written
+from affidavit.certificate.policy import (
+    BUILT_IN,
+    Policy,
+    PolicyFacts,
+    Waiver,
+    format_instant,
+    violations,
+)
 from affidavit.plan import Reason
 from affidavit.service.errors import DomainError
 from affidavit.service.lifecycle.decisions import insert_revocation
@@ -176,7 +183,7 @@ def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: date
     if not now < expires <= now + MAX_VALIDITY:
         raise PolicyConflict(
             f"A waiver expires within {MAX_VALIDITY.days} days from now, not at "
-            f"{written(expires)}.",
+            f"{format_instant(expires)}.",
             "Choose an earlier time in the future.",
             code="waiver_expiry",
             pointer="/expires_at",
@@ -189,8 +196,8 @@ def _waiver(request: WaiverRequest, policy: Policy | None, actor: str, now: date
         owner=request.owner,
         reason=request.reason,
         created_by=actor,
-        created_at=written(now),
-        expires_at=written(expires),
+        created_at=format_instant(now),
+        expires_at=format_instant(expires),
     )
 
 
@@ -271,7 +278,7 @@ def simulate(
 
 
 def _judge(draft: Policy, certificate: StoredCertificate) -> SimulatedChange:
-    facts = Facts.said_in(statement_of(certificate)["predicate"], budget="fits")
+    facts = PolicyFacts.said_in(statement_of(certificate)["predicate"], budget="fits")
     reasons = violations(draft, facts) if facts.verdict == "certified" else ()
     would_be = "refused" if reasons else facts.verdict
     return SimulatedChange(certificate=certificate, would_be=would_be, reasons=reasons)

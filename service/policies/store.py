@@ -22,13 +22,13 @@ from sqlalchemy.exc import IntegrityError
 
 from affidavit.certificate import KeyFailure, PublicKey, SigningPort
 from affidavit.certificate.policy import (
+    BadSignedDocument,
     MalformedPolicy,
-    NotAsSigned,
     Policy,
     Waiver,
-    opened,
+    open_document,
     policy_from,
-    sealed,
+    sign_document,
 )
 from affidavit.service.database import hold, reader, writer
 from affidavit.service.policies.policy_set import Head, PolicySet
@@ -154,7 +154,7 @@ def insert_policy(
     connection: Connection, policy: Policy, key: SigningPort, actor: str, at: datetime
 ) -> StoredPolicy:
     """Sign ``policy`` and store it."""
-    envelope = sealed("policy", policy.as_document(), key)
+    envelope = sign_document("policy", policy.as_document(), key)
     _insert_key(connection, key, at)
     connection.execute(
         insert(policies).values(
@@ -174,7 +174,7 @@ def insert_waiver(
     connection: Connection, waiver: Waiver, key: SigningPort, at: datetime
 ) -> StoredWaiver:
     """Sign ``waiver`` and store it."""
-    envelope = sealed("waiver", waiver.as_document(), key)
+    envelope = sign_document("waiver", waiver.as_document(), key)
     _insert_key(connection, key, at)
     connection.execute(
         insert(waivers).values(
@@ -285,8 +285,8 @@ def _opened(
     """The signed document; the key directory's record of a key takes precedence."""
     try:
         record = keys.get(row["key_id"]) or json.loads(row["key_record"])
-        return opened(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
-    except (NotAsSigned, KeyFailure, ValueError) as error:
+        return open_document(kind, bytes(row["envelope"]), PublicKey.from_record(dict(record)))
+    except (BadSignedDocument, KeyFailure, ValueError) as error:
         raise PolicyTampered(f"{what} does not match its signature: {error}") from None
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.log import MOST_LEAVES, BadNote, ProofError, read_addition, written
+from affidavit.certificate.log import MOST_LEAVES, BadNote, ProofError, encode_base64, read_addition
 from affidavit.service.identity.access import Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
@@ -138,8 +138,8 @@ def inclusion(
     return InclusionProof(
         leaf_index=proof.index,
         tree_size=proof.size,
-        leaf_hash=written(proof.leaf_hash),
-        hashes=[written(hash_) for hash_ in proof.hashes],
+        leaf_hash=encode_base64(proof.leaf_hash),
+        hashes=[encode_base64(hash_) for hash_ in proof.hashes],
     )
 
 
@@ -178,7 +178,9 @@ def entries(
     return LogEntries(
         entries=[
             LogEntry(
-                leaf_index=entry.index, leaf_hash=written(entry.leaf_hash), content=entry.content
+                leaf_index=entry.index,
+                leaf_hash=encode_base64(entry.leaf_hash),
+                content=entry.content,
             )
             for entry in logged
         ],

@@ -30,11 +30,11 @@ from typing import Any, Self
 
 from affidavit.certificate import (
     Conformance,
+    ConformanceFinding,
     Execution,
-    Finding,
-    NotClosed,
+    PlanNotClosed,
     certified_plan,
-    conformance,
+    check_conformance,
     read_envelope,
 )
 from affidavit.service.runs.attempts import Attempt
@@ -91,14 +91,14 @@ def judge(
     envelope = read_envelope(json.loads(bundle)["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
     record = _joined(parts)
-    found = conformance(record, predicate)
+    found = check_conformance(record, predicate)
     more = [*_of_attempts(record, predicate, told, before), *_of_keys(record, others)]
     if found.head != signed_for:
         more.append(_finding("other_record", "the worker signed for another record."))
     return _judged(found, more)
 
 
-def _judged(found: Conformance, more: Sequence[Finding]) -> Judged:
+def _judged(found: Conformance, more: Sequence[ConformanceFinding]) -> Judged:
     findings = [*found.findings, *more]
     codes = sorted({finding.code for finding in findings})
     sound = found.conformant and not more
@@ -113,7 +113,7 @@ def _judged(found: Conformance, more: Sequence[Finding]) -> Judged:
 
 def _of_attempts(
     record: bytes, predicate: dict[str, Any], told: str | None, before: Sequence[Attempt]
-) -> Iterator[Finding]:
+) -> Iterator[ConformanceFinding]:
     """What does not fit in with the attempts that there were.
 
     Where a run goes on it may be begun anew only if its steps stand alone, and its record
@@ -132,7 +132,7 @@ def _of_attempts(
             yield _finding("other_history", f"{head} was told of it, and is not in it.")
 
 
-def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[Finding]:
+def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[ConformanceFinding]:
     """Keys that stand for one step here and for another in a record before."""
     if not others:
         return
@@ -168,7 +168,7 @@ def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
 def _steps_stand_alone(predicate: dict[str, Any]) -> bool:
     try:
         return Execution.of(certified_plan(predicate)).steps_stand_alone
-    except (NotClosed, ValueError):
+    except (PlanNotClosed, ValueError):
         return False
 
 
@@ -176,5 +176,5 @@ def _joined(parts: Sequence[bytes]) -> bytes:
     return b"".join(zlib.decompress(part) for part in parts)
 
 
-def _finding(code: str, message: str) -> Finding:
-    return Finding(code=code, line=0, message=message)
+def _finding(code: str, message: str) -> ConformanceFinding:
+    return ConformanceFinding(code=code, line=0, message=message)

@@ -17,17 +17,17 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import (
     Assessment,
-    PlansCompared,
-    Trial,
+    ChangeTrial,
+    PlanComparison,
     certify,
-    compared,
+    change_trials,
+    comparison_of,
     curves,
     profile_chart,
     trade_off_chart,
-    trials,
 )
 from affidavit.certificate.charts import draw
-from affidavit.certificate.policy import Judgement, Policy, judge
+from affidavit.certificate.policy import Policy, PolicyEvaluation, judge
 from affidavit.plan import Plan, Reason, digest
 from affidavit.service.concurrency import ComputationCache
 from affidavit.service.errors import AccountingUnavailable
@@ -57,7 +57,7 @@ class Preview:
 
     assessment: Assessment
     policy: Policy
-    judgement: Judgement
+    judgement: PolicyEvaluation
     ledger: Mapping[str, Any] | None
 
 
@@ -95,7 +95,7 @@ class PreviewPlan:
             raise NoCurve(pictures.reasons)
         return pictures
 
-    async def compare(self, first: Plan, second: Plan) -> PlansCompared:
+    async def compare(self, first: Plan, second: Plan) -> PlanComparison:
         """Both plans, and the first with each change alone; raises like ``assess``.
 
         One change after the other, and no further ones once they took as long as one
@@ -103,12 +103,14 @@ class PreviewPlan:
         """
         sides = [await self._assess(plan) for plan in (first, second)]
         end = time.monotonic() + self._pool.time_limit
-        tried: list[tuple[Trial, Assessment | None]] = []
-        for trial in trials(first, second):
+        tried: list[tuple[ChangeTrial, Assessment | None]] = []
+        for trial in change_trials(first, second):
             tried.append(await self._try(trial, in_time=time.monotonic() < end))
-        return compared(sides[0], sides[1], tried)
+        return comparison_of(sides[0], sides[1], tried)
 
-    async def _try(self, trial: Trial, *, in_time: bool) -> tuple[Trial, Assessment | None]:
+    async def _try(
+        self, trial: ChangeTrial, *, in_time: bool
+    ) -> tuple[ChangeTrial, Assessment | None]:
         if trial.plan is None:
             return trial, None
         if in_time:
@@ -116,7 +118,7 @@ class PreviewPlan:
                 return trial, await self._assess(trial.plan)
             except AccountingUnavailable:
                 pass
-        return Trial(change=trial.change, plan=None, reasons=(_cut_off(trial),)), None
+        return ChangeTrial(change=trial.change, plan=None, reasons=(_cut_off(trial),)), None
 
     async def _assess(self, plan: Plan, *, second_opinion: bool = False) -> Assessment:
         assessment: Assessment = await self._cache(
@@ -144,7 +146,7 @@ def draw_plan(plan: Plan) -> Pictures | NotDrawn:
     )
 
 
-def _cut_off(trial: Trial) -> Reason:
+def _cut_off(trial: ChangeTrial) -> Reason:
     return Reason(
         code="accounting_timeout",
         pointer=trial.change.pointer,

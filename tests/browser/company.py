@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
+from affidavit.certificate import KeyStore, SigningKey, check_conformance, read_envelope
 from affidavit.plan import load_json
 from affidavit.service.migrate import upgrade
 from affidavit.worker.job import provenance
@@ -113,7 +113,7 @@ class Worker:
         self.say(job, "record", part=1, lines=record.content)
         envelope = provenance(
             Job.read(job),
-            conformance(record.content.encode(), record.predicate),
+            check_conformance(record.content.encode(), record.predicate),
             self.key,
             worker="w1",
             weights="2" * 64,

@@ -16,8 +16,8 @@ from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
 from affidavit.certificate.strategy_comparison import (
     INDEPENDENT,
-    Comparison,
-    Measured,
+    MechanismCost,
+    StrategyComparison,
     attempt,
     compare,
     measure,
@@ -45,13 +45,13 @@ def advice(plan_of: MakePlan) -> Advice:
 
 
 @pytest.fixture(scope="module")
-def comparison(plan_of: MakePlan) -> Comparison:
+def comparison(plan_of: MakePlan) -> StrategyComparison:
     found = compare(plan_of(**FIXED_ORDER))
-    assert isinstance(found, Comparison)
+    assert isinstance(found, StrategyComparison)
     return found
 
 
-def rows(found: Advice) -> dict[str, Measured]:
+def rows(found: Advice) -> dict[str, MechanismCost]:
     return {row.label: row for _, group in found.groups for row in group}
 
 
@@ -209,7 +209,7 @@ def test_a_variant_keeps_the_budget_and_forgets_the_noise(plan_of: MakePlan) -> 
     assert found.phases[0].steps == 60
 
 
-def test_the_comparison_is_at_the_plan_s_own_guarantee(comparison: Comparison) -> None:
+def test_the_comparison_is_at_the_plan_s_own_guarantee(comparison: StrategyComparison) -> None:
     own, independent, amplified = comparison.rows
     assert (independent.sampler, amplified.sampler) == ("cyclic", "poisson")
     assert own.assessment is not None
@@ -221,12 +221,12 @@ def test_the_comparison_is_at_the_plan_s_own_guarantee(comparison: Comparison) -
 
 
 def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
-    comparison: Comparison,
+    comparison: StrategyComparison,
 ) -> None:
     own, independent, amplified = comparison.rows
     first, second = comparison.remarks
 
-    def lost(row: Measured) -> Measured:
+    def lost(row: MechanismCost) -> MechanismCost:
         return replace(row, assessment=None, per_step=None)
 
     for rows, said in (
@@ -246,7 +246,7 @@ def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
 def test_it_says_so_when_amplified_independent_noise_wins(plan_of: MakePlan) -> None:
     small = {"target": {"epsilon": 0.1, "delta": 1e-4}, "steps": 20}
     found = compare(plan_of(**FIXED_ORDER | small))
-    assert isinstance(found, Comparison)
+    assert isinstance(found, StrategyComparison)
     own, _, amplified = found.rows
     assert own.rms is not None
     assert amplified.rms is not None
@@ -255,7 +255,7 @@ def test_it_says_so_when_amplified_independent_noise_wins(plan_of: MakePlan) -> 
 
 
 def test_pictures_are_svg_with_every_mechanism_in_them(
-    advice: Advice, comparison: Comparison
+    advice: Advice, comparison: StrategyComparison
 ) -> None:
     for picture, names in (
         (advice.picture(), ["dense", "bidiagonal", "Pareto front"]),
@@ -265,7 +265,9 @@ def test_pictures_are_svg_with_every_mechanism_in_them(
         assert all(name in text for name in names)
 
 
-def test_a_comparison_s_document_says_what_its_assessment_does(comparison: Comparison) -> None:
+def test_a_comparison_s_document_says_what_its_assessment_does(
+    comparison: StrategyComparison,
+) -> None:
     told, same = comparison.as_document(), comparison.assessment.as_result()
     for field in ("verdict", "plan_digest", "epsilon", "delta", "adjacency", "mu"):
         assert told[field] == same[field], field

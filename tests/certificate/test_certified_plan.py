@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.execution import NotClosed, certified_plan
+from affidavit.certificate.execution import PlanNotClosed, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
 from affidavit.plan import Plan
@@ -75,7 +75,7 @@ def test_each_phase_has_the_noise_of_its_own_entries(plan_of: PlanOf) -> None:
     }
     assert sigmas(certified_plan(predicate)) == [[30.0, 30.0], [7.0, 8.25], [6.0, 9.5]]
     del entries[0]
-    with pytest.raises(NotClosed):
+    with pytest.raises(PlanNotClosed):
         certified_plan(predicate)
 
 
@@ -88,7 +88,7 @@ def test_a_certificate_that_lost_what_was_open_closes_nothing(
     predicate = signed(plan_of(**changes), key)
     assert certified_plan(predicate).phases[0].steps is not None
     for instead in (None, [], {}, "x"):
-        with pytest.raises(NotClosed):
+        with pytest.raises(PlanNotClosed):
             certified_plan({**predicate, lost: instead})
 
 

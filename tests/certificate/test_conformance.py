@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate.certification import certify
-from affidavit.certificate.conformance import Conformance, conformance
+from affidavit.certificate.conformance import Conformance, check_conformance
 from affidavit.certificate.execution import Execution, certified_plan
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.run_record import START, sealed
+from affidavit.certificate.run_record import START, encode_line
 from affidavit.gate import app
 from affidavit.plan import Plan, digest_of, plan_from
 
@@ -169,7 +169,7 @@ def chained(entries: list[Entry]) -> bytes:
     """The record of ``entries``, properly chained whatever they say."""
     lines, previous = [], START
     for entry in entries:
-        line, previous = sealed(entry, previous)
+        line, previous = encode_line(entry, previous)
         lines.append(line)
     return b"".join(lines)
 
@@ -181,7 +181,7 @@ def codes(found: Conformance) -> set[str]:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_as_certified_conforms(signed: tuple[dict[str, Any], bytes], lost: bool) -> None:
     predicate, _ = signed
-    found = conformance(chained(entries_of(predicate, lost=lost)), predicate)
+    found = check_conformance(chained(entries_of(predicate, lost=lost)), predicate)
     assert found.findings == ()
     assert found.conformant
     assert (found.steps_charged, found.steps_to_charge) == (STEPS, STEPS)
@@ -193,7 +193,7 @@ def test_the_document_says_what_was_held_against_what(
 ) -> None:
     predicate, _ = signed
     record = chained(entries_of(predicate)[:-1])
-    told = conformance(record, predicate).as_dict()
+    told = check_conformance(record, predicate).as_dict()
     (finding,) = told.pop("findings")
     assert told == {
         "conformant": False,
@@ -220,7 +220,7 @@ def test_every_byte_that_is_changed_is_found(signed: tuple[dict[str, Any], bytes
     for place in range(0, len(record), 7):
         changed = bytearray(record)
         changed[place] ^= 1
-        found = conformance(bytes(changed), predicate)
+        found = check_conformance(bytes(changed), predicate)
         assert not found.conformant, place
         assert found.steps_to_charge == STEPS
 
@@ -238,7 +238,7 @@ def test_every_line_dropped_repeated_or_moved_is_found(
             lines[:place],
         ):
             if changed != lines:
-                found = conformance(b"".join(changed), predicate)
+                found = check_conformance(b"".join(changed), predicate)
                 assert not found.conformant, place
                 assert found.steps_to_charge == STEPS
 
@@ -248,7 +248,7 @@ def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes])
     deep = b"[" * 100_000 + b"]" * 100_000 + b"\n"
     big = b'{"type":"charge","step":1e999}\n'
     for record in (b"", b"\n", b"{}\n", b"\xff\n", b"null\n", b'{"type":1}\n', big, deep):
-        found = conformance(record, predicate)
+        found = check_conformance(record, predicate)
         assert not found.conformant
         assert found.steps_to_charge == STEPS
 
@@ -359,7 +359,9 @@ def test_what_was_not_certified_is_found_in_a_chain_made_anew(
     code: str,
 ) -> None:
     predicate, _ = signed
-    found = conformance(chained(changed(entries_of(predicate), kind, place, change)), predicate)
+    found = check_conformance(
+        chained(changed(entries_of(predicate), kind, place, change)), predicate
+    )
     assert code in codes(found)
     assert not found.conformant
     assert found.steps_to_charge == STEPS
@@ -381,7 +383,9 @@ def test_what_is_wrong_in_a_header_is_named(
     signed: tuple[dict[str, Any], bytes], change: dict[str, Any], said: str
 ) -> None:
     predicate, _ = signed
-    found = conformance(chained(changed(entries_of(predicate), "header", 0, change)), predicate)
+    found = check_conformance(
+        chained(changed(entries_of(predicate), "header", 0, change)), predicate
+    )
     (finding,) = found.findings if "plan_digest" not in change else found.findings[:1]
     assert finding.message.startswith(said)
 
@@ -389,7 +393,9 @@ def test_what_is_wrong_in_a_header_is_named(
 def test_what_belongs_in_a_field_is_named(signed: tuple[dict[str, Any], bytes]) -> None:
     predicate, _ = signed
     wrong = {"key_commitment": [], "step": "0", "clip_norm": 1}
-    found = conformance(chained(changed(entries_of(predicate), "charge", 0, wrong)), predicate)
+    found = check_conformance(
+        chained(changed(entries_of(predicate), "charge", 0, wrong)), predicate
+    )
     assert (
         "the entry cannot be read: step is not an integer, clip_norm is not a number for each "
         "release, key_commitment is not a digest."
@@ -410,11 +416,11 @@ def test_a_guarded_loop_leaves_out_what_the_guard_does_not_know(
         ("release", "lot_size_commitment", None),
     ):
         entries = changed(entries, kind, 0, {path: value})
-    assert codes(conformance(chained(entries), predicate)) == {"unknown_fields"}
+    assert codes(check_conformance(chained(entries), predicate)) == {"unknown_fields"}
     guarded = changed(entries, "header", 0, {"code.loop": "own"})
-    assert conformance(chained(guarded), predicate).findings == ()
+    assert check_conformance(chained(guarded), predicate).findings == ()
     other = changed(guarded, "charge", 0, {"key_commitment": "undisclosed:1"})
-    assert codes(conformance(chained(other), predicate)) == {"unknown_fields"}
+    assert codes(check_conformance(chained(other), predicate)) == {"unknown_fields"}
 
 
 def test_the_weights_are_those_of_the_last_line_that_names_some(
@@ -426,7 +432,7 @@ def test_the_weights_are_those_of_the_last_line_that_names_some(
     for parameters, found in (("p2", {"stopped"}), ("p9", {"stopped", "wrong_weights"})):
         final = {**ended, "parameters": digest(parameters)}
         for lines in (entries[:7], [*entries[:7], checkpoint(2, "p2")]):
-            assert codes(conformance(chained([*lines, final]), predicate)) == found
+            assert codes(check_conformance(chained([*lines, final]), predicate)) == found
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
@@ -451,7 +457,7 @@ def test_whatever_stands_in_a_field_is_judged_and_never_fails(
                 continue
             for value in (None, [], {"a": 1}, "x", True, [True]):
                 record = chained(changed(entries, kind, 0, {path: value}))
-                found = conformance(record, predicate)
+                found = check_conformance(record, predicate)
                 harmless = (
                     record == chained(entries)
                     or path.startswith("tensors")
@@ -468,7 +474,7 @@ def test_every_entry_left_out_of_a_chain_made_anew_is_found(
     entries = entries_of(predicate)
     for place, entry in enumerate(entries):
         rest = entries[:place] + entries[place + 1 :]
-        found = conformance(chained(rest), predicate)
+        found = check_conformance(chained(rest), predicate)
         kept = entry["type"] == "checkpoint" and entry["step"] == 4
         assert found.conformant == kept, place  # that checkpoint was never gone on from
 
@@ -478,7 +484,7 @@ def test_more_steps_than_certified_are_all_charged(signed: tuple[dict[str, Any],
     *entries, final = entries_of(predicate)
     more = {**next(e for e in entries if e["type"] == "charge"), "step": STEPS,
             "key_commitment": digest("more")}  # fmt: skip
-    found = conformance(chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate)
+    found = check_conformance(chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate)
     assert "too_many_steps" in codes(found)
     assert found.steps_to_charge == STEPS + 1
 
@@ -490,7 +496,7 @@ def test_a_run_that_diverged_is_charged_what_it_charged(
     entries = entries_of(predicate, lost=False)[:6]  # two steps, the second without release
     entries = [e for e in entries if (e["type"], e.get("step")) != ("release", 1)]
     final = {**entries_of(predicate)[-1], "ended": "diverged", "charged": 2, "released": 1}
-    found = conformance(chained([*entries, final]), predicate)
+    found = check_conformance(chained([*entries, final]), predicate)
     assert codes(found) == {"diverged"}
     assert found.conformant
     assert found.steps_to_charge == 2
@@ -505,12 +511,12 @@ def test_a_run_that_was_stopped_is_charged_the_steps_that_it_took(
     released = [e for e in entries if e["type"] == "release"]
     final = {**entries_of(predicate)[-1], "ended": "stopped", "charged": 2, "released": 2}
     final["parameters"] = released[-1]["parameters"]
-    found = conformance(chained([*entries, final]), predicate)
+    found = check_conformance(chained([*entries, final]), predicate)
     assert codes(found) == {"stopped"}
     assert found.conformant
     assert found.steps_to_charge == 2
     # It stops between two steps; one that is open has no release.
-    found = conformance(chained([*stepped, {**final, "released": 1}]), predicate)
+    found = check_conformance(chained([*stepped, {**final, "released": 1}]), predicate)
     assert "wrong_weights" in codes(found)
 
 
@@ -518,7 +524,7 @@ def test_an_unfinished_record_is_charged_every_certified_step(
     signed: tuple[dict[str, Any], bytes],
 ) -> None:
     predicate, _ = signed
-    found = conformance(chained(entries_of(predicate)[:5]), predicate)
+    found = check_conformance(chained(entries_of(predicate)[:5]), predicate)
     assert codes(found) == {"unfinished"}
     assert (found.steps_charged, found.steps_to_charge) == (2, STEPS)
 
@@ -526,7 +532,7 @@ def test_an_unfinished_record_is_charged_every_certified_step(
 def test_a_certificate_that_certifies_nothing_is_found(key: SigningKey) -> None:
     plan = plan_with(target={"epsilon": 0.01, "delta": 1e-3})
     predicate, _ = predicate_of(plan, key, datetime.now(UTC).replace(microsecond=0))
-    found = conformance(chained(entries_of(predicate)), predicate)
+    found = check_conformance(chained(entries_of(predicate)), predicate)
     assert codes(found) == {"not_certified"}
 
 

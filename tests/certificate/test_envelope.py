@@ -14,7 +14,7 @@ from affidavit.certificate.dsse import (
     BadEnvelope,
     pre_authentication_encoding,
     read_envelope,
-    seal,
+    sign_envelope,
 )
 from affidavit.certificate.issuance import Certificate
 from affidavit.certificate.keys import SigningKey
@@ -43,14 +43,14 @@ def test_we_read_what_they_sign(key: SigningKey) -> None:
 
 def test_the_encoding_is_theirs(key: SigningKey) -> None:
     for payload in (b"", b"hello", b"\x00\xff" * 40):
-        envelope = seal(payload, key)
+        envelope = sign_envelope(payload, key)
         theirs = TheirEnvelope(payload=payload, payload_type=PAYLOAD_TYPE, signatures={})
         assert envelope.signed_bytes == theirs.pae()
         assert envelope.signed_bytes == pre_authentication_encoding(PAYLOAD_TYPE, payload)
 
 
 def test_what_is_written_is_read_back(key: SigningKey) -> None:
-    envelope = seal(b"payload", key)
+    envelope = sign_envelope(b"payload", key)
     assert read_envelope(envelope.as_document()) == envelope
 
 
@@ -68,7 +68,7 @@ def test_other_shapes_are_refused(document: object) -> None:
 def test_a_refusal_names_the_field_and_what_is_wrong_with_it(
     key: SigningKey, field: str, value: object, wrong: str
 ) -> None:
-    document = seal(b"payload", key).as_document()
+    document = sign_envelope(b"payload", key).as_document()
     (document if field == "payload" else document["signatures"][0])[field] = value
     with pytest.raises(BadEnvelope, match=f"^{field} is {wrong}$"):
         read_envelope(document)

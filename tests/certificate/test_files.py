@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from affidavit.certificate.atomic_write import synchronise, write_whole
+from affidavit.certificate.atomic_write import fsync_directory, write_atomically
 from tests.disk import PowerCut, disk
 
 WHOLE = (b"old content", b"what is new")
@@ -20,11 +20,11 @@ def test_a_power_cut_leaves_it_whole_and_once_it_is_written_leaves_it_so(tmp_pat
     for seed in range(50):
         drawn, folder = random.Random(seed), tmp_path / str(seed)
         folder.mkdir()
-        write_whole(folder / "file", b"old content")
+        write_atomically(folder / "file", b"old content")
         told = False
         with disk(folder, drawn.randint(1, 3), drawn) as failing:
             try:
-                write_whole(folder / "file", b"what is new")
+                write_atomically(folder / "file", b"what is new")
                 told = True
                 failing.cut()
             except PowerCut:
@@ -41,7 +41,7 @@ def test_it_has_its_mode_whatever_the_mask_and_what_was_there(
     path.touch(0o666)
     before = os.umask(mask)
     try:
-        write_whole(path, b"content", mode=mode)
+        write_atomically(path, b"content", mode=mode)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == mode
@@ -58,7 +58,7 @@ def test_where_it_cannot_be_written_it_is_as_it_was(
 
     monkeypatch.setattr(os, call, full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(tmp_path / "file", b"new")
+        write_atomically(tmp_path / "file", b"new")
     assert [(item.name, item.read_bytes()) for item in tmp_path.iterdir()] == [("file", b"old")]
 
 
@@ -72,7 +72,7 @@ def test_a_file_system_that_orders_names_itself_is_left_to_it_and_a_broken_disk_
         monkeypatch.setattr(os, "fsync", fsync)
 
     says(errno.EINVAL)
-    synchronise(tmp_path)
+    fsync_directory(tmp_path)
     says(errno.EIO)
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        synchronise(tmp_path)
+        fsync_directory(tmp_path)

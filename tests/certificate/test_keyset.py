@@ -21,10 +21,10 @@ from affidavit.certificate.keyset import (
     Revocation,
     Roots,
     SignedKeyset,
-    draft,
+    draft_keyset,
     read_keyset,
 )
-from affidavit.certificate.trust_root import accept, read_anchor
+from affidavit.certificate.trust_root import accept_keyset, read_anchor
 from affidavit.plan import canonical_json
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -54,7 +54,7 @@ def make() -> Make:
             "expires_at": NOW + timedelta(days=30),
             **changes,
         }
-        found = draft(last, **given)
+        found = draft_keyset(last, **given)
         for item in by:
             found = found.signed_by(ROOTS["abcde".index(item)])
         return found
@@ -65,7 +65,7 @@ def make() -> Make:
 def code_of(*chain: SignedKeyset, anchor: Any = None, now: datetime = NOW) -> str:
     """How the chain is received: ``accepted`` or the code of the refusal."""
     try:
-        accept(chain, anchor, now)
+        accept_keyset(chain, anchor, now)
     except KeysetError as error:
         return error.code
     return "accepted"
@@ -270,7 +270,7 @@ def test_roots_that_are_written_by_hand_need_their_keys_and_a_threshold(make: Ma
     assert [(key.algorithm, key.label) for key in roots.keys] == [("ed25519", "")] * 3
     assert [key.public().key_id for key in roots.keys] == [key.key_id for key in ROOTS[:3]]
     found = make()
-    assert accept([found], roots, NOW) == found.keyset
+    assert accept_keyset([found], roots, NOW) == found.keyset
 
 
 def test_a_root_key_signs_no_certificates(make: Make) -> None:

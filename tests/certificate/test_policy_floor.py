@@ -15,9 +15,9 @@ from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import SigningKey, read_public_keys
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge, policy_floor
-from affidavit.certificate.policy.rules import Facts
+from affidavit.certificate.policy.rules import PolicyFacts
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.certificate.verifier import verify
+from affidavit.certificate.verification import verify
 from affidavit.plan import Plan, plan_from
 
 MakePlan = Callable[..., Plan]
@@ -129,7 +129,7 @@ def test_facts_read_from_a_statement_are_those_it_was_judged_by(
         found = certify(plan, second_opinion=False)
         for own in (BUILT_IN, policy(epsilon_cap=1e-3)):
             said = predicate(plan, key, own)
-            assert Facts.said_in(said) == Facts.of(plan, found)
+            assert PolicyFacts.said_in(said) == PolicyFacts.of(plan, found)
 
 
 # ---- bundles of before ------------------------------------------------------------------

@@ -19,7 +19,7 @@ from affidavit.certificate.policy.rules import (
     CODE_PREFIX,
     RULES,
     WAIVABLE,
-    Facts,
+    PolicyFacts,
     at_least,
     violations,
 )
@@ -33,8 +33,8 @@ def policy(**changes: Any) -> Policy:
     return policy_from({**least, "allow_large_delta": True, **changes})
 
 
-def facts(plan: Plan, **changes: Any) -> Facts:
-    found = Facts(
+def facts(plan: Plan, **changes: Any) -> PolicyFacts:
+    found = PolicyFacts(
         plan=plan,
         verdict="certified",
         epsilon=2.0,
@@ -222,7 +222,7 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
         allowed = {verdict, "refused"} if verdict == "certified" else {verdict}
         assert judged.verdict in allowed
         assert (judged.verdict == "certified") == (
-            verdict == "certified" and not violations(item, Facts.of(plan, found, "fits"))
+            verdict == "certified" and not violations(item, PolicyFacts.of(plan, found, "fits"))
         )
         assert judged.epsilon == found.epsilon
         assert judged.reasons[: len(found.reasons)] == found.reasons
@@ -249,7 +249,7 @@ def test_a_cap_that_is_met_exactly_is_met(plan_of: MakePlan) -> None:
     plan = plan_of()
     found = certify(plan, second_opinion=False)
     assert found.epsilon is not None
-    at = Facts.of(plan, found).epsilon
+    at = PolicyFacts.of(plan, found).epsilon
     assert at is not None
     assert at >= found.epsilon.upper
     assert judge(plan, found, policy(epsilon_cap=at))[0].verdict == "certified"

@@ -15,8 +15,8 @@ from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
-from affidavit.certificate.policy.signed import NotAsSigned, opened, sealed
-from affidavit.certificate.policy.waiver import Waiver, in_force, written
+from affidavit.certificate.policy.signing import BadSignedDocument, open_document, sign_document
+from affidavit.certificate.policy.waiver import Waiver, format_instant, in_force
 from affidavit.plan import Plan, digest
 
 MakePlan = Callable[..., Plan]
@@ -212,7 +212,7 @@ def test_any_change_of_a_waiver_is_another_waiver() -> None:
 
 def test_times_are_cut_to_the_second_so_that_a_certificate_never_outlives_its_waiver() -> None:
     moment = datetime(2027, 1, 1, 0, 0, 59, 999_999, tzinfo=UTC)
-    assert written(moment) == "2027-01-01T00:00:59Z"
+    assert format_instant(moment) == "2027-01-01T00:00:59Z"
 
 
 # ---- as they are signed ------------------------------------------------------------------
@@ -220,24 +220,24 @@ def test_times_are_cut_to_the_second_so_that_a_certificate_never_outlives_its_wa
 
 def test_what_was_signed_is_read_back_and_nothing_else(key: SigningKey) -> None:
     document = STRICT.as_document()
-    envelope = sealed("policy", document, key)
-    assert opened("policy", envelope, key.public) == document
-    with pytest.raises(NotAsSigned):
-        opened("waiver", envelope, key.public)
-    with pytest.raises(NotAsSigned):
-        opened("policy", envelope, SigningKey.generate().public)
-    with pytest.raises(NotAsSigned):
-        opened("policy", envelope.replace(b'"sig":"', b'"sig":"A'), key.public)
-    with pytest.raises(NotAsSigned):
-        opened("policy", b"{}", key.public)
+    envelope = sign_document("policy", document, key)
+    assert open_document("policy", envelope, key.public) == document
+    with pytest.raises(BadSignedDocument):
+        open_document("waiver", envelope, key.public)
+    with pytest.raises(BadSignedDocument):
+        open_document("policy", envelope, SigningKey.generate().public)
+    with pytest.raises(BadSignedDocument):
+        open_document("policy", envelope.replace(b'"sig":"', b'"sig":"A'), key.public)
+    with pytest.raises(BadSignedDocument):
+        open_document("policy", b"{}", key.public)
 
 
 def test_a_policy_cannot_be_passed_off_as_a_certificate(key: SigningKey) -> None:
     from affidavit.certificate.issuance import BUNDLE_TYPE
-    from affidavit.certificate.verification import VerificationError
-    from affidavit.certificate.verifier import verify
+    from affidavit.certificate.verification import verify
+    from affidavit.certificate.verification_options import VerificationError
 
-    envelope = sealed("policy", STRICT.as_document(), key).decode()
+    envelope = sign_document("policy", STRICT.as_document(), key).decode()
     bundle = f'{{"bundleType": "{BUNDLE_TYPE}", "envelope": {envelope}}}'
     with pytest.raises(VerificationError) as caught:
         verify(bundle.encode(), [key.public])

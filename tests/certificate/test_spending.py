@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from scipy.stats import norm
 
-from affidavit.certificate.charts import Dots, Line, Rule
+from affidavit.certificate.charts import Dots, Line, ReferenceLine
 from affidavit.certificate.run_cost import spending, spending_chart
 from affidavit.plan import Plan
 
@@ -42,7 +42,7 @@ def test_what_is_drawn_is_a_bound_after_every_step(plan_of: Callable[..., Plan])
     (charged,) = [mark for mark in chart.marks if isinstance(mark, Dots)]
     assert charged.points == ((41, lines[1].points[-1][1]),)
     assert charged.points[0][1] < spent[-1].epsilon
-    (cap,) = [mark for mark in chart.marks if isinstance(mark, Rule)]
+    (cap,) = [mark for mark in chart.marks if isinstance(mark, ReferenceLine)]
     assert cap.at == spent[-1].epsilon
     assert chart.y.high is not None
     assert chart.y.high > cap.at

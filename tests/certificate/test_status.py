@@ -11,15 +11,15 @@ import pytest
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
-from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, seal
-from affidavit.certificate.issuance import Certificate, approved, issue
+from affidavit.certificate.dsse import PAYLOAD_TYPE, read_envelope, sign_envelope
+from affidavit.certificate.issuance import Certificate, issue, issue_approved
 from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN
 from affidavit.certificate.policy.evaluation import Approval, Approvals, judge
 from affidavit.certificate.status import PAYLOAD_TYPE as STATUS_PAYLOAD
-from affidavit.certificate.status import current_status, seal_status
-from affidavit.certificate.verification import Demands, VerificationError
-from affidavit.certificate.verifier import verify
+from affidavit.certificate.status import current_status, sign_status
+from affidavit.certificate.verification import verify
+from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 from affidavit.plan import Plan, canonical_json
 
 NOW = datetime.now(UTC).replace(microsecond=0)
@@ -82,7 +82,12 @@ def listing(certificate: Certificate, status: str = "revoked") -> dict[str, Any]
 
 def code(certificate: Certificate, key: SigningKey, status: bytes | None, **demands: Any) -> str:
     with pytest.raises(VerificationError) as caught:
-        verify(certificate.bundle, [key.public], now=NOW, demands=Demands(status=status, **demands))
+        verify(
+            certificate.bundle,
+            [key.public],
+            now=NOW,
+            demands=VerificationOptions(status=status, **demands),
+        )
     assert (caught.value.step, caught.value.step_name) == (13, "status")
     assert caught.value.remedy
     return caught.value.code
@@ -92,7 +97,9 @@ def test_an_empty_list_lets_it_pass_and_without_one_it_is_said(
     usable: Certificate, key: SigningKey
 ) -> None:
     checked = verify(
-        usable.bundle, [key.public], demands=Demands(status=seal_status(content(key), key))
+        usable.bundle,
+        [key.public],
+        demands=VerificationOptions(status=sign_status(content(key), key)),
     )
     assert 13 not in checked.unchecked
     assert checked.steps[-1][2] == "not listed in status list 5 of a"
@@ -106,19 +113,19 @@ def test_an_empty_list_lets_it_pass_and_without_one_it_is_said(
 def test_a_listed_certificate_is_rejected_by_its_envelope(
     usable: Certificate, key: SigningKey, status: str
 ) -> None:
-    listed = seal_status(content(key, listed=(listing(usable, status),)), key)
+    listed = sign_status(content(key, listed=(listing(usable, status),)), key)
     assert code(usable, key, listed) == status
     # The id alone does not do: another issue of the certificate may be good.
     other = {**listing(usable, status), "envelope": "sha256:" + "0" * 64}
     verify(
         usable.bundle,
         [key.public],
-        demands=Demands(status=seal_status(content(key, listed=(other,)), key)),
+        demands=VerificationOptions(status=sign_status(content(key, listed=(other,)), key)),
     )
 
 
 def test_a_list_is_good_until_its_next_update(usable: Certificate, key: SigningKey) -> None:
-    status = seal_status(content(key), key)
+    status = sign_status(content(key), key)
     end = NOW + timedelta(hours=1)
     current_status(status, [key.public], {}, end)
     with pytest.raises(VerificationError) as caught:
@@ -126,7 +133,7 @@ def test_a_list_is_good_until_its_next_update(usable: Certificate, key: SigningK
             usable.bundle,
             [key.public],
             now=end + timedelta(seconds=1),
-            demands=Demands(status=status),
+            demands=VerificationOptions(status=status),
         )
     assert caught.value.code == "stale_status"
     ahead = content(
@@ -134,16 +141,20 @@ def test_a_list_is_good_until_its_next_update(usable: Certificate, key: SigningK
         issued_at=written(NOW + timedelta(minutes=10)),
         next_update=written(NOW + timedelta(hours=2)),
     )
-    assert code(usable, key, seal_status(ahead, key)) == "bad_status"
+    assert code(usable, key, sign_status(ahead, key)) == "bad_status"
 
 
 def test_a_number_never_goes_back_and_stands_for_one_list(
     usable: Certificate, key: SigningKey
 ) -> None:
-    status = seal_status(content(key), key)
+    status = sign_status(content(key), key)
     digest = read_envelope(json.loads(status)).digest
     for seen in ({}, {"a": (5, digest)}, {"a": (4, "x")}, {"b": (9, "x")}):
-        verify(usable.bundle, [key.public], demands=Demands(status=status, status_seen=seen))
+        verify(
+            usable.bundle,
+            [key.public],
+            demands=VerificationOptions(status=status, status_seen=seen),
+        )
     assert code(usable, key, status, status_seen={"a": (6, "x")}) == "status_rollback"
     assert code(usable, key, status, status_seen={"a": (5, "x")}) == "status_rollback"
 
@@ -153,9 +164,11 @@ def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(
 ) -> None:
     """A fresh list of another service that the verifier trusts too says nothing."""
     other = new_key()
-    status = seal_status(content(other), other)
+    status = sign_status(content(other), other)
     with pytest.raises(VerificationError) as caught:
-        verify(usable.bundle, [key.public, other.public], demands=Demands(status=status))
+        verify(
+            usable.bundle, [key.public, other.public], demands=VerificationOptions(status=status)
+        )
     assert caught.value.code == "other_status"
 
 
@@ -163,17 +176,17 @@ def test_only_a_trusted_key_inside_its_window_signs_a_list(
     usable: Certificate, key: SigningKey
 ) -> None:
     stranger = new_key()
-    assert code(usable, key, seal_status(content(key), stranger)) == "bad_status"
+    assert code(usable, key, sign_status(content(key), stranger)) == "bad_status"
     development = new_key(development=True)
     late = new_key()
     late = replace(late, public=replace(late.public, not_before=NOW + timedelta(minutes=30)))
     for signer in (development, late):
         with pytest.raises(VerificationError, match="status list"):
-            current_status(seal_status(content(key), signer), [signer.public], {}, NOW)
+            current_status(sign_status(content(key), signer), [signer.public], {}, NOW)
 
 
 def test_any_single_byte_changed_is_rejected(usable: Certificate, key: SigningKey) -> None:
-    status = seal_status(content(key, listed=(listing(usable),)), key)
+    status = sign_status(content(key, listed=(listing(usable),)), key)
     for place in range(len(status)):
         changed = bytearray(status)
         changed[place] ^= 1 << (place % 7)
@@ -184,19 +197,19 @@ def test_any_single_byte_changed_is_rejected(usable: Certificate, key: SigningKe
 
 def test_no_payload_passes_for_one_of_the_other_type(usable: Certificate, key: SigningKey) -> None:
     """The type is signed: neither a relabelled nor a mistyped envelope is read."""
-    certificate, status = json.loads(usable.bundle), json.loads(seal_status(content(key), key))
+    certificate, status = json.loads(usable.bundle), json.loads(sign_status(content(key), key))
     assert code(usable, key, canonical_json(certificate["envelope"])) == "bad_status"
     relabelled = {**certificate["envelope"], "payloadType": STATUS_PAYLOAD}
     assert code(usable, key, canonical_json(relabelled)) == "bad_status"
     for envelope, step in (
         (status, 2),
         ({**status, "payloadType": PAYLOAD_TYPE}, 4),
-        (seal(read_envelope(status).payload, key).as_document(), 5),
+        (sign_envelope(read_envelope(status).payload, key).as_document(), 5),
     ):
         with pytest.raises(VerificationError) as caught:
             verify(canonical_json({**certificate, "envelope": envelope}), [key.public])
         assert caught.value.step == step
-    mistyped = seal(read_envelope(certificate["envelope"]).payload, key, STATUS_PAYLOAD)
+    mistyped = sign_envelope(read_envelope(certificate["envelope"]).payload, key, STATUS_PAYLOAD)
     assert code(usable, key, canonical_json(mistyped.as_document())) == "bad_status"
 
 
@@ -216,8 +229,8 @@ def test_no_payload_passes_for_one_of_the_other_type(usable: Certificate, key: S
 def test_a_list_of_another_form_is_rejected_though_it_is_signed(
     usable: Certificate, key: SigningKey, changes: dict[str, Any]
 ) -> None:
-    payload = json.loads(read_envelope(json.loads(seal_status(content(key), key))).payload)
-    envelope = seal(canonical_json({**payload, **changes}), key, STATUS_PAYLOAD)
+    payload = json.loads(read_envelope(json.loads(sign_status(content(key), key))).payload)
+    envelope = sign_envelope(canonical_json({**payload, **changes}), key, STATUS_PAYLOAD)
     assert code(usable, key, canonical_json(envelope.as_document())) == "bad_status"
 
 
@@ -246,7 +259,7 @@ class _First:
 
 def given_by(pending: Certificate, key: SigningKey, *names: str, envelope: str = "") -> Certificate:
     seen = envelope or pending.envelope_digest
-    return approved(
+    return issue_approved(
         pending.statement,
         key,
         approvals=Approvals(2, tuple(Approval(name, written(NOW), "", seen) for name in names)),
@@ -300,7 +313,7 @@ def test_approvals_that_cannot_be_read_are_no_approvals(
 ) -> None:
     statement = json.loads(json.dumps(pending.statement))
     statement["predicate"]["approvals"] = said
-    envelope = seal(canonical_json(statement), key).as_document()
+    envelope = sign_envelope(canonical_json(statement), key).as_document()
     bundle = canonical_json({**json.loads(pending.bundle), "envelope": envelope})
     assert code(replace(pending, bundle=bundle), key, None) == "not_approved"
 

@@ -13,8 +13,8 @@ from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import PAYLOAD_TYPE, Envelope, pre_authentication_encoding
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import PublicKey, SigningKey, development_key
-from affidavit.certificate.verification import STEPS, VerificationError
-from affidavit.certificate.verifier import verify
+from affidavit.certificate.verification import verify
+from affidavit.certificate.verification_options import STEPS, VerificationError
 from affidavit.plan import Plan, canonical_json
 
 

@@ -11,8 +11,8 @@ import pytest
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
 from affidavit.certificate.keys import PublicKey, SigningKey
-from affidavit.certificate.verification import VerificationError
-from affidavit.certificate.verifier import verify
+from affidavit.certificate.verification import verify
+from affidavit.certificate.verification_options import VerificationError
 from affidavit.plan import Plan
 
 ISSUED = datetime.now(UTC).replace(microsecond=0)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KeyStore, SigningKey, read_envelope, seal_status
+from affidavit.certificate import KeyStore, SigningKey, read_envelope, sign_status
 
 ID, DIGEST = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 
@@ -199,7 +199,7 @@ def listed(home: Path, bundle: Path, answer: Any) -> Callable[..., bytes]:
             "keys": (key.key_id,),
             "listed": (one,) if revoked else (),
         }
-        return seal_status(content, key)
+        return sign_status(content, key)
 
     return make
 

@@ -22,7 +22,7 @@ from affidavit.certificate import (
     Roots,
     SignedKeyset,
     SigningKey,
-    draft,
+    draft_keyset,
     read_keyset,
 )
 from affidavit.gate import app
@@ -40,7 +40,7 @@ ROOT, SIGNER = SigningKey.generate("root"), SigningKey.generate("signer")
 def version(
     last: SignedKeyset | None = None, days: int = 30, revoked: Any = (), signer: Any = SIGNER
 ) -> SignedKeyset:
-    made = draft(
+    made = draft_keyset(
         last,
         roots=Roots.of([ROOT.public], threshold=1),
         keys=[signer.public],
@@ -97,7 +97,7 @@ def test_versions_follow_each_other_and_are_served_byte_for_byte(
 
 
 def test_what_does_not_count_is_not_kept(store: KeysetStore) -> None:
-    unsigned = draft(
+    unsigned = draft_keyset(
         None,
         roots=Roots.of([ROOT.public], threshold=1),
         keys=[SIGNER.public],

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import Engine, event, func, select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import SigningKey, seal
+from affidavit.certificate import SigningKey, sign_envelope
 from affidavit.plan import canonical_json
 from affidavit.service.database import open_engine, reader, writer
 from affidavit.service.lifecycle.status import Status
@@ -58,7 +58,7 @@ def bundle(label: str) -> bytes:
         "policy": {},
         "validity": {"not_before": "2025-01-01T12:00:00Z"},
     }
-    envelope = seal(canonical_json({"predicate": predicate}), SIGNER)
+    envelope = sign_envelope(canonical_json({"predicate": predicate}), SIGNER)
     return canonical_json({"envelope": envelope.as_document()})
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import Conformance, conformance, read_envelope
+from affidavit.certificate import Conformance, check_conformance, read_envelope
 from affidavit.trainer import checkpoint, journal, keeper
 from affidavit.worker import checkpoint_transfer
 from tests.forked import Process
@@ -88,7 +88,7 @@ def settled_once(shop: Any, run: str, steps: int) -> Conformance:
     last = folder_of(shop, run, found["claims"])
     bundle = json.loads((last.parent / "bundle.json").read_bytes())
     predicate = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
-    checked = conformance((last / "record.jsonl").read_bytes(), predicate)
+    checked = check_conformance((last / "record.jsonl").read_bytes(), predicate)
     assert (checked.conformant, checked.head) == (True, found["record"])
     assert shop.charged(run) == ("settled", steps)
     kept = charges_of(last)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore, conformance, read_envelope, read_provenance
+from affidavit.certificate import KeyStore, check_conformance, read_envelope, read_provenance
 from affidavit.gate import app
 from tests.forked import Process
 from tests.worker.conftest import PROGRAM
@@ -61,7 +61,7 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     assert statement["subject"] == [{"name": "weights.pt", "digest": {"sha256": weights}}]
     bundle = json.loads((folder / "bundle.json").read_bytes())
     predicate = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
-    checked = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate)
+    checked = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate)
     assert checked.conformant
     assert checked.head == found["record"] == reported.record
 

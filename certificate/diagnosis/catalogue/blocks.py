@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Facts, Mistake, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Mistake, PhaseFacts, Way
 from affidavit.mechanisms import joint_noise_multiplier, noise_multiplier
 from affidavit.plan import FIXED_ORDER, Phase
 
@@ -194,7 +194,7 @@ def _scaled(factor: float) -> Change:
 def _as_dp_sgd(share: float) -> Change:
     """DP-SGD at the plan's sampler, whose sensitivity is ``share`` times C₁."""
 
-    def change(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+    def change(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         sampled = facts.scheme not in FIXED_ORDER and facts.rate < 1
         return replace(
             account,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Correlation, Facts, Mistake, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Correlation, Mistake, PhaseFacts, Way
 
 
 def injection_norm(case: Case) -> Iterator[Way]:
@@ -131,7 +131,7 @@ def identity_once(case: Case) -> Iterator[Way]:
         )
 
 
-def _once(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+def _once(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
     return replace(account, participations=1, sensitivity=None)
 
 
@@ -166,7 +166,7 @@ def _sensitivity(value: float) -> Change:
 def amplified(sensitivity: float) -> Change:
     """Each step sampled at the plan's rate, at σ over ``sensitivity``."""
 
-    def change(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+    def change(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
         return replace(
             account,
             known=True,
@@ -178,7 +178,7 @@ def amplified(sensitivity: float) -> Change:
     return change
 
 
-def _independent(account: PhaseAccount, facts: Facts) -> PhaseAccount:
+def _independent(account: PhaseAccount, facts: PhaseFacts) -> PhaseAccount:
     sampled = facts.scheme == "poisson" and facts.rate < 1
     return replace(
         account,

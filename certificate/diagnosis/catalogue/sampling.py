@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from affidavit.certificate.diagnosis.account import Pair, PhaseAccount
-from affidavit.certificate.diagnosis.case import Case, Change, Facts, Mistake, Way
+from affidavit.certificate.diagnosis.case import Case, Change, Mistake, PhaseFacts, Way
 from affidavit.certificate.diagnosis.catalogue.correlated import amplified
 
 UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson", "fixed_size"})
@@ -46,7 +46,7 @@ def poisson_for_shuffle(case: Case) -> Iterator[Way]:
             )
 
 
-def _correlated_as_poisson(facts: Facts) -> Iterator[Way]:
+def _correlated_as_poisson(facts: PhaseFacts) -> Iterator[Way]:
     """The same under correlated noise, which ``amplified_correlated`` names more closely."""
     found = facts.correlation
     for sensitivity in {1.0, found.column} if found is not None else ():
@@ -59,7 +59,7 @@ def _correlated_as_poisson(facts: Facts) -> Iterator[Way]:
         )
 
 
-def _rates(facts: Facts) -> Iterator[tuple[float, str, float]]:
+def _rates(facts: PhaseFacts) -> Iterator[tuple[float, str, float]]:
     """Sampling probabilities that a loader suggests: B/N, or one over its length."""
     yield facts.rate, f"B/N = {facts.rate:.6g}", 0.0
     for lots in reversed(facts.lots):
@@ -68,7 +68,7 @@ def _rates(facts: Facts) -> Iterator[tuple[float, str, float]]:
 
 
 def _poisson(q: float, *, halved: bool = False) -> Change:
-    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+    def change(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
         replaces = account.distance > 1 and not halved
         pair: Pair = "replace_one" if replaces else "add_remove"
         return replace(account, known=True, probability=q, pair=pair)
@@ -114,7 +114,7 @@ def microbatch_rate(case: Case) -> Iterator[Way]:
     yield from _physical_batches(facts)
 
 
-def _physical_batches(facts: Facts) -> Iterator[Way]:
+def _physical_batches(facts: PhaseFacts) -> Iterator[Way]:
     """Batches of a usual size that do not divide the lot."""
     lot = facts.lot
     if lot is None or facts.rate >= 1:
@@ -129,7 +129,7 @@ def _physical_batches(facts: Facts) -> Iterator[Way]:
             )
 
 
-def _accumulations(facts: Facts) -> Iterator[int]:
+def _accumulations(facts: PhaseFacts) -> Iterator[int]:
     """Into how many physical batches a lot may have been divided."""
     if facts.rate >= 1:
         return
@@ -140,7 +140,7 @@ def _accumulations(facts: Facts) -> Iterator[int]:
 
 
 def _rate_divided(parts: float) -> Change:
-    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+    def change(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
         q = account.probability
         return account if q is None else replace(account, probability=q / parts)
 
@@ -148,7 +148,7 @@ def _rate_divided(parts: float) -> Change:
 
 
 def _steps_multiplied(parts: int) -> Change:
-    def change(account: PhaseAccount, _facts: Facts) -> PhaseAccount:
+    def change(account: PhaseAccount, _facts: PhaseFacts) -> PhaseAccount:
         q = account.probability
         if q is None:
             return account
@@ -174,7 +174,7 @@ def epochs_for_steps(case: Case) -> Iterator[Way]:
             )
 
 
-def _counts(facts: Facts) -> Iterator[tuple[int, str, float]]:
+def _counts(facts: PhaseFacts) -> Iterator[tuple[int, str, float]]:
     """Other counts of the same training, with how they come about."""
     whole = {round(facts.epochs), math.floor(facts.epochs), math.ceil(facts.epochs)}
     for lots in facts.lots:

@@ -17,7 +17,7 @@ from affidavit.certificate.charts import (
     Chart,
     Dots,
     Line,
-    Rule,
+    ReferenceLine,
     draw,
     draw_panels,
 )
@@ -57,7 +57,9 @@ def test_whatever_is_drawn_is_well_formed_and_finite(
             Line(name=name, points=line),
             Band(name=name, points=bands),
             Dots(name=name, points=dots, labels=(name,)),
-            Bars(name=name, values=((name, at),)) if at > 0 else Rule(name=name, at=at, axis="y"),
+            Bars(name=name, values=((name, at),))
+            if at > 0
+            else ReferenceLine(name=name, at=at, axis="y"),
             x=x,
             y=y,
             title=name,

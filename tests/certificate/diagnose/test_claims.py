@@ -10,10 +10,10 @@ import pytest
 
 from affidavit.accountants import Bracket
 from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.agreement import Agreement
 from affidavit.certificate.diagnosis.case import Way
 from affidavit.certificate.diagnosis.claims import at_least, stated
 from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.judgement import Agreement
 from affidavit.certificate.diagnosis.readings import Reading
 from affidavit.certificate.diagnosis.search import Explanation
 from affidavit.plan import Claim, Plan

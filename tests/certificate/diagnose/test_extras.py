@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.certification import certify
+from affidavit.certificate.diagnosis.agreement import ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case
 from affidavit.certificate.diagnosis.diagnosis import diagnose
-from affidavit.certificate.diagnosis.judgement import Judgement
 from affidavit.certificate.diagnosis.search import search
 from affidavit.plan import Claim, Plan, plan_from
 
@@ -56,7 +56,7 @@ def plan_with(extra: str, scheme: str, adjacency: str) -> Plan:
 def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> None:
     for adjacency in ("add_remove", "replace_one", "zero_out"):
         plan = plan_with(extra, scheme, adjacency)
-        for found in search(Case.of(plan, 1e-5), Judgement.of(CLAIM, plan)):
+        for found in search(Case.of(plan, 1e-5), ClaimedEpsilon.of(CLAIM, plan)):
             assert found.reading.epsilon >= 0
 
 
@@ -78,4 +78,4 @@ def test_no_mistake_is_named_that_would_leave_a_release_out(extra: str, scheme: 
     plan = plan_with(extra, scheme, "zero_out")
     case = Case.of(plan, 1e-5)
     assert case.account.parts() is None
-    assert search(case, Judgement(value=1.0, unit=1e6, loose=0.0)) == ()
+    assert search(case, ClaimedEpsilon(value=1.0, unit=1e6, loose=0.0)) == ()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from affidavit.certificate.diagnosis.judgement import Agreement, Judgement
+from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.plan import Claim, Plan
 
 
@@ -35,7 +35,7 @@ from affidavit.plan import Claim, Plan
 def test_digits_decide(
     plan_of: Callable[..., Plan], text: str | float, reading: float, agreement: Agreement | None
 ) -> None:
-    assert Judgement.of(Claim(epsilon=text), plan_of()).agreement(reading) == agreement
+    assert ClaimedEpsilon.of(Claim(epsilon=text), plan_of()).agreement(reading) == agreement
 
 
 def with_noise(plan_of: Callable[..., Plan], sigma: float) -> Plan:
@@ -49,7 +49,7 @@ def with_noise(plan_of: Callable[..., Plan], sigma: float) -> Plan:
 def test_a_noise_multiplier_of_four_digits_was_rounded(
     plan_of: Callable[..., Plan], sigma: float, agreement: Agreement | None
 ) -> None:
-    judgement = Judgement.of(Claim(epsilon="7.9852"), with_noise(plan_of, sigma))
+    judgement = ClaimedEpsilon.of(Claim(epsilon="7.9852"), with_noise(plan_of, sigma))
     assert judgement.agreement(7.98505) == agreement
 
 
@@ -58,7 +58,7 @@ def test_the_roundest_noise_of_a_plan_loosens_a_claim_by_half_of_its_last_digit(
 ) -> None:
     """Three times as much as the noise, which is about how ε follows it at small noise."""
     for sigma, half in ((2.3395, 0.00005), (0.01234, 5e-6), (1234.0, 0.5), (12.3, 0.0)):
-        judgement = Judgement.of(Claim(epsilon="8"), with_noise(plan_of, sigma))
+        judgement = ClaimedEpsilon.of(Claim(epsilon="8"), with_noise(plan_of, sigma))
         assert judgement.loose == pytest.approx(3 * half / sigma, rel=1e-12)
 
 
@@ -68,5 +68,5 @@ def test_the_roundest_noise_of_a_plan_loosens_a_claim_by_half_of_its_last_digit(
 def test_calibration_stops_short_of_its_target_and_not_beyond(
     plan_of: Callable[..., Plan], reading: float, agrees: bool
 ) -> None:
-    judgement = Judgement.of(Claim(noise_multiplier="2.3395"), plan_of())
+    judgement = ClaimedEpsilon.of(Claim(noise_multiplier="2.3395"), plan_of())
     assert (judgement.agreement(reading) is not None) is agrees

@@ -14,7 +14,7 @@ from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.entry import Entry, certificate_entry
+from affidavit.certificate.log.entry import LogEntry, certificate_entry
 from affidavit.plan import plan_from
 
 
@@ -41,7 +41,7 @@ def certified(document: Any, key: SigningKey, **changes: Any) -> Certificate:
     return issue(assessment, key, requester="token:ci", issued_at=at)
 
 
-def leaf_of(bundle: bytes) -> Entry:
+def leaf_of(bundle: bytes) -> LogEntry:
     envelope = read_envelope(json.loads(bundle)["envelope"])
     return certificate_entry(envelope, json.loads(envelope.payload))
 
@@ -97,7 +97,7 @@ def test_what_an_issue_supersedes_stands_in_its_entry(document: Any, key: Signin
 
 def test_times_are_written_in_utc() -> None:
     at = datetime(2026, 11, 21, 14, 0, 0, 5, tzinfo=timezone(timedelta(hours=2)))
-    entry = Entry(kind="run", subject="s", actor="a", at=at, body={"z": 1, "a": 2})
+    entry = LogEntry(kind="run", subject="s", actor="a", at=at, body={"z": 1, "a": 2})
     assert entry.content == (
         b'{"actor":"a","at":"2026-11-21T12:00:00.000005+00:00","body":{"a":2,"z":1},'
         b'"kind":"run","subject":"s"}'

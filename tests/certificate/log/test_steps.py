@@ -19,15 +19,20 @@ from affidavit.certificate.log.checkpoint import (
     read_checkpoint,
 )
 from affidavit.certificate.log.entry import Consistency, read_inclusion
-from affidavit.certificate.log.note import sign_note, written
-from affidavit.certificate.log.steps import included
+from affidavit.certificate.log.note import encode_base64, sign_note
 from affidavit.certificate.log.tree import (
     Frontier,
     Place,
     leaf_hash,
 )
-from affidavit.certificate.verification import STEPS, Demands, VerificationError, Verified
-from affidavit.certificate.verifier import verify
+from affidavit.certificate.log.verification import included
+from affidavit.certificate.verification import verify
+from affidavit.certificate.verification_options import (
+    STEPS,
+    VerificationError,
+    VerificationOptions,
+    VerifiedCertificate,
+)
 from affidavit.plan import plan_from
 from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
 
@@ -42,9 +47,9 @@ def log(certificate: Certificate) -> Log:
     return log_of(certificate, index=11, size=40)
 
 
-def passed(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> Verified:
+def passed(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> VerifiedCertificate:
     raw = json.dumps(bundle).encode()
-    return verify(raw, keys or [KEY.public], demands=Demands(**demands))
+    return verify(raw, keys or [KEY.public], demands=VerificationOptions(**demands))
 
 
 def rejected(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> tuple[int, str]:
@@ -101,9 +106,9 @@ def test_a_bundle_that_was_never_logged_says_so(certificate: Certificate) -> Non
         {"inclusionProof": "x"},
         {"inclusionProof": [1]},
         {"inclusionProof": ["A"]},
-        {"inclusionProof": [written(bytes(31))]},
-        {"inclusionProof": [written(bytes(32))[:-2] + "B="]},
-        {"inclusionProof": [written(bytes(32))] * 200},
+        {"inclusionProof": [encode_base64(bytes(31))]},
+        {"inclusionProof": [encode_base64(bytes(32))[:-2] + "B="]},
+        {"inclusionProof": [encode_base64(bytes(32))] * 200},
         {"checkpoint": 7},
         {"extra": 1},
     ],
@@ -155,7 +160,7 @@ def test_step_10_a_proof_that_was_changed(log: Log) -> None:
         proof[1:],
         [*proof, proof[0]],
         proof[::-1],
-        [written(bytes(32)), *proof[1:]],
+        [encode_base64(bytes(32)), *proof[1:]],
     ):
         bundle = log.bundle(40)
         bundle["log"]["inclusionProof"] = changed
@@ -216,7 +221,9 @@ def test_step_11_a_root_that_nobody_signed(log: Log, certificate: Certificate) -
     forged = log_of(certificate, 11, 40, salt=b"forged")
     note = log.checkpoint(40)
     bundle = forged.bundle(40)
-    bundle["log"]["checkpoint"] = note.replace(written(log.root(40)), written(forged.root(40)))
+    bundle["log"]["checkpoint"] = note.replace(
+        encode_base64(log.root(40)), encode_base64(forged.root(40))
+    )
     assert rejected(bundle) == (11, "bad_checkpoint_signature")
 
 
@@ -329,4 +336,4 @@ def test_no_changed_byte_of_the_log_part_passes(log: Log) -> None:
     for place in range(begin, len(raw)):
         changed = raw[:place] + bytes([raw[place] ^ (1 << (place % 7))]) + raw[place + 1 :]
         with pytest.raises(VerificationError):
-            verify(changed, [KEY.public], demands=Demands(log_origin=ORIGIN))
+            verify(changed, [KEY.public], demands=VerificationOptions(log_origin=ORIGIN))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.certificate import SigningKey, conformance
+from affidavit.certificate import SigningKey, check_conformance
 from affidavit.gate.guard import Guard, GuardStop
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 
@@ -65,7 +65,7 @@ def test_a_right_run_is_recorded_as_it_was_certified(
         for left in range(STEPS, 0, -1):
             assert run.steps_left == left
             noised(run, draws, key=draws.bytes(32))
-    found = conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
     assert (found.findings, found.steps_charged, found.steps_released) == ((), STEPS, STEPS)
     assert run.notes == ()
 
@@ -211,7 +211,7 @@ def test_a_run_that_breaks_off_is_charged_every_step(
     run = begin()
     noised(run, np.random.default_rng(1))
     run.close()
-    found = conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
     assert {finding.code for finding in found.findings} == {"unfinished"}
     assert (found.steps_charged, found.steps_to_charge) == (1, STEPS)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import SigningKey, conformance
+from affidavit.certificate import SigningKey, check_conformance
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = Path(__file__).with_name("opacus_scenarios.py")
@@ -95,7 +95,7 @@ def test_a_right_run_passes_and_its_record_conforms(
     found = outcomes["right" + name]
     assert (found["guarded"], found["released"], found["changed"]) == (None, STEPS, True)
     predicate, _ = certificates["layers" if "layer" in name else "flat"]
-    said = conformance(Path(found["record"]).read_bytes(), predicate)
+    said = check_conformance(Path(found["record"]).read_bytes(), predicate)
     wrong = {finding.code for finding in said.findings}
     assert wrong == ({"statistical_generator"} if "Opacus" in name else set())
     assert said.steps_released == STEPS

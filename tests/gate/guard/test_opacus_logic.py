@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from affidavit.certificate import SigningKey, conformance
+from affidavit.certificate import SigningKey, check_conformance
 from affidavit.gate.guard import GuardStop, opacus
 from tests.gate.guard.conftest import LOT, RECORDS, STEPS
 from tests.gate.guard.fakes import DistributedDPOptimizer, DPOptimizer, Engine, Loader
@@ -65,7 +65,7 @@ def test_a_right_run_conforms_and_ends_at_its_last_step(
     script = begin()
     for _ in range(STEPS):
         script.step()
-    found = conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
     assert (found.findings, found.steps_released) == ((), STEPS)
     before = script.module.weight.detach().clone()
     with pytest.raises(GuardStop) as stop:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from affidavit.certificate import KeyStore, PublicKey, Revocation, Roots, SigningKey, draft
+from affidavit.certificate import KeyStore, PublicKey, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.service.database import open_engine
 from affidavit.service.keysets import KeysetStore
 from affidavit.service.settings import Settings
@@ -91,7 +91,7 @@ class Company:
         (bad,) = self.trusted
         self.keys.new("next")
         root = SigningKey.generate("root")
-        made = draft(
+        made = draft_keyset(
             None,
             roots=Roots.of([root.public], threshold=1),
             keys=self.trusted,

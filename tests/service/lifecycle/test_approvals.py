@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.certificate import Demands, VerificationError, read_envelope, verify
+from affidavit.certificate import VerificationError, VerificationOptions, read_envelope, verify
 from tests.service.lifecycle.conftest import Company
 
 NONE = "sha256:" + "0" * 64
@@ -24,7 +24,7 @@ def predicate(result: dict[str, Any]) -> dict[str, Any]:
 
 def rejected(bundle: bytes, company: Company, **demands: Any) -> VerificationError:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, demands=Demands(**demands))
+        verify(bundle, company.trusted, demands=VerificationOptions(**demands))
     return caught.value
 
 

@@ -12,7 +12,13 @@ from jsonschema import Draft202012Validator
 from sqlalchemy import select, text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import Demands, VerificationError, current_status, read_envelope, verify
+from affidavit.certificate import (
+    VerificationError,
+    VerificationOptions,
+    current_status,
+    read_envelope,
+    verify,
+)
 from affidavit.service.lifecycle import status_lists as lists
 from affidavit.service.log.log_tables import log_entries
 from tests.service.lifecycle.conftest import Company
@@ -25,14 +31,14 @@ def content(raw: bytes) -> dict[str, Any]:
 
 def rejected(company: Company, bundle: bytes, status: bytes) -> str:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, demands=Demands(status=status))
+        verify(bundle, company.trusted, demands=VerificationOptions(status=status))
     return caught.value.code
 
 
 def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> None:
     result = company.submit(plan()).json()
     before = company.status()
-    verify(company.bundle(result), company.trusted, demands=Demands(status=before))
+    verify(company.bundle(result), company.trusted, demands=VerificationOptions(status=before))
     answer = company.revoke("bea", result)
     assert answer.status_code == 201
     kept = answer.json()
@@ -46,7 +52,11 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
     # The list from before is well signed and not stale; only memory finds it out.
     seen = {"status_seen": {content(after)["issuer"]: (content(after)["sequence"], "x")}}
     with pytest.raises(VerificationError) as caught:
-        verify(company.bundle(result), company.trusted, demands=Demands(status=before, **seen))
+        verify(
+            company.bundle(result),
+            company.trusted,
+            demands=VerificationOptions(status=before, **seen),
+        )
     assert caught.value.code == "status_rollback"
 
 
@@ -77,7 +87,7 @@ def test_only_a_decision_issues_it_again_and_the_old_issue_stays_revoked(
     statuses = [(issue["issue"], issue["status"]) for issue in company.issues(result)]
     assert statuses == [(2, "active"), (1, "revoked")]
     status = company.status()
-    verify(company.bundle(fresh), company.trusted, demands=Demands(status=status))
+    verify(company.bundle(fresh), company.trusted, demands=VerificationOptions(status=status))
     assert rejected(company, company.bundle(result), status) == "revoked"
     # Revoked once more, both are.
     company.revoke("bea", fresh, code="run_error", reason="not as certified")
@@ -105,7 +115,7 @@ def test_a_usable_issue_that_was_superseded_is_listed(company: Company, plan: An
     second = company.submit(plan()).json()
     status = company.status()
     assert rejected(company, company.bundle(first), status) == "superseded"
-    verify(company.bundle(second), company.trusted, demands=Demands(status=status))
+    verify(company.bundle(second), company.trusted, demands=VerificationOptions(status=status))
 
 
 def test_who_may_revoke_may_revoke_their_own_and_once_is_enough(

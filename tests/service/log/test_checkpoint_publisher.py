@@ -18,10 +18,10 @@ from affidavit.certificate.log import (
     BadNote,
     Consistency,
     NoteKey,
+    encode_base64,
     note_key,
     read_addition,
     sign_checkpoint,
-    written,
 )
 from affidavit.certificate.log.checkpoint import cosigned
 from affidavit.certificate.log.note import parse_note
@@ -163,7 +163,7 @@ def witness(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Any]:
 
 
 def addition(note: str, proof: Consistency | None = None, old: int = 0) -> bytes:
-    lines = "" if proof is None else "".join(f"{written(hash_)}\n" for hash_ in proof.hashes)
+    lines = "" if proof is None else "".join(f"{encode_base64(hash_)}\n" for hash_ in proof.hashes)
     return f"old {old if proof is None else proof.first}\n{lines}\n{note}".encode()
 
 
@@ -261,7 +261,7 @@ def test_what_is_no_request_is_a_400(log: Log, witness: Any) -> None:
         b"old 00\n\n" + note,
         b"new 0\n\n" + note,
         b"old 0\nAAAA\n\n" + note,
-        b"old 0\n" + written(bytes(32)).encode() * 64 + b"\n\n" + note,
+        b"old 0\n" + encode_base64(bytes(32)).encode() * 64 + b"\n\n" + note,
     ):
         answer = ask(witness, body)
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed_checkpoint"), body

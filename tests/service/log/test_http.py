@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from affidavit.certificate import Demands, KeyStore, PublicKey, VerificationError, verify
+from affidavit.certificate import (
+    KeyStore,
+    PublicKey,
+    VerificationError,
+    VerificationOptions,
+    verify,
+)
 from affidavit.certificate.log import (
     leaf_hash,
     open_checkpoint,
@@ -69,7 +75,7 @@ def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> No
     seen: dict[str, str] = {}
     for location in reversed(locations):
         raw = client.get(f"{location}/bundle").content
-        demands = Demands(require_log=True, log_origin="example.com/log", seen=seen)
+        demands = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
         found = verify(raw, keys(client), demands=demands)
         assert not {10, 11, 12} & set(found.unchecked)
         assert found.checkpoint is not None
@@ -206,7 +212,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
         bundle = client.get(f"{item}/bundle")
         assert bundle.status_code == 200
         with pytest.raises(VerificationError, match="does not say where"):
-            verify(bundle.content, keys(client), demands=Demands(require_log=True))
+            verify(bundle.content, keys(client), demands=VerificationOptions(require_log=True))
 
 
 @pytest.mark.usefixtures("database_url")

@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator, FormatChecker
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
-from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft
+from affidavit.certificate import KeyStore, Revocation, Roots, SigningKey, draft_keyset
 from affidavit.gate import app
 from affidavit.service.database import open_engine
 from affidavit.service.keysets import KeysetStore
@@ -202,7 +202,7 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
     (bad,) = KeyStore(tmp_path / "keys").public_keys()
     KeyStore(tmp_path / "keys").new("next")
     root = SigningKey.generate("root")
-    made = draft(
+    made = draft_keyset(
         None,
         roots=Roots.of([root.public], threshold=1),
         keys=[bad],

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select, text
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import KeyStore
-from affidavit.certificate.policy import written
+from affidavit.certificate.policy import format_instant
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pool import AccountingPool
@@ -115,7 +115,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
 
 def in_days(days: float) -> str:
     """That time from now, as documents write it."""
-    return written(datetime.now(UTC) + timedelta(days=days))
+    return format_instant(datetime.now(UTC) + timedelta(days=days))
 
 
 @pytest.fixture(name="policy")

@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore, PublicKey, verify
-from affidavit.certificate.policy import BUILT_IN, opened, policy_from
+from affidavit.certificate.policy import BUILT_IN, open_document, policy_from
 
 Document = Callable[..., dict[str, Any]]
 
@@ -36,7 +36,7 @@ def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Doc
     assert (made["name"], made["version"], made["digest"]) == ("toys", 1, digest)
     assert (made["active"], made["created_by"]) == (True, "token:ada")
     (public,) = KeyStore(house.settings.key_directory).public_keys()
-    assert opened("policy", json.dumps(made["envelope"]).encode(), public) == made["policy"]
+    assert open_document("policy", json.dumps(made["envelope"]).encode(), public) == made["policy"]
     (entry,) = house.entries("policy")
     assert (entry["subject"], entry["actor"]) == (digest, "token:ada")
     assert entry["body"]["policy"] == made["policy"]

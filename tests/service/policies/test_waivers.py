@@ -13,7 +13,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import KeyStore
-from affidavit.certificate.policy import opened, written
+from affidavit.certificate.policy import format_instant, open_document
 from affidavit.service.policies import evaluation
 
 Document = Callable[..., dict[str, Any]]
@@ -45,7 +45,9 @@ def test_a_waiver_lets_one_reason_pass_and_is_seen(
     assert (waiver["status"], waiver["revoked"]) == ("in_force", None)
     assert waiver["waiver"]["created_by"] == "token:amy"
     (public,) = KeyStore(house.settings.key_directory).public_keys()
-    assert opened("waiver", json.dumps(waiver["envelope"]).encode(), public) == waiver["waiver"]
+    assert (
+        open_document("waiver", json.dumps(waiver["envelope"]).encode(), public) == waiver["waiver"]
+    )
 
     passed = house.submit("sam", plan())
     assert (refused.json()["verdict"], passed.json()["verdict"]) == ("refused", "certified")
@@ -232,7 +234,7 @@ def test_a_waiver_that_cannot_be_is_refused_and_nothing_is_kept(house: Any) -> N
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:
     house.activate(epsilon_cap=0.5)
     made = house.waive().json()["waiver"]
-    for column, value in (("expires_at", written(datetime.now(UTC) + timedelta(days=300))),
+    for column, value in (("expires_at", format_instant(datetime.now(UTC) + timedelta(days=300))),
                           ("created_by", "token:sue")):  # fmt: skip
         kept = made[column]
         house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, value))

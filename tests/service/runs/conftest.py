@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, select
 
-from affidavit.certificate import KeyStore, SigningKey, conformance, read_envelope
+from affidavit.certificate import KeyStore, SigningKey, check_conformance, read_envelope
 from affidavit.service.database import open_engine
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.run_tables import run_events
@@ -84,7 +84,7 @@ class Yard:
                     return answer
         envelope = provenance(
             Job.read(job),
-            conformance((signed or record).content.encode(), record.predicate),
+            check_conformance((signed or record).content.encode(), record.predicate),
             key or self.key,
             worker="w",
             weights="2" * 64,

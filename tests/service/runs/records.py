@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from affidavit.certificate import START, Execution, certified_plan, sealed
+from affidavit.certificate import START, Execution, certified_plan, encode_line
 from affidavit.plan import digest_of
 
 
@@ -56,7 +56,7 @@ class Record:
         return made
 
     def add(self, entry: dict[str, Any]) -> None:
-        line, self.head = sealed(entry, self.head)
+        line, self.head = encode_line(entry, self.head)
         self.lines.append(line)
 
     def _header(self) -> None:

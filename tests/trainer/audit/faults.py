@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from affidavit.certificate import Required
+from affidavit.certificate import StepRequirement
 from affidavit.trainer import sampling
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.binding import Bound
@@ -38,7 +38,7 @@ class RootK(Machine):
 class Reseeded(Machine):
     """The generator of the noise starts again at every step."""
 
-    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         self._first = getattr(self, "_first", ratchet)
         return NoiseSource(self._first.key_for("noise"), self.layout.noise(required))
 
@@ -58,14 +58,14 @@ class RealisedLot(Machine):
 
         lots.of = of  # type: ignore[method-assign]
 
-    def _update(self, sums: dict[str, Tensor], required: Required, rate: float) -> None:
+    def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         super()._update(sums, replace(required, divisor=str(max(1, self._size))), rate)
 
 
 class LeftOut(Machine):
     """The noise passes over one tensor: a bias that another optimiser has."""
 
-    def _source(self, required: Required, ratchet: Ratchet) -> NoiseSource:
+    def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
         return _AllButOne(super()._source(required, ratchet))  # type: ignore[return-value]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import Demands, SigningKey, certify, development_key, issue
-from affidavit.certificate.policy import BUILT_IN, Judgement
+from affidavit.certificate import SigningKey, VerificationOptions, certify, development_key, issue
+from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation
 from affidavit.plan import digest
 from affidavit.trainer.adapters import Group
 from affidavit.trainer.binding import OBLIGATIONS, bind
@@ -55,7 +55,7 @@ def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) 
 
 def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path) -> None:
     plan, now = plan_with(), datetime.now(UTC).replace(microsecond=0)
-    under = Judgement(policy=BUILT_IN.model_copy(update={"approvals": 1}))
+    under = PolicyEvaluation(policy=BUILT_IN.model_copy(update={"approvals": 1}))
     found = certify(plan, second_opinion=False)
     bundle = issue(found, KEY, requester="tests", issued_at=now, under=under).bundle
     code = refused(run, tmp_path / "run", bundle=bundle)
@@ -63,7 +63,7 @@ def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path
 
 
 def test_a_status_list_that_is_demanded_cannot_be_left_out(run: Run, tmp_path: Path) -> None:
-    code = refused(run, tmp_path / "run", demands=Demands(require_status=True))
+    code = refused(run, tmp_path / "run", demands=VerificationOptions(require_status=True))
     assert "status" in code
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from affidavit.certificate import conformance
+from affidavit.certificate import check_conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.trainer import checkpoint
 from affidavit.trainer.clipping.private import PrivateModel
@@ -111,7 +111,7 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     charges = [entry for entry in entries if entry["type"] == "charge"]
     assert [entry["step"] for entry in charges] == list(range(STEPS))
     assert len({entry["key_commitment"] for entry in charges}) == STEPS
-    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found.findings == ()
     assert found.steps_to_charge == STEPS
     assert (out / "weights.pt").exists()
@@ -147,7 +147,7 @@ def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
         shutil.copytree(first, out)
         killed(out, event, "write")
         ran(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
-        found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+        found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
         assert found.findings == ()
 
 
@@ -170,7 +170,7 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
         assert os.WIFSIGNALED(status) or status == 0
         kills += os.WIFSIGNALED(status)
     assert kills >= 2
-    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found.findings == ()
     assert found.steps_charged == 60
     keys = [e["key_commitment"] for e in entries_of(out) if e["type"] == "charge"]
@@ -255,7 +255,7 @@ def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
     made = run(plan, out=out, resume=True, **settings)
     releases = [entry for entry in made.entries if entry["type"] == "release"]
     assert releases[-1]["parameters"] == made.entries[-1]["parameters"]
-    found = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found.findings == ()
 
 
@@ -466,7 +466,7 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
     monkeypatch.setattr(os, "write", real)
     assert stop.value.code == "not_written"
     made = run(plan, out=out, bundle=bundle, resume=begun(out))
-    found_ = conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    found_ = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found_.findings == ()
     assert made.outcome.charged == STEPS
 

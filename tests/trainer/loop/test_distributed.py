@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from affidavit.certificate import conformance
+from affidavit.certificate import check_conformance
 from tests.ports import free_port
 from tests.trainer.loop.made import KEY, STEPS, Ran, bundle_of, entries_of, plan_with
 from tests.trainer.loop.test_loop import lots_of, predicate_of
@@ -79,7 +79,7 @@ def test_two_ranks_of_torchrun_train_as_one_process_does(
     counts = [sorted(record for _, record in lots)]
     assert sorted([*shards(folder, 0), *shards(folder, 1)]) == counts[0]
     assert all(read)
-    found = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+    found = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
         (folder / "bundle.json").read_bytes()
     ))  # fmt: skip
     assert found.findings == ()
@@ -104,7 +104,7 @@ def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
     assert charged == [*released, released[-1] + 1]
     # One process may go on with what two began.
     run(out=folder / "run", bundle=(folder / "bundle.json").read_bytes(), resume=True)
-    found = conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+    found = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
         (folder / "bundle.json").read_bytes()
     ))  # fmt: skip
     assert found.findings == ()

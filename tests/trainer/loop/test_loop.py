@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from affidavit.certificate import conformance
+from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
 from affidavit.trainer.failures import Diverged, RunFailure
@@ -185,7 +185,7 @@ def test_every_kind_of_plan_runs_to_its_end_and_conforms(run: Run, changes: dict
     model = Small({"hidden": ("0",), "auxiliary": ("2",)}) if len(names) > 1 else Small()
     bundle = bundle_of(plan)
     made = run(plan, model=model, bundle=bundle, seed=6)
-    found = conformance((made.out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    found = check_conformance((made.out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found.findings == ()
     assert found.steps_to_charge == STEPS
     assert torch.isfinite(made.values).all()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import conformance
+from affidavit.certificate import check_conformance
 from tests.disk import PowerCut, disk
 from tests.seeds import seeded
 from tests.trainer.loop.made import STEPS, bundle_of, plan_with, ran
@@ -35,7 +35,7 @@ def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
     assert found[: len(charged)] == charged
     assert [entry["step"] for entry in found] == list(range(STEPS))
     assert len({entry["key_commitment"] for entry in found}) == STEPS
-    judged = conformance((out / "record.jsonl").read_bytes(), predicate_of(BUNDLE))
+    judged = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(BUNDLE))
     assert judged.findings == ()
     weights = torch.load(io.BytesIO((out / "weights.pt").read_bytes()), weights_only=True)
     assert weights.keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from affidavit.certificate import Conformance, conformance
+from affidavit.certificate import Conformance, check_conformance
 from affidavit.trainer.failures import RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.supervision import Supervision
@@ -39,7 +39,7 @@ def until(out: Path, charged: int) -> None:
 
 
 def checked(out: Path, bundle: bytes) -> Conformance:
-    return conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    return check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
 
 
 @pytest.mark.parametrize("changes", [{}, CORRELATED], ids=["independent", "correlated"])

@@ -17,10 +17,10 @@ from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, re
 from affidavit.certificate.log.entry import Inclusion, certificate_entry
 from affidavit.certificate.log.note import BadNote, UnknownSigner
 from affidavit.certificate.log.tree import ProofError, verify_consistency, verify_inclusion
-from affidavit.certificate.verification import Demands, VerificationError
+from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 
 
-def require_logged(demands: Demands) -> None:
+def require_logged(demands: VerificationOptions) -> None:
     """Reject a bundle without a log part where the verifier asks for one."""
     if demands.require_log:
         raise VerificationError(
@@ -112,7 +112,7 @@ class Link(NamedTuple):
     keep: bool
 
 
-def consistent(checkpoint: Checkpoint, demands: Demands) -> Link:
+def consistent(checkpoint: Checkpoint, demands: VerificationOptions) -> Link:
     """Step 12: the checkpoint and the last one seen of its log are of one growing tree."""
     note = demands.seen.get(checkpoint.origin)
     if note is None:
@@ -157,7 +157,7 @@ def _require_consistency(older: Checkpoint, newer: Checkpoint, hashes: tuple[byt
         ) from None
 
 
-def _unlinked(older: Checkpoint, newer: Checkpoint, demands: Demands) -> str:
+def _unlinked(older: Checkpoint, newer: Checkpoint, demands: VerificationOptions) -> str:
     where = f"/v1/log/proof/consistency?first={older.size}&second={newer.size}"
     if demands.require_log:
         raise VerificationError(

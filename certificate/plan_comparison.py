@@ -35,7 +35,7 @@ from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
 from affidavit.plan import ABSENT, Change, MalformedPlan, Plan, Reason, changed, changes
 
-MOST_ALONE = 24
+MAX_CHANGES = 24
 """Changes that are made alone; two plans that differ in more have little in common."""
 SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
 """Relative differences that say nothing between two plans whose noise was solved for: each is
@@ -47,7 +47,7 @@ Assess = Callable[[Plan], Assessment]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Alone:
+class ChangeEffect:
     """The first plan after one change: what was found, or ``reasons`` why it cannot be made.
 
     ``moved`` and ``noise_moved`` say what the change did to ε and to the joint noise
@@ -78,12 +78,12 @@ class Alone:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlansCompared:
+class PlanComparison:
     """What was found about two plans; ``alone`` has every change, those of words too."""
 
     first: Assessment
     second: Assessment
-    alone: tuple[Alone, ...]
+    alone: tuple[ChangeEffect, ...]
 
     @property
     def obstacles(self) -> tuple[Reason, ...]:
@@ -98,7 +98,7 @@ class PlansCompared:
         return _RANKING.get(_moved(self.first, self.second), "not_told_apart")
 
     @property
-    def strongest(self) -> Alone | None:
+    def strongest(self) -> ChangeEffect | None:
         """The single change that moved ε furthest, up or down; None where none did."""
         return max(
             (item for item in self.alone if item.moved in _FAR),
@@ -107,7 +107,7 @@ class PlansCompared:
         )
 
     @property
-    def strongest_on_noise(self) -> Alone | None:
+    def strongest_on_noise(self) -> ChangeEffect | None:
         """The single change that moved the joint noise multiplier furthest."""
         return max(
             (item for item in self.alone if item.noise_moved in _FAR),
@@ -159,7 +159,7 @@ class PlansCompared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class ChangeTrial:
     """A change with the plan that it leads to alone, or with ``reasons`` why it does not."""
 
     change: Change
@@ -167,38 +167,38 @@ class Trial:
     reasons: tuple[Reason, ...] = ()
 
 
-def trials(first: Plan, second: Plan) -> tuple[Trial, ...]:
+def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
     """Every change between two plans, made alone to the first; nothing is accounted yet."""
     found = []
     tried = 0
     for change in changes(first, second):
         if change.is_words:
-            found.append(Trial(change=change, plan=None))
-        elif tried >= MOST_ALONE:
-            found.append(Trial(change=change, plan=None, reasons=(_too_many(change),)))
+            found.append(ChangeTrial(change=change, plan=None))
+        elif tried >= MAX_CHANGES:
+            found.append(ChangeTrial(change=change, plan=None, reasons=(_too_many(change),)))
         else:
             tried += 1
             found.append(_trial(first, change))
     return tuple(found)
 
 
-def compared(
-    first: Assessment, second: Assessment, tried: Sequence[tuple[Trial, Assessment | None]]
-) -> PlansCompared:
+def comparison_of(
+    first: Assessment, second: Assessment, tried: Sequence[tuple[ChangeTrial, Assessment | None]]
+) -> PlanComparison:
     """The comparison, from what was found about both plans and about each trial's plan."""
-    return PlansCompared(
+    return PlanComparison(
         first=first, second=second, alone=tuple(_alone(first, *item) for item in tried)
     )
 
 
-def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlansCompared:
+def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlanComparison:
     """Certify both plans and every single change between them, by ``assess``.
 
     Without it each is certified by one engine, as ``check`` does.
     """
     ask = assess or (lambda plan: certify(plan, second_opinion=False))
-    tried = trials(first, second)
-    return compared(
+    tried = change_trials(first, second)
+    return comparison_of(
         ask(first),
         ask(second),
         [(item, None if item.plan is None else ask(item.plan)) for item in tried],
@@ -274,26 +274,27 @@ def _unproved(which: str, found: Assessment) -> Reason:
     )
 
 
-def _trial(first: Plan, change: Change) -> Trial:
+def _trial(first: Plan, change: Change) -> ChangeTrial:
     try:
-        return Trial(change=change, plan=changed(first, change))
+        return ChangeTrial(change=change, plan=changed(first, change))
     except MalformedPlan as error:
-        return Trial(change=change, plan=None, reasons=error.reasons)
+        return ChangeTrial(change=change, plan=None, reasons=error.reasons)
 
 
 def _too_many(change: Change) -> Reason:
     return Reason(
         code="too_many_changes",
         pointer=change.pointer,
-        message=f"the plans differ in more than {MOST_ALONE} fields; this one was not tried alone.",
+        message=f"the plans differ in more than {MAX_CHANGES} fields; "
+        "this one was not tried alone.",
         remedy="Compare plans that differ in less.",
     )
 
 
-def _alone(first: Assessment, trial: Trial, found: Assessment | None) -> Alone:
+def _alone(first: Assessment, trial: ChangeTrial, found: Assessment | None) -> ChangeEffect:
     if found is None:
-        return Alone(change=trial.change, assessment=None, reasons=trial.reasons)
-    return Alone(
+        return ChangeEffect(change=trial.change, assessment=None, reasons=trial.reasons)
+    return ChangeEffect(
         change=trial.change,
         assessment=found,
         reasons=found.reasons if found.epsilon is None else (),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, seal
+from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
 from affidavit.certificate.keys import PublicKey, SigningPort
 from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 
@@ -23,11 +23,11 @@ PREDICATE_TYPES: dict[Kind, str] = {
 LARGEST = 1024 * 1024
 
 
-class NotAsSigned(Exception):
+class BadSignedDocument(Exception):
     """The envelope does not hold what was signed, or not what it is said to hold."""
 
 
-def sealed(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
+def sign_document(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
     """The envelope of ``document``, signed by ``key``, as the bytes to keep."""
     algorithm, _, value = digest_of(document).partition(":")
     statement = {
@@ -36,22 +36,22 @@ def sealed(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
         "predicateType": PREDICATE_TYPES[kind],
         "predicate": document,
     }
-    return canonical_json(seal(canonical_json(statement), key).as_document())
+    return canonical_json(sign_envelope(canonical_json(statement), key).as_document())
 
 
-def opened(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
-    """The document that ``key`` signed in ``envelope``; raises ``NotAsSigned``."""
+def open_document(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
+    """The document that ``key`` signed in ``envelope``; raises ``BadSignedDocument``."""
     try:
         found = read_envelope(load_json(envelope, LARGEST).data)
         if found.payload_type != PAYLOAD_TYPE or found.key_id != key.key_id:
-            raise NotAsSigned("the envelope is of another type or key")
+            raise BadSignedDocument("the envelope is of another type or key")
         if not key.accepts(found.signature, found.signed_bytes):
-            raise NotAsSigned("the signature does not fit")
+            raise BadSignedDocument("the signature does not fit")
         statement = load_json(found.payload, LARGEST).data
     except (BadEnvelope, MalformedPlan) as error:
-        raise NotAsSigned(str(error)) from None
+        raise BadSignedDocument(str(error)) from None
     if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):
-        raise NotAsSigned(f"the statement is not about a {kind}")
+        raise BadSignedDocument(f"the statement is not about a {kind}")
     document: dict[str, Any] = statement["predicate"]
     algorithm, _, value = digest_of(document).partition(":")
     expected = {
@@ -61,5 +61,5 @@ def opened(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
         "predicate": document,
     }
     if statement != expected:
-        raise NotAsSigned(f"the statement is not about this {kind}")
+        raise BadSignedDocument(f"the statement is not about this {kind}")
     return document

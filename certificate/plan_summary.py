@@ -77,7 +77,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
     (part,) = lowered.phases
     if part.correlation is not None:
         # As in lowering: only correlated noise needs the strategies.
-        from affidavit.certificate.streams import streamed
+        from affidavit.certificate.strategy_summary import streamed
 
         at = streamed(part)
         return None if at is None else at.distance * at.sensitivity.value
@@ -172,17 +172,17 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     """One entry for each phase with correlated noise."""
     if all(part.correlation is None for part in lowered.phases):
         return ()
-    from affidavit.certificate import streams
+    from affidavit.certificate import strategy_summary
 
-    return streams.strategies_of(lowered)
+    return strategy_summary.strategies_of(lowered)
 
 
 def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
     if all(part.correlation is None for part in lowered.phases):
         return ()
-    from affidavit.certificate import streams
+    from affidavit.certificate import strategy_summary
 
-    return tuple(streams.caveats(lowered))
+    return tuple(strategy_summary.caveats(lowered))
 
 
 def _of_bins(lowered: Lowered) -> tuple[Caveat, ...]:

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from affidavit.certificate.assessment import Confidence
 from affidavit.certificate.certification import certify
-from affidavit.certificate.plans_compared import MOST_ALONE, compare_plans, compared, trials
+from affidavit.certificate.plan_comparison import (
+    MAX_CHANGES,
+    change_trials,
+    compare_plans,
+    comparison_of,
+)
 from affidavit.plan import ABSENT, Change, Plan, changed, changes, digest, plan_from
 from tests.conftest import DOCUMENT
 
@@ -129,9 +134,9 @@ def test_guarantees_that_do_not_mean_the_same_are_not_ranked(
 def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_of: PlanOf) -> None:
     sure = certify(plan_of(), second_opinion=False)
     likely = replace(sure, confidence=Confidence(level=0.99, seed="1"))
-    found = compared(sure, likely, [])
+    found = comparison_of(sure, likely, [])
     assert [obstacle.code for obstacle in found.obstacles] == ["different_confidence"]
-    assert compared(likely, likely, []).ranking == "not_told_apart"
+    assert comparison_of(likely, likely, []).ranking == "not_told_apart"
 
 
 def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
@@ -254,12 +259,12 @@ def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf)
     def with_noise(sigma: float) -> Plan:
         blocks = [
             {"name": f"b{i}", "clip_norm": 1, "noise_multiplier": sigma}
-            for i in range(MOST_ALONE + 2)
+            for i in range(MAX_CHANGES + 2)
         ]
         return plan_of(releases=blocks)
 
-    found = trials(with_noise(100), with_noise(200))
-    assert len(found) == MOST_ALONE + 2
+    found = change_trials(with_noise(100), with_noise(200))
+    assert len(found) == MAX_CHANGES + 2
     assert [item.reasons[0].code for item in found if item.plan is None] == ["too_many_changes"] * 2
 
 

@@ -40,7 +40,7 @@ class Agreement(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judgement:
+class ClaimedEpsilon:
     """A claim as a range of ε: ``value`` with the unit of its last digit.
 
     ``loose`` is the relative uncertainty that the plan's own noise multipliers bring in, and
@@ -53,7 +53,7 @@ class Judgement:
     short: float = 0.0
 
     @classmethod
-    def of(cls, claim: Claim, plan: Plan) -> Judgement:
+    def of(cls, claim: Claim, plan: Plan) -> ClaimedEpsilon:
         """The judgement of ``claim`` about ``plan``.
 
         Raises ``ValueError`` where σ is claimed and the plan has no ``target.epsilon``.

@@ -1,0 +1,89 @@
+"""What a verification is: its numbered steps, what a verifier asks beyond them, its outcome.
+
+The steps stand in ``affidavit.certificate.verification``; those about the log and about the
+status of a certificate stand beside what they check, and share this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from affidavit.certificate.log.entry import Consistency
+from affidavit.certificate.policy.document import Policy
+
+STEPS = (
+    "size and form",
+    "payload type",
+    "key",
+    "signature",
+    "statement",
+    "key window",
+    "plan",
+    "accountants and policy",
+    "validity",
+    "inclusion",
+    "checkpoint",
+    "consistency",
+    "status",
+)
+
+
+class VerificationError(Exception):
+    """The step that rejected a bundle, by number, name and code, and what to do."""
+
+    def __init__(self, step: int, code: str, message: str, remedy: str) -> None:
+        self.step = step
+        self.step_name = STEPS[step - 1]
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+        super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerificationOptions:
+    """What a verifier asks beyond what every certificate must pass; by default nothing.
+
+    ``accountants`` are the lowest versions accepted, by engine; ``policies`` the digests
+    of the policies accepted, and ``floors`` policies whose every rule the certificate must
+    keep, whichever it was issued under. With ``require_log`` a bundle that was never logged, or
+    whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
+    names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
+    origin, and ``consistency`` the proof that links one of them to the bundle's.
+    ``status`` is a signed status list and ``status_seen`` the newest lists seen before:
+    number and digest by issuer. With ``require_status`` it cannot be left out.
+    """
+
+    accountants: Mapping[str, str] = field(default_factory=dict)
+    policies: frozenset[str] = frozenset()
+    floors: tuple[Policy, ...] = ()
+    require_log: bool = False
+    log_origin: str | None = None
+    seen: Mapping[str, str] = field(default_factory=dict)
+    consistency: Consistency | None = None
+    status: bytes | None = None
+    require_status: bool = False
+    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifiedCertificate:
+    """A bundle that passed every step: its statement and what each step saw.
+
+    ``unchecked`` are the steps that had nothing to look at. ``checkpoint`` is the log's
+    signed note where it is consistent with the last one seen and should now be kept
+    instead of it; None where there is none to keep.
+    """
+
+    statement: dict[str, Any]
+    steps: tuple[tuple[int, str, str], ...]
+    unchecked: tuple[int, ...] = ()
+    checkpoint: str | None = None
+
+    @property
+    def predicate(self) -> dict[str, Any]:
+        """The certificate's content."""
+        predicate: dict[str, Any] = self.statement["predicate"]
+        return predicate
