@@ -73,7 +73,7 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredCertificate(Summary):
-    """An issue with its signed bytes and the answer that was given with it.
+    """An issue with its signed bytes and the result that was returned with it.
 
     ``status`` is what it was when it was read; everything else never changes.
     """
@@ -88,7 +88,7 @@ class StoredCertificate(Summary):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRequest:
-    """Who asked, when, and the bytes of the question."""
+    """A plan as it was sent: by whom, when, and its bytes."""
 
     requester: str
     received_at: datetime
@@ -98,7 +98,7 @@ class PlanRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filters:
-    """What a list is narrowed to; None does not narrow."""
+    """The filters of a list; None filters nothing."""
 
     verdict: str | None = None
     status: Status | None = None
@@ -125,15 +125,12 @@ class Page:
     next: str | None
 
 
-class Overtaken(Exception):
+class ConcurrentUpdate(Exception):
     """Another issue came first, or a decision about the former one."""
 
 
-Outdated = Callable[[StoredCertificate], bool]
-"""Whether an issue is to be followed by another when its certificate is asked for."""
-
-Made = tuple[StoredCertificate, PlanRequest, Outdated]
-"""A new issue, who asked for it, and what it may supersede."""
+IsStale = Callable[[StoredCertificate], bool]
+"""Whether an issue is to be followed by another when its plan is sent again."""
 
 
 def expired(certificate: StoredCertificate) -> bool:
@@ -141,8 +138,17 @@ def expired(certificate: StoredCertificate) -> bool:
     return certificate.status is Status.EXPIRED
 
 
-def _nothing_more(connection: Connection) -> None:
-    """What else a transaction does that only keeps a certificate."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewCertificate:
+    """A new issue, the request that led to it, and which issue it may supersede."""
+
+    certificate: StoredCertificate
+    request: PlanRequest
+    is_stale: IsStale = expired
+
+
+def _no_further_writes(connection: Connection) -> None:
+    """A transaction that only stores certificates."""
 
 
 class CertificateStore:
@@ -175,15 +181,15 @@ class CertificateStore:
         request: PlanRequest,
         *,
         untrusted_too: bool,
-        outdated: Outdated = expired,
+        is_stale: IsStale = expired,
     ) -> StoredCertificate | None:
-        """The current issue, with this further request recorded; None if it is to be issued.
+        """The current issue, with this further request recorded.
 
-        That is: if there is none, or it is ``outdated``.
+        None if there is no issue, or it ``is_stale``.
         """
-        wanted = [(certificate_id, request)]
         with self.writing() as connection:
-            return repeated(connection, wanted, untrusted_too, outdated)[0]
+            requests_by_id = [(certificate_id, request)]
+            return find_and_record(connection, requests_by_id, untrusted_too, is_stale)[0]
 
     def writing(self) -> AbstractContextManager[Connection]:
         """A transaction that writes, for the functions below."""
@@ -195,63 +201,58 @@ class CertificateStore:
         key: Mapping[str, Any],
         request: PlanRequest,
         *,
-        outdated: Outdated = expired,
-        within: Callable[[Connection], None] = _nothing_more,
+        is_stale: IsStale = expired,
+        within: Callable[[Connection], None] = _no_further_writes,
     ) -> tuple[StoredCertificate, bool]:
-        """Keep ``certificate``, signed by ``key`` (a public record), asked for by ``request``.
+        """Store ``certificate``, signed by ``key`` (a public record), for ``request``.
 
-        The issue before it, if there is one, must be ``outdated``. ``within`` is called first
-        in the transaction; what it raises ends it. Returns the certificate that is now kept
-        and whether it is this one.
+        The issue before it, if there is one, must be stale. ``within`` is called first in the
+        transaction; what it raises ends it. Returns the certificate that is now stored and
+        whether it is this one.
         """
+        new = [NewCertificate(certificate=certificate, request=request, is_stale=is_stale)]
         try:
-            return self._add(certificate, key, request, outdated, within), True
-        except (IntegrityError, Overtaken):
-            found = self.repeat(
-                certificate.id, request, untrusted_too=certificate.untrusted, outdated=outdated
+            self.add_all(new, key, within=within)
+        except (IntegrityError, ConcurrentUpdate):
+            stored = self.repeat(
+                certificate.id, request, untrusted_too=certificate.untrusted, is_stale=is_stale
             )
-            if found is not None:
-                return found, False
-            # What another process was quicker to keep was not the certificate but its key,
+            if stored is not None:
+                return stored, False
+            # What another process was quicker to store was not the certificate but its key,
             # and that is there now.
-            return self._add(certificate, key, request, outdated, within), True
-
-    def _add(
-        self,
-        certificate: StoredCertificate,
-        key: Mapping[str, Any],
-        request: PlanRequest,
-        outdated: Outdated,
-        within: Callable[[Connection], None],
-    ) -> StoredCertificate:
-        self.add_all([(certificate, request, outdated)], key, within=within)
-        return certificate
+            self.add_all(new, key, within=within)
+        return certificate, True
 
     def add_all(
         self,
-        made: Sequence[Made],
+        new: Sequence[NewCertificate],
         key: Mapping[str, Any],
         *,
-        within: Callable[[Connection], None] = _nothing_more,
+        within: Callable[[Connection], None] = _no_further_writes,
     ) -> None:
-        """Keep certificates of one key in one transaction, each as ``add`` would.
+        """Store certificates of one key in one transaction, each as ``add`` would.
 
-        Where it raises, ``Overtaken``, ``IntegrityError`` or what ``within`` raises, it has
-        kept none of them.
+        Where it raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``within`` raises, it
+        has stored none of them.
         """
-        ids = sorted({certificate.id for certificate, _, _ in made})
+        ids = sorted({each.certificate.id for each in new})
         with self._writer.begin() as connection:
             within(connection)
-            for item in ids:  # in one order, so that two batches never wait for each other
-                hold(connection, item)
-            formers = currents(connection, ids, untrusted=made[0][0].untrusted)
-            for certificate, _, outdated in made:
-                former = formers.get(certificate.id)
-                if former is not None and not outdated(former):
-                    raise Overtaken
-            keep_all(connection, [(each, formers.get(each.id)) for each, _, _ in made], key)
-            asked = [(certificate, request) for certificate, request, _ in made]
-            record_all(connection, asked, "certificate.issued")
+            for certificate_id in ids:  # in one order, so that two batches never deadlock
+                hold(connection, certificate_id)
+            formers = currents(connection, ids, untrusted=new[0].certificate.untrusted)
+            for each in new:
+                former = formers.get(each.certificate.id)
+                if former is not None and not each.is_stale(former):
+                    raise ConcurrentUpdate
+            insert_issues(
+                connection,
+                [(each.certificate, formers.get(each.certificate.id)) for each in new],
+                key,
+            )
+            issued = [(each.certificate, each.request) for each in new]
+            record_requests(connection, issued, "certificate.issued")
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
         """At most ``limit`` certificates that pass ``filters``, newest first, beyond ``after``."""
@@ -298,7 +299,7 @@ def current(
     connection: Connection, certificate_id: str, *, untrusted: bool | None = None
 ) -> StoredCertificate | None:
     """The current issue as it stands now, of that trust; trusted before untrusted for None."""
-    row = connection.execute(_CURRENT[untrusted], _now(certificate_id)).mappings().first()
+    row = connection.execute(_CURRENT[untrusted], _parameters(certificate_id)).mappings().first()
     return None if row is None else _stored(row)
 
 
@@ -306,21 +307,23 @@ def currents(
     connection: Connection, certificate_ids: Iterable[str], *, untrusted: bool | None = None
 ) -> dict[str, StoredCertificate]:
     """As ``current``, for several ids in one look; those that have none are left out."""
-    asked = {"wanted": sorted(set(certificate_ids)), "now": datetime.now(UTC)}
-    found: dict[str, StoredCertificate] = {}
-    for row in connection.execute(_CURRENTS, asked).mappings():
+    parameters = {"ids": sorted(set(certificate_ids)), "now": datetime.now(UTC)}
+    issues_by_id: dict[str, StoredCertificate] = {}
+    for row in connection.execute(_CURRENTS, parameters).mappings():
         if untrusted is None or row["untrusted"] is untrusted:
-            found.setdefault(row["id"], _stored(row))
-    return found
+            issues_by_id.setdefault(row["id"], _stored(row))
+    return issues_by_id
 
 
 def issues(connection: Connection, certificate_id: str) -> list[StoredCertificate]:
     """All issues of that id, the untrusted ones after the trusted, latest first."""
-    return [_stored(row) for row in connection.execute(_ISSUES, _now(certificate_id)).mappings()]
+    return [
+        _stored(row) for row in connection.execute(_ISSUES, _parameters(certificate_id)).mappings()
+    ]
 
 
 def has_asked(connection: Connection, requester: str, plan_digest: str) -> bool:
-    """Whether ``requester`` ever sent this plan, under whatever rules and with whatever verdict."""
+    """Whether ``requester`` ever sent this plan, under any rules and with any verdict."""
     query = (
         select(requests.c.id)
         .join(certificates, certificates.c.id == requests.c.certificate_id)
@@ -330,38 +333,25 @@ def has_asked(connection: Connection, requester: str, plan_digest: str) -> bool:
     return connection.execute(query).first() is not None
 
 
-def keep(
+def insert_issues(
     connection: Connection,
-    certificate: StoredCertificate,
-    key: Mapping[str, Any],
-    former: StoredCertificate | None,
-) -> None:
-    """Write a new issue, and its key's public record where that is new.
-
-    Raises ``Overtaken`` unless it follows ``former``, the current one.
-    """
-    keep_all(connection, [(certificate, former)], key)
-
-
-def keep_all(
-    connection: Connection,
-    issued: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
+    issues_and_formers: Sequence[tuple[StoredCertificate, StoredCertificate | None]],
     key: Mapping[str, Any],
 ) -> None:
-    """Write several new issues of one key, each after its former one, as ``keep`` does.
+    """Insert new issues of one key, each after its former one, and the key where it is new.
 
-    Raises ``Overtaken`` where another issue came between.
+    Raises ``ConcurrentUpdate`` where another issue came between.
     """
-    for certificate, former in issued:
+    for certificate, former in issues_and_formers:
         if certificate.issue != 1 + (0 if former is None else former.issue):
-            raise Overtaken
-    made = [certificate for certificate, _ in issued]
-    _keep_key(connection, made[0], key)
+            raise ConcurrentUpdate
+    new = [certificate for certificate, _ in issues_and_formers]
+    _insert_key(connection, new[0], key)
     connection.execute(
-        _CERTIFICATES, [{name: getattr(item, name) for name in _COLUMNS} for item in made]
+        _CERTIFICATES, [{name: getattr(each, name) for name in _COLUMNS} for each in new]
     )
-    connection.execute(insert(certificate_facets), [facets_of(entry) for entry in made])
-    append_certificates(connection, [element.bundle for element in made])
+    connection.execute(insert(certificate_facets), [facets_of(each) for each in new])
+    append_certificates(connection, [each.bundle for each in new])
 
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
@@ -383,21 +373,21 @@ def _stored(row: RowMapping) -> StoredCertificate:
     return StoredCertificate(**{**row, "status": Status(row["status"])})
 
 
-def _now(certificate_id: str) -> dict[str, Any]:
-    return {"wanted": certificate_id, "now": datetime.now(UTC)}
+def _parameters(certificate_id: str) -> dict[str, Any]:
+    return {"certificate_id": certificate_id, "now": datetime.now(UTC)}
 
 
 # Built once: putting a statement together takes as long as running it.
 _ISSUES = (
     select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
-    .where(certificates.c.id == bindparam("wanted"))
+    .where(certificates.c.id == bindparam("certificate_id"))
     .order_by(certificates.c.untrusted, certificates.c.issue.desc())
 )
 """All issues, with where they stand now; the current one first."""
 
 _CURRENTS = (
     select(certificates, status_at(bindparam("now", type_=UtcDateTime)).label("status"))
-    .where(certificates.c.id.in_(bindparam("wanted", expanding=True)), ~SUPERSEDED)
+    .where(certificates.c.id.in_(bindparam("ids", expanding=True)), ~SUPERSEDED)
     .order_by(certificates.c.id, certificates.c.untrusted)
 )
 """The current issues of several ids, at most one of each trust."""
@@ -412,7 +402,7 @@ _CURRENT: dict[bool | None, Select[Any]] = {
 }
 
 
-def _keep_key(
+def _insert_key(
     connection: Connection, certificate: StoredCertificate, key: Mapping[str, Any]
 ) -> None:
     known = select(signing_keys.c.key_id).where(signing_keys.c.key_id == certificate.key_id)
@@ -426,37 +416,34 @@ def _keep_key(
         )
 
 
-def repeated(
+def find_and_record(
     connection: Connection,
-    wanted: Sequence[tuple[str, PlanRequest]],
+    requests_by_id: Sequence[tuple[str, PlanRequest]],
     untrusted_too: bool,
-    outdated: Outdated,
+    is_stale: IsStale,
 ) -> list[StoredCertificate | None]:
-    """What ``CertificateStore.repeat`` returns, for each of ``wanted``."""
+    """What ``CertificateStore.repeat`` returns, for several ids and requests."""
     trust = None if untrusted_too else False
-    known = currents(connection, (each for each, _ in wanted), untrusted=trust)
-    still = {each: kept for each, kept in known.items() if not outdated(kept)}
-    found = [still.get(each) for each, _ in wanted]
-    asked = [request for _, request in wanted]
-    answered = [(kept, of) for kept, of in zip(found, asked, strict=True) if kept is not None]
-    record_all(connection, answered, "certificate.requested")
-    return found
+    issues_by_id = currents(connection, (each for each, _ in requests_by_id), untrusted=trust)
+    fresh = {each: issue for each, issue in issues_by_id.items() if not is_stale(issue)}
+    results = [fresh.get(each) for each, _ in requests_by_id]
+    answered = [
+        (stored, request)
+        for stored, (_, request) in zip(results, requests_by_id, strict=True)
+        if stored is not None
+    ]
+    record_requests(connection, answered, "certificate.requested")
+    return results
 
 
-def record(
-    connection: Connection, certificate: StoredCertificate, request: PlanRequest, action: str
-) -> None:
-    """Write who asked for ``certificate`` and was answered with it, and that they did."""
-    record_all(connection, [(certificate, request)], action)
-
-
-def record_all(
+def record_requests(
     connection: Connection, answered: Sequence[tuple[StoredCertificate, PlanRequest]], action: str
 ) -> None:
-    """The same for several certificates and requests."""
+    """Record who requested each certificate and received it, with an audit entry each."""
     if not answered:
         return
-    made = connection.execute(_REQUESTS, [_asked(*item) for item in answered]).scalars().all()
+    rows = [_request_row(*each) for each in answered]
+    numbers = connection.execute(_REQUESTS, rows).scalars().all()
     entries = [
         {
             "at": request.received_at,
@@ -465,7 +452,7 @@ def record_all(
             "subject": certificate.id,
             "details": _details(certificate, number),
         }
-        for (certificate, request), number in zip(answered, made, strict=True)
+        for (certificate, request), number in zip(answered, numbers, strict=True)
     ]
     connection.execute(_AUDIT, entries)
 
@@ -474,7 +461,7 @@ _REQUESTS = insert(requests).returning(requests.c.id, sort_by_parameter_order=Tr
 _AUDIT = insert(audit)
 
 
-def _asked(certificate: StoredCertificate, request: PlanRequest) -> dict[str, Any]:
+def _request_row(certificate: StoredCertificate, request: PlanRequest) -> dict[str, Any]:
     return {
         "certificate_id": certificate.id,
         "untrusted": certificate.untrusted,
@@ -506,7 +493,7 @@ def audited(
     subject: str,
     details: Mapping[str, Any],
 ) -> None:
-    """Write what happened to ``subject``."""
+    """Write an audit entry about ``subject``."""
     connection.execute(
         insert(audit).values(
             at=at,
@@ -526,14 +513,14 @@ def _page(filters: Filters, after: Place | None) -> Select[Any]:
     status = status_at(datetime.now(UTC))
     shown = [certificates.c[field.name] for field in fields(Summary) if field.name != "status"]
     query = select(*shown, status.label("status")).where(~SUPERSEDED)
-    for column, wanted in (
+    for column, value in (
         (status, filters.status and filters.status.value),
         (certificates.c.verdict, filters.verdict),
         (certificates.c.plan_digest, filters.plan_digest),
         (certificates.c.name, filters.name),
     ):
-        if wanted is not None:
-            query = query.where(column == wanted)
+        if value is not None:
+            query = query.where(column == value)
     if filters.created_after is not None:
         query = query.where(certificates.c.created_at > filters.created_after)
     if filters.created_before is not None:

@@ -55,12 +55,12 @@ from affidavit.service.store import (
     current,
     has_asked,
     hold,
+    insert_issues,
     issues,
-    keep,
 )
 from affidavit.service.tables import requests
 from affidavit.service.use_cases.draw_certificate import plan_of
-from affidavit.service.use_cases.submit_plan import Answer, SubmitPlan
+from affidavit.service.use_cases.submit_plan import Submission, SubmitPlan
 
 REISSUABLE = DECIDED | {Status.EXPIRED, Status.KEY_REVOKED}
 
@@ -152,7 +152,7 @@ class Approve:
                 "a development key cannot sign a trusted certificate, nor the reverse."
             )
         issued = sign_approved(pending, collected, key, at)
-        keep(connection, issued, key.public.as_record(), pending)
+        insert_issues(connection, [(issued, pending)], key.public.as_record())
         details = {"envelope": issued.envelope_digest, "issue": issued.issue}
         audited(
             connection, at, collected.given[-1].name, "certificate.approved", issued.id, details
@@ -339,7 +339,7 @@ class Reissue:
         self._policies = policies
         self._submit_plan = submit_plan
 
-    async def __call__(self, certificate_id: str, actor: Actor, at: datetime) -> Answer | None:
+    async def __call__(self, certificate_id: str, actor: Actor, at: datetime) -> Submission | None:
         """The new issue; None if there is no such certificate.
 
         Raises ``DecisionRefused`` and what ``SubmitPlan`` raises.
@@ -367,7 +367,7 @@ class Reissue:
             content_type="application/json",
             body=canonical_json(as_document(plan)),
         )
-        return await self._submit_plan.anew(reissued, request, _is_reissuable)
+        return await self._submit_plan.certify(reissued, request, _is_reissuable)
 
 
 def _is_reissuable(certificate: StoredCertificate) -> bool:

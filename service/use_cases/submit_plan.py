@@ -1,11 +1,11 @@
-"""Submit a plan: the certificate that is known for it, or a new one.
+"""Submit a plan: the certificate that is stored for it, or a new one.
 
 The certificate's id follows from the plan and the rules that it comes under, before any
 accounting, so a plan that is known is answered from the store. Otherwise it is accounted in
-the pool, judged, signed, and kept together with the request and the audit entry; only then is
-it answered. Should the rules change meanwhile, what was found is judged by the new ones.
-Whatever the verdict, a well-formed plan gets a certificate: a signed refusal is as much an
-answer as a signed guarantee. Nothing is kept when the accounting is cut off.
+the pool, judged, signed, and stored together with the request and the audit entry; only then is
+it returned. Should the rules change meanwhile, the assessment is judged by the new ones.
+Whatever the verdict, a well-formed plan gets a certificate: a signed refusal is as much a
+result as a signed guarantee. Nothing is stored when the accounting is cut off.
 
 Requests for one plan that arrive together are accounted once. This is the one use case
 that awaits instead of blocking a thread: it can wait for minutes, and threads are few.
@@ -42,56 +42,52 @@ from affidavit.service.policies.store import PolicyStore, record_waivers
 from affidavit.service.pool import AccountingPool
 from affidavit.service.store import (
     CertificateStore,
-    Made,
-    Outdated,
-    Overtaken,
+    ConcurrentUpdate,
+    IsStale,
+    NewCertificate,
     PlanRequest,
     StoredCertificate,
     expired,
-    repeated,
+    find_and_record,
 )
-from affidavit.service.use_cases.read_plans import ReadPlan, ReadPlans
+from affidavit.service.use_cases.plan_cache import CachedPlan, PlanCache
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Plans being accounted or waiting for it, beyond which a new one is turned away."""
-MOST_CHANGES = 10
+MAX_RULE_CHANGES = 10
 """Changes of the rules during one request, after which it is turned away."""
-
 
 Position = Callable[[Plan, Assessment], Awaitable[dict[str, Any] | None]]
 """Where the ledger of a plan's data set stands; None where there is none."""
 
-
-Asked = tuple[ReadPlan, PlanRequest]
-Recalled = tuple[CertificationRequest, StoredCertificate | None]
+Lookup = tuple[CertificationRequest, StoredCertificate | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A kept certificate, and whether this very request made it."""
+class Submission:
+    """A stored certificate, and whether this very request created it."""
 
     certificate: StoredCertificate
     created: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found about a question, for whoever asks, and what it may supersede."""
+class CertificationJob:
+    """The assessment of a plan, for whom, and which issue the certificate may supersede."""
 
-    asked: CertificationRequest
+    certification: CertificationRequest
     assessment: Assessment
     request: PlanRequest
-    outdated: Outdated
+    is_stale: IsStale
     ledger: Mapping[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Signed:
-    """A certificate that is to be kept, with the waivers that it rests on."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SignedCertificate(NewCertificate):
+    """A certificate to store, with its certification request and its waivers."""
 
-    asked: CertificationRequest
-    made: Made
-    used: tuple[Waiver, ...]
+    certification: CertificationRequest
+    waivers: tuple[Waiver, ...]
 
 
 class SubmitPlan:
@@ -101,182 +97,197 @@ class SubmitPlan:
         self,
         store: CertificateStore,
         pool: AccountingPool,
-        signers: Keyring,
+        keyring: Keyring,
         policies: PolicyStore,
         position: Position,
     ) -> None:
         self._store = store
         self._pool = pool
-        self._signers = signers
+        self._keyring = keyring
         self._policies = policies
         self._position = position
-        self._read = ReadPlans()
-        self._flights: SingleFlight[Answer] = SingleFlight()
-        self._recalled: Batcher[Asked, Recalled] = Batcher(in_thread_pool(self._recall))
-        self._keeping: Batcher[Found, Answer] = Batcher(in_thread_pool(self._keep_all))
+        self._plans = PlanCache()
+        self._flights: SingleFlight[Submission] = SingleFlight()
+        self._lookup: Batcher[tuple[CachedPlan, PlanRequest], Lookup] = Batcher(
+            in_thread_pool(self._look_up)
+        )
+        self._persist: Batcher[CertificationJob, Submission] = Batcher(
+            in_thread_pool(self._persist_batch)
+        )
 
     @property
     def waiting(self) -> int:
         """Plans that are being accounted or wait for it."""
         return len(self._flights)
 
-    async def __call__(self, request: PlanRequest, syntax: Syntax) -> Answer:
-        """The answer to ``request``.
+    async def __call__(self, request: PlanRequest, syntax: Syntax) -> Submission:
+        """The certificate of the plan that ``request`` sends.
 
-        Raises ``MalformedPlan``, ``TooBusy``, ``AccountingTimeout``, ``AccountingFailed``,
-        ``PolicyTampered``.
+        Raises ``MalformedPlan``, ``AccountingUnavailable`` and ``PolicyTampered``.
         """
-        plan = await self._read(request.body, syntax)
-        for _ in range(MOST_CHANGES):
-            asked, known = await self._recalled((plan, request))
-            if known is not None:
-                return Answer(known, created=False)
-            answer = await self._once(asked, request)
-            if answer is not None:
-                return answer
+        plan = await self._plans(request.body, syntax)
+        for _ in range(MAX_RULE_CHANGES):
+            asked, stored = await self._lookup((plan, request))
+            if stored is not None:
+                return Submission(stored, created=False)
+            submission = await self._certify_once(asked, request)
+            if submission is not None:
+                return submission
         raise TooBusy
 
-    async def _once(self, asked: CertificationRequest, request: PlanRequest) -> Answer | None:
-        """The answer to ``asked``; None if another caller's question became another one."""
-        if asked.id not in self._flights and len(self._flights) >= MOST_WAITING:
+    async def _certify_once(
+        self, asked: CertificationRequest, request: PlanRequest
+    ) -> Submission | None:
+        """A new certificate; None if the caller that was quicker came under other rules."""
+        if asked.id not in self._flights and len(self._flights) >= MAX_WAITING:
             raise TooBusy
-        answer, started = await self._flights.run(
-            asked.id, lambda: self.anew(asked, request, self._outdated)
+        submission, started = await self._flights.run(
+            asked.id, lambda: self.certify(asked, request, self._is_stale)
         )
         if started:
-            return answer
-        if answer.certificate.id != asked.id:
+            return submission
+        if submission.certificate.id != asked.id:
             return None
         # The other caller's request is recorded; ours is not yet.
-        kept = await run_in_threadpool(self._repeat, asked.id, request, expired)
-        return replace(answer, certificate=kept or answer.certificate, created=False)
+        stored = await run_in_threadpool(self._repeat, asked.id, request)
+        return Submission(stored or submission.certificate, created=False)
 
-    def _recall(self, wanted: Sequence[Asked]) -> list[Recalled]:
-        """The question of each plan as it stands now, and what is known of it, recorded."""
-        untrusted = self._signers.current().public.development
+    def _look_up(self, requests: Sequence[tuple[CachedPlan, PlanRequest]]) -> list[Lookup]:
+        """Each plan under the policies in force, and its certificate, recorded."""
+        untrusted = self._keyring.current().public.development
         with self._store.writing() as connection:
             rules = self._policies.policy_set_in(connection)
-            asked = [plan.request_under(rules, request.requester) for plan, request in wanted]
-            ids = [(each.id, request) for each, (_, request) in zip(asked, wanted, strict=True)]
-            return list(
-                zip(asked, repeated(connection, ids, untrusted, self._outdated), strict=True)
-            )
+            certifications = [
+                plan.request_under(rules, request.requester) for plan, request in requests
+            ]
+            ids = [
+                (each.id, request)
+                for each, (_, request) in zip(certifications, requests, strict=True)
+            ]
+            stored = find_and_record(connection, ids, untrusted, self._is_stale)
+        return list(zip(certifications, stored, strict=True))
 
-    async def anew(
-        self, asked: CertificationRequest, request: PlanRequest, outdated: Outdated
-    ) -> Answer:
-        """The answer to ``asked``, worked out and kept as the issue after an ``outdated`` one."""
+    async def certify(
+        self, asked: CertificationRequest, request: PlanRequest, is_stale: IsStale
+    ) -> Submission:
+        """Account, judge, sign and store ``asked``, as the issue after one that ``is_stale``."""
         assessment = await self._pool.assess(asked.plan)
         ledger = await self._position(asked.plan, assessment)
-        return await self._keeping(Found(asked, assessment, request, outdated, ledger))
+        return await self._persist(CertificationJob(asked, assessment, request, is_stale, ledger))
 
-    def _repeat(
-        self, wanted: str, request: PlanRequest, outdated: Outdated
-    ) -> StoredCertificate | None:
-        untrusted = self._signers.current().public.development
-        return self._store.repeat(wanted, request, untrusted_too=untrusted, outdated=outdated)
+    def _repeat(self, certificate_id: str, request: PlanRequest) -> StoredCertificate | None:
+        untrusted = self._keyring.current().public.development
+        return self._store.repeat(certificate_id, request, untrusted_too=untrusted)
 
-    def _outdated(self, certificate: StoredCertificate) -> bool:
+    def _is_stale(self, certificate: StoredCertificate) -> bool:
         """Whether a plan that is sent again gets a new issue; never against a decision."""
         if certificate.status in DECIDED:
             return False
-        if _waits(certificate):
+        if _is_pending_budget(certificate):
             return True
         if certificate.status is Status.KEY_REVOKED or expired(certificate):
             return True
-        return certificate.key_id in self._signers.revoked()
+        return certificate.key_id in self._keyring.revoked()
 
-    def _keep_all(self, found: Sequence[Found]) -> list[Answer]:
-        """Keep what was found about several plans, by one transaction; or do nothing.
+    def _persist_batch(self, jobs: Sequence[CertificationJob]) -> list[Submission]:
+        """Store the certificates of several jobs in one transaction, or none of them.
 
         Where one of them needs a second look, because it was issued or the rules changed
-        meanwhile, each is then kept by itself.
+        meanwhile, each is then stored by itself.
         """
-        if len(found) == 1:
-            return [self._keep(found[0])]
-        key = self._signers.current()
-        made = self._signed(found, key)
-        if not all(isinstance(member, Signed) for member in made):
-            raise Overtaken
-        signed = [item for item in made if isinstance(item, Signed)]
-        self._store.add_all(
-            [element.made for element in signed],
-            key.public.as_record(),
-            within=self._still_so(signed),
-        )
-        return [Answer(entry.made[0], created=True) for entry in signed]
+        if len(jobs) == 1:
+            return [self._persist_one(jobs[0])]
+        key = self._keyring.current()
+        results = self._sign_all(jobs, key)
+        signed = [result for result in results if isinstance(result, SignedCertificate)]
+        if len(signed) < len(results):
+            raise ConcurrentUpdate
+        self._store.add_all(signed, key.public.as_record(), within=self._revalidate(signed))
+        return [Submission(each.certificate, created=True) for each in signed]
 
-    def _keep(self, found: Found) -> Answer:
-        """Keep what was found about one plan, judged by the rules of now."""
-        for _ in range(MOST_CHANGES):
-            key = self._signers.current()
-            (made,) = self._signed([found], key)
-            if isinstance(made, Answer):
-                return made
-            certificate, request, outdated = made.made
+    def _persist_one(self, job: CertificationJob) -> Submission:
+        """Store the certificate of one job, judged by the rules of now."""
+        for _ in range(MAX_RULE_CHANGES):
+            key = self._keyring.current()
+            (signed,) = self._sign_all([job], key)
+            if isinstance(signed, Submission):
+                return signed
             try:
-                kept, created = self._store.add(
-                    certificate,
+                stored, created = self._store.add(
+                    signed.certificate,
                     key.public.as_record(),
-                    request,
-                    outdated=outdated,
-                    within=self._still_so([made]),
+                    signed.request,
+                    is_stale=signed.is_stale,
+                    within=self._revalidate([signed]),
                 )
             except PoliciesChanged:
                 asked = certification_request(
-                    self._policies, found.asked.plan, found.asked.requester
+                    self._policies, job.certification.plan, job.certification.requester
                 )
-                found = replace(found, asked=asked)
+                job = replace(job, certification=asked)
             else:
-                return Answer(kept, created)
+                return Submission(stored, created)
         raise TooBusy
 
-    def _signed(self, found: Sequence[Found], key: SigningPort) -> list[Signed | Answer]:
-        """What was found, judged by the rules of its question and signed.
+    def _sign_all(
+        self, jobs: Sequence[CertificationJob], key: SigningPort
+    ) -> list[SignedCertificate | Submission]:
+        """Each job, judged by the policies of its request and signed.
 
-        An answer where the current issue says the same and goes on saying it.
+        A submission where the current issue gives the same reasons and goes on doing so.
         """
         untrusted = key.public.development
-        formers = self._store.last([entry.asked.id for entry in found], untrusted=untrusted)
-        return [self._sign(item, key, formers.get(item.asked.id)) for item in found]
+        formers = self._store.last([job.certification.id for job in jobs], untrusted=untrusted)
+        return [self._sign(job, key, formers.get(job.certification.id)) for job in jobs]
 
     def _sign(
-        self, given: Found, key: SigningPort, former: StoredCertificate | None
-    ) -> Signed | Answer:
-        asked, ledger = given.asked, given.ledger
-        budget = budget_status(given.assessment, ledger)
-        found, judgement = judge(asked.plan, given.assessment, asked.policy, asked.waivers, budget)
-        if former is not None and _waits(former) and _says(former, found):
-            kept = self._repeat(asked.id, given.request, expired)
-            return Answer(kept or former, created=False)
+        self, job: CertificationJob, key: SigningPort, former: StoredCertificate | None
+    ) -> SignedCertificate | Submission:
+        asked, ledger = job.certification, job.ledger
+        budget = budget_status(job.assessment, ledger)
+        assessment, judgement = judge(
+            asked.plan, job.assessment, asked.policy, asked.waivers, budget
+        )
+        if (
+            former is not None
+            and _is_pending_budget(former)
+            and _has_same_reasons(former, assessment)
+        ):
+            stored = self._repeat(asked.id, job.request)
+            return Submission(stored or former, created=False)
         certificate = sign(
             asked.plan,
-            found,
+            assessment,
             key,
-            requester=given.request.requester,
+            requester=job.request.requester,
             former=former,
             under=judgement,
-            ledger=ledger if found.verdict == "certified" else None,
+            ledger=ledger if assessment.verdict == "certified" else None,
         )
-        used = tuple(item.waiver for item in judgement.waived)
-        return Signed(asked, (certificate, given.request, given.outdated), used)
+        return SignedCertificate(
+            certificate=certificate,
+            request=job.request,
+            is_stale=job.is_stale,
+            certification=asked,
+            waivers=tuple(waived.waiver for waived in judgement.waived),
+        )
 
-    def _still_so(self, signed: Sequence[Signed]) -> Callable[[Connection], None]:
-        """Holds the rules by which they were judged, in the transaction that keeps them."""
+    def _revalidate(self, signed: Sequence[SignedCertificate]) -> Callable[[Connection], None]:
+        """Hold the rules still in the transaction that stores what was judged by them."""
 
-        def still_so(connection: Connection) -> None:
-            require_unchanged(self._policies, connection, *(entry.asked for entry in signed))
-            for item in signed:
-                record_waivers(connection, item.made[0].id, item.used, datetime.now(UTC))
+        def revalidate(connection: Connection) -> None:
+            require_unchanged(self._policies, connection, *(each.certification for each in signed))
+            for each in signed:
+                record_waivers(connection, each.certificate.id, each.waivers, datetime.now(UTC))
 
-        return still_so
+        return revalidate
 
 
-def _waits(certificate: StoredCertificate) -> bool:
+def _is_pending_budget(certificate: StoredCertificate) -> bool:
     return is_pending_budget(certificate.verdict, certificate.result)
 
 
-def _says(certificate: StoredCertificate, found: Assessment) -> bool:
-    """Whether a kept refusal gives the very reasons of ``found``, and still counts."""
-    told = json.loads(certificate.result)["reasons"]
-    return not expired(certificate) and told == [reason.as_dict() for reason in found.reasons]
+def _has_same_reasons(certificate: StoredCertificate, assessment: Assessment) -> bool:
+    """Whether a stored refusal gives the very reasons of ``assessment``, and is still valid."""
+    reasons = json.loads(certificate.result)["reasons"]
+    return not expired(certificate) and reasons == [each.as_dict() for each in assessment.reasons]

@@ -181,6 +181,6 @@ def test_an_issue_follows_the_current_one_and_leaves_none_out(engine: Engine) ->
     store = CertificateStore(engine)
     store.add(old(), KEY, REQUEST)
     for number in (1, 3):
-        with pytest.raises(storing.Overtaken):
+        with pytest.raises(storing.ConcurrentUpdate):
             store.add(certificate(issue=number), KEY, REQUEST)
     assert [issue.issue for issue in store.issues(old().id)] == [1]

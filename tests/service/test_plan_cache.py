@@ -12,11 +12,11 @@ from affidavit.certificate.policy import Policy
 from affidavit.plan import MalformedPlan, Syntax
 from affidavit.service.policies.evaluation import CertificationRequest
 from affidavit.service.policies.policy_set import PolicySet
-from affidavit.service.use_cases import read_plans
-from affidavit.service.use_cases.read_plans import ReadPlan, ReadPlans
+from affidavit.service.use_cases import plan_cache
+from affidavit.service.use_cases.plan_cache import CachedPlan, PlanCache
 
 
-def read(plans: ReadPlans, body: bytes, syntax: Syntax = "json") -> ReadPlan:
+def read(plans: PlanCache, body: bytes, syntax: Syntax = "json") -> CachedPlan:
     return asyncio.run(plans(body, syntax))
 
 
@@ -25,19 +25,19 @@ def body_of(plan: Any, **changes: Any) -> bytes:
 
 
 def test_the_same_bytes_are_read_once(plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans, body = ReadPlans(), body_of(plan)
+    plans, body = PlanCache(), body_of(plan)
     first = read(plans, body)
-    monkeypatch.setattr(read_plans, "parse_plan", None)
+    monkeypatch.setattr(plan_cache, "parse_plan", None)
     assert read(plans, body) is first
 
 
 def test_the_same_bytes_in_another_syntax_are_another_body(plan: Any) -> None:
-    plans, body = ReadPlans(), body_of(plan)
+    plans, body = PlanCache(), body_of(plan)
     assert read(plans, body, "yaml") is not read(plans, body)
 
 
 def test_what_cannot_be_read_is_refused_every_time() -> None:
-    plans = ReadPlans()
+    plans = PlanCache()
     for _ in range(2):
         with pytest.raises(MalformedPlan):
             read(plans, b'{"version": 1}')
@@ -45,7 +45,7 @@ def test_what_cannot_be_read_is_refused_every_time() -> None:
 
 def test_no_more_bytes_are_kept_than_may_be(plan: Any) -> None:
     bodies = [body_of(plan, steps=number) for number in range(10, 20)]
-    plans = ReadPlans(most_bytes=3 * len(bodies[0]))
+    plans = PlanCache(max_bytes=3 * len(bodies[0]))
     kept = [read(plans, body) for body in bodies]
     again = [read(plans, item) for item in bodies[-3:]]
     assert all(one is other for one, other in zip(again, kept[-3:], strict=True))
@@ -53,13 +53,13 @@ def test_no_more_bytes_are_kept_than_may_be(plan: Any) -> None:
 
 
 def test_a_large_body_is_not_kept(plan: Any) -> None:
-    plans = ReadPlans()
-    body = body_of(plan) + b" " * read_plans.LARGEST
+    plans = PlanCache()
+    body = body_of(plan) + b" " * plan_cache.MAX_BODY_BYTES
     assert read(plans, body) is not read(plans, body)
 
 
 def test_the_id_follows_from_the_policies_in_force(plan: Any) -> None:
-    known = read(ReadPlans(), body_of(plan))
+    known = read(PlanCache(), body_of(plan))
     strict = Policy(schema_version=1, name="house", version=1, datasets=("toy",), epsilon_cap=1.0)
     ids = []
     for rules in (PolicySet(), PolicySet(), PolicySet((1, 0, 0), {"house": strict}), PolicySet()):
