@@ -67,9 +67,9 @@ def page_actor(*scopes: Scope) -> Any:
 
 
 Anyone = Annotated[Actor, page_actor(*Scope)]
-"""Whoever is signed in."""
+"""Every signed-in actor."""
 Reader = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
-"""Whoever may see certificates."""
+"""Actors who may see certificates."""
 PolicyReader = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT, Scope.ADMIN)]
 Submitter = Annotated[Actor, page_actor(Scope.SUBMIT)]
 Approver = Annotated[Actor, page_actor(Scope.APPROVE)]

@@ -1,8 +1,8 @@
-"""``/approvals``: what waits for a decision, and the decision beside what is new.
+"""``/approvals``: certificates that await approval, and the form that decides on one.
 
-An approver decides about an envelope and sees what is new in it: the plan field by field
-against the last usable certificate of the same plan name and data set, and its guarantee
-beside that one's. If there is no such certificate, all of it is new, and the page says so.
+An approver decides on an envelope and sees its changes: the plan field by field against the
+last usable certificate of the same plan name and data set, and both guarantees. If there is
+no such certificate, the page says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from affidavit.service.lifecycle.status import (
 )
 from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.renderers import Rows, view_of
+from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import field_value, messages_of, up
 from affidavit.service.routes.certificates import no_such
@@ -69,14 +69,6 @@ class PendingLine:
     required: int
     created_at: datetime
     not_after: datetime
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pending:
-    """A page of what waits; ``next`` is the cursor of the following one."""
-
-    lines: tuple[PendingLine, ...]
-    next: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +140,7 @@ def approvals(
     services: TheServices,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> Response:
-    """What waits, latest first."""
+    """Certificates that await approval, newest first."""
     with services.engine.connect() as connection:
         view = pending(connection, datetime.now(UTC), cursor)
     return respond(request, view, template="approvals.html", rows=Rows(PendingLine, view.lines))
@@ -158,7 +150,7 @@ def approvals(
 def approval(
     request: Request, _: Reader, services: TheServices, certificate_id: CertificateId
 ) -> Response:
-    """One certificate with what is new in it, and the decision's form while it waits."""
+    """One certificate with its changes, and the form that decides while it waits."""
     return _respond(request, services, certificate_id)
 
 
@@ -192,8 +184,8 @@ async def decide(
     )
 
 
-def pending(connection: Connection, now: datetime, cursor: str | None) -> Pending:
-    """What waits for approvals, latest first; raises ``InvalidCursor``."""
+def pending(connection: Connection, now: datetime, cursor: str | None) -> ListPage[PendingLine]:
+    """Certificates that await approval, newest first; raises ``InvalidCursor``."""
     place = (certificates.c.created_at, certificates.c.id, certificates.c.untrusted)
     columns = [certificates.c[name] for name in COLUMNS]
     query = select(*columns).where(*awaiting(now)).order_by(*(key.desc() for key in place))
@@ -203,7 +195,7 @@ def pending(connection: Connection, now: datetime, cursor: str | None) -> Pendin
     rows = connection.execute(query.limit(LISTED + 1)).all()
     lines = tuple(map(_line, rows[:LISTED]))
     last = lines[-1] if len(rows) > LISTED else None
-    return Pending(
+    return ListPage(
         lines=lines,
         next=None if last is None else cursor_at(last.created_at, last.id, last.untrusted),
     )

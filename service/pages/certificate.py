@@ -116,12 +116,10 @@ def registry(_: Reader, services: TheServices, certificate_id: CertificateId) ->
     stored = find_certificate(services, certificate_id)
     predicate = statement_of(stored)["predicate"]
     if stored.verdict != "certified" or predicate["guarantee"] is None:
-        raise Problem(
-            409, "not_certified", "only a certified guarantee can be registered; this is none."
-        )
+        raise Problem(409, "not_certified", "only a certified guarantee can be registered.")
     if stored.status is not Status.ACTIVE:
-        stands = stored.status.value.replace("_", " ")
-        raise Problem(409, "not_active", f"this certificate is {stands} and may not be used.")
+        status = stored.status.value.replace("_", " ")
+        raise Problem(409, "not_active", f"this certificate is {status} and may not be used.")
     entry = registry_entry(predicate, published=stored.created_at, certificate=stored.id)
     return download(as_yaml(entry), "application/yaml", f"{entry['url_slug']}.yaml")
 

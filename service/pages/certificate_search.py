@@ -54,7 +54,7 @@ from affidavit.service.tables import certificate_facets, certificates
 
 LISTED = 50
 COUNTED = 2000
-"""The newest certificates that are counted; where there are more the page says so."""
+"""The newest certificates that are counted; the page says if there are more."""
 SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _CURSOR = (str, bool)
@@ -134,7 +134,7 @@ class CertificateLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """A value of a facet; ``count`` has a plus where there are more than were counted."""
+    """A value of a facet; ``count`` has a plus if not all were counted."""
 
     value: str
     label: str
@@ -153,9 +153,9 @@ class Facet:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateList:
-    """A page of the list; ``total`` has a plus where there are more than were counted.
+    """A page of the list; ``total`` has a plus if not all were counted.
 
-    ``order`` is the time by which the lines stand, the latest first.
+    ``order`` is the time by which the lines are sorted, newest first.
     """
 
     order: Time
@@ -380,7 +380,7 @@ _VALUES: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Tally:
-    """Numbers by verdict, band and end; ``cut`` where there are more than were looked at."""
+    """Numbers by verdict, band and end; ``cut`` if not all were counted."""
 
     numbers: Mapping[tuple[str, ...], int]
     cut: bool

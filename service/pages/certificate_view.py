@@ -59,7 +59,7 @@ class IssueView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """What is proved: ε in nats between its bounds at δ; all are decimals rounded outward."""
+    """The proved guarantee: ε in nats between its bounds at δ; all are decimals rounded outward."""
 
     epsilon_at_most: str
     epsilon_at_least: str

@@ -1,10 +1,10 @@
 """Verify a checkpoint that an auditor saved against the log as it is now.
 
-Whoever saves a checkpoint somewhere else finds out by it whether the log was rewritten since:
-the tree of now must begin with the tree of then. The proof of that (RFC 9162, 2.1.4) is made
-from the stored tree and verified up to both roots here, so that a page says only what holds.
-Whoever does not trust the service requests ``/v1/log/proof/consistency``, or runs
-``affidavit verify``, which remembers the last checkpoint that it saw.
+A checkpoint that was saved elsewhere reveals whether the log has been rewritten since: the
+current tree must begin with the saved one. The consistency proof (RFC 9162, 2.1.4) is computed
+from the stored tree and verified against both roots here. To verify without trusting the
+service, request ``/v1/log/proof/consistency`` or run ``affidavit verify``, which remembers the
+last checkpoint that it saw.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class InvalidCheckpoint(Exception):
 class CheckpointComparison:
     """The saved checkpoint of ``then`` entries beside the newest one of ``now``.
 
-    ``extended`` says that the log of now begins with that of then, ``signed`` that a key of
-    this service signed the saved one; ``said`` is what is wrong if it was not extended.
+    ``extended`` says that the log begins with the saved entries, ``signed`` that a key of this
+    service signed the saved checkpoint; ``said`` is the contradiction, empty if there is none.
     """
 
     then: int
@@ -77,7 +77,7 @@ def compare_checkpoint(
 
 
 def _contradiction(saved: Checkpoint, newest: Checkpoint, log: LogReader) -> str:
-    """Why the log of ``newest`` does not extend that of ``saved``; empty if it does."""
+    """Why the log of ``newest`` does not extend the log of ``saved``; empty if it does."""
     if saved.size > newest.size:
         return f"it has {saved.size:,} entries but the log has {newest.size:,}: entries are missing"
     if saved.size == 0:

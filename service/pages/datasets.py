@@ -21,7 +21,7 @@ from affidavit.service.ledger.models import BudgetRequest, LedgerSummary
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Admin, Anyone
 from affidavit.service.pages.forms import Form, SubmittedForm
-from affidavit.service.pages.renderers import Rows
+from affidavit.service.pages.renderers import ListPage, Rows
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import down, messages_of, up
 from affidavit.service.policies.policy_set import PolicySet
@@ -66,18 +66,10 @@ class LedgerLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ledgers:
-    """A page of ledgers; ``next`` is the cursor of the following one."""
-
-    lines: tuple[LedgerLine, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetsPage:
     """A page of ledgers, and the form that sets a budget, as it was filled in."""
 
-    datasets: Ledgers
+    datasets: ListPage[LedgerLine]
     values: Mapping[str, str]
     wrong: str | None = None
 
@@ -98,13 +90,15 @@ async def set_budget(
     return await run_in_threadpool(_set_budget, request, actor, services, form)
 
 
-def ledger_page(connection: Connection, rules: PolicySet, cursor: str | None) -> Ledgers:
-    """The page of ledgers after ``cursor``, by name; raises ``ValueError`` for an invalid one."""
+def ledger_page(
+    connection: Connection, rules: PolicySet, cursor: str | None
+) -> ListPage[LedgerLine]:
+    """The page of ledgers after ``cursor``, by name; raises ``ValueError``."""
     after = None if cursor is None else scope_of(cursor)
     ledgers = repository.ledgers_after(connection, after, LISTED + 1)
     lines = tuple(ledger_line(ledger, rules) for ledger in ledgers[:LISTED])
     more = len(ledgers) > LISTED
-    return Ledgers(lines=lines, next=str(ledgers[LISTED - 1].scope) if more else None)
+    return ListPage(lines=lines, next=str(ledgers[LISTED - 1].scope) if more else None)
 
 
 def scope_of(text: str) -> LedgerScope:

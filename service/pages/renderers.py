@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 
@@ -65,6 +65,14 @@ class Rows:
 
     of: type
     items: Sequence[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListPage(Generic[T]):
+    """A page of a list; ``next`` is the cursor of the following page, None on the last."""
+
+    lines: tuple[T, ...]
+    next: str | None
 
 
 def view_of(cls: type[T], source: Any, **changes: Any) -> T:

@@ -30,7 +30,7 @@ from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Submitter, page_actor
 from affidavit.service.pages.forms import Form, SubmittedForm
-from affidavit.service.pages.renderers import Rows, is_fragment, view_of
+from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import up
 from affidavit.service.problems import Problem
@@ -86,18 +86,10 @@ class RunLine:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Runs:
-    """A page of runs; ``next`` is the cursor of the following one."""
-
-    lines: tuple[RunLine, ...]
-    next: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Queue:
     """The page of runs, and the filters."""
 
-    runs: Runs
+    runs: ListPage[RunLine]
     state: str
     queue: str
 
@@ -198,7 +190,7 @@ def queue(
     runs, following = services.runs.queue.page(filters, cursor, LISTED)
     with services.engine.connect() as connection:
         lines = _lines(connection, runs)
-    view = Queue(runs=Runs(lines=lines, next=following), state=state, queue=queue or "")
+    view = Queue(runs=ListPage(lines=lines, next=following), state=state, queue=queue or "")
     return respond(request, view, template="runs.html", rows=Rows(RunLine, lines), fragment="queue")
 
 

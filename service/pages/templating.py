@@ -1,7 +1,7 @@
 """Templates and static files.
 
 Templates escape everything and refuse undefined names. Whatever they put out passes
-``visible`` first, so that no text from elsewhere can reorder or hide what stands around it.
+``visible`` first, so that no user text can reorder or hide the text around it.
 
 The name of a static file carries the first 16 hexadecimal digits of its SHA-256, so that a
 browser may keep it for ever and still gets the new one after an upgrade.
