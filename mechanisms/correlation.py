@@ -32,11 +32,15 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Literal
 
-from affidavit.mechanisms.participation import AMPLIFIED, lots_in_turn, participation
 from affidavit.mechanisms.samplers import Sampled, removal_moves_records
 from affidavit.mechanisms.strategies.noise_files import NotRemembered
 from affidavit.mechanisms.strategies.optimal.loss import NotOffered
-from affidavit.mechanisms.strategies.participation import Participation
+from affidavit.mechanisms.strategies.participation import (
+    AMPLIFIED,
+    Participation,
+    lots_in_turn,
+    participation_of,
+)
 from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
@@ -95,7 +99,7 @@ class Correlation:
         phase = self._phase
         scheme = phase.sampling.scheme
         if scheme in AMPLIFIED:
-            participation(self.plan, self.index, 1)
+            participation_of(self.plan, self.index, 1)
         if scheme in schedule.FIXED_ORDER and self.plan.adjacency == "add_remove":
             raise removal_moves_records(self.plan, self.index)
         if phase.clip_schedule is not None and _adapts_its_clip_norm(self.plan):
@@ -134,7 +138,7 @@ class Correlation:
 
     def at(self, steps: int) -> Streamed:
         """The phase with ``steps``; raises ``RefusedPlan`` where nothing may be claimed."""
-        turns = participation(self.plan, self.index, steps)
+        turns = participation_of(self.plan, self.index, steps)
         try:
             self._require_one_a_step(steps)
             strategy = self._strategy(steps, turns)

@@ -19,12 +19,33 @@ in one order. Every ``fixed_epoch`` pattern is a ``min_separation`` pattern.
 
 References: Choquette-Choo, McMahan, Rush and Thakurta, arXiv:2211.06530 (fixed epochs);
 Choquette-Choo et al., arXiv:2306.08153 (minimum separation).
+
+``participation_of`` reads a plan's participation from its sampler:
+
+=================  ==================================================================
+scheme             participation of a record
+=================  ==================================================================
+``cyclic``         ``fixed_epoch``: k = ⌈T/b⌉ epochs, b lots an epoch, the same order
+``balls_in_bins``  the same, given the record's bin, which is kept for all epochs
+``cyclic_poisson`` the same with b groups: at most once in each round of the groups
+``full_batch``     ``fixed_epoch`` with b = 1: every step
+``shuffled``       a new order each epoch: the last lot of one epoch may be followed by
+                   the first of the next, so ``min_separation`` with b = 1, and k epochs.
+                   This is not what a (k, b) formula assumes, so the plan must say it
+=================  ==================================================================
+
+What the plan gives is taken when it covers what the sampler does; ``min_separation`` may say
+more than that, and then costs more. Anything else contradicts the sampler and is refused.
+
+Reference: docs/theorems/correlated-noise.md, Theorem 8.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
+
+from affidavit.plan import Phase, Plan, Reason, RefusedPlan, schedule
 
 Schema = Literal["single", "fixed_epoch", "min_separation"]
 
@@ -61,3 +82,126 @@ class Participation:
     def most(self, steps: int) -> int:
         """The most participations of one record in a run of ``steps``: min(k, ⌈T/b⌉)."""
         return min(self.participations, -(-steps // self.separation))
+
+
+AMPLIFIED = frozenset({"poisson", "truncated_poisson", "fixed_size"})
+"""Schemes with fresh random lots: a record may take part in any steps."""
+
+
+def lots_in_turn(plan: Plan, phase: Phase) -> int | None:
+    """b: the steps after which a record's turn may come again; None without such an order."""
+    match phase.sampling.scheme:
+        case "cyclic" | "shuffled" | "balls_in_bins":
+            assert plan.dataset.size is not None
+            assert phase.sampling.lot_size is not None
+            return schedule.lots_per_epoch(plan.dataset.size, phase.sampling.lot_size)
+        case "cyclic_poisson":
+            return phase.sampling.groups
+        case "full_batch":
+            return 1
+        case "poisson" | "truncated_poisson" | "fixed_size":
+            return None
+
+
+def participation_of(plan: Plan, index: int, steps: int) -> Participation:
+    """The participation certified for ``steps`` of phase ``index``; raises ``RefusedPlan``."""
+    phase = plan.phases[index]
+    by_sampler = _by_sampler(plan, index, steps)
+    given = _given(phase, by_sampler)
+    if phase.sampling.scheme == "shuffled" and by_sampler.participations > 1:
+        if given is None or given.schema != "min_separation" or given.separation > 1:
+            raise RefusedPlan(_reshuffled(plan, index, by_sampler.participations))
+    elif given is None:
+        return by_sampler
+    assert given is not None
+    if _covers(given, by_sampler):
+        return given
+    raise RefusedPlan(
+        Reason(
+            code="participation_mismatch",
+            pointer=plan.pointer(index, "participation"),
+            message=f"{phase.sampling.scheme} sampling over {steps} steps means "
+            f"{_words(by_sampler)}; the plan says {_words(given)}.",
+            remedy="Leave participation out, or correct it, the steps or the sampling.",
+        )
+    )
+
+
+def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
+    phase = plan.phases[index]
+    turn = lots_in_turn(plan, phase)
+    if turn is None and phase.noise.kind == "independent":
+        raise RefusedPlan(_no_turns(plan, index))
+    if turn is None:
+        raise RefusedPlan(_amplified(plan, index))
+    epochs = -(-steps // turn)
+    if phase.sampling.scheme == "shuffled":
+        return Participation.min_separation(participations=epochs, separation=1)
+    return Participation.fixed_epoch(participations=epochs, separation=turn)
+
+
+def _given(phase: Phase, by_sampler: Participation) -> Participation | None:
+    """What the plan says; the participations that it leaves out are the sampler's."""
+    given = phase.participation
+    if given is None:
+        return None
+    if given.schema_ == "single":
+        return Participation.single()
+    return Participation(
+        schema=given.schema_,
+        participations=given.participations or by_sampler.participations,
+        separation=given.separation or 1,
+    )
+
+
+def _covers(given: Participation, by_sampler: Participation) -> bool:
+    """Whether every pattern of the sampler is one of those given, and nothing contradicts."""
+    most = by_sampler.participations
+    if most == 1:
+        return given.participations == 1 or given.schema == "min_separation"
+    if given.schema == "min_separation":
+        return given.participations >= most and given.separation <= by_sampler.separation
+    return given == by_sampler
+
+
+def _words(turns: Participation) -> str:
+    if turns.participations == 1:
+        return "one participation"
+    apart = "exactly" if turns.schema == "fixed_epoch" else "at least"
+    return f"{turns.participations} participations, {apart} {turns.separation} apart"
+
+
+def _reshuffled(plan: Plan, index: int, epochs: int) -> Reason:
+    return Reason(
+        code="reshuffled_epochs",
+        pointer=plan.pointer(index, "participation"),
+        message="the order is drawn anew each epoch, so that two turns of a record may come at "
+        "any distance; sensitivities for a fixed distance would claim too little.",
+        remedy="Write participation: {schema: min_separation, participations: "
+        f"{epochs}, separation: 1}}, or keep one order for all epochs (scheme: cyclic).",
+    )
+
+
+def _no_turns(plan: Plan, index: int) -> Reason:
+    phase = plan.phases[index]
+    field = "clip_schedule" if phase.participation is None else "participation"
+    return Reason(
+        code="unsupported",
+        pointer=plan.pointer(index, field),
+        message=f"under {phase.sampling.scheme} sampling a record may take part in any steps, and "
+        f"each step is accounted by itself, without {field}.",
+        remedy=f"Remove {field}; for clip norms that change, write phases.",
+    )
+
+
+def _amplified(plan: Plan, index: int) -> Reason:
+    phase = plan.phases[index]
+    return Reason(
+        code="amplified_correlated",
+        pointer=plan.pointer(index, "sampling", "scheme"),
+        message=f"{phase.noise.kind} noise is correlated across steps, and {phase.sampling.scheme} "
+        "sampling amplifies single steps with noise of their own: no theorem covers both. A "
+        "banded inverse (bidiagonal, bisr) is not a banded strategy either.",
+        remedy="Use a fixed order (cyclic), cyclic_poisson with a banded strategy, "
+        "balls_in_bins with a strategy without negative entries, or independent noise.",
+    )

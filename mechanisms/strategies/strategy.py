@@ -63,7 +63,7 @@ class IllConditioned(ValueError):
 
 
 def checked_inverse(computed: Array) -> Array:
-    """``computed`` C = N⁻¹; raises ``IllConditioned`` where it is beyond all use."""
+    """``computed`` C = N⁻¹, of any shape; raises ``IllConditioned`` where it is beyond all use."""
     if not np.all(np.isfinite(computed)) or np.max(np.abs(computed)) > 1e150:
         raise IllConditioned("the inverse of the noise grows beyond all bounds")
     return computed

@@ -64,31 +64,31 @@ def test_the_kinds_of_noise_are_those_of_a_plan() -> None:
 
 @everywhere
 def test_a_mechanism_states_what_a_reader_must_check(name: str) -> None:
-    found = OPTIMIZERS[name]
-    assert found.name == name
-    for item in (found.title, found.releases, found.sensitivity, found.proof, found.clipping):
+    result = OPTIMIZERS[name]
+    assert result.name == name
+    for item in (result.title, result.releases, result.sensitivity, result.proof, result.clipping):
         assert item
-    assert found.post_processing
-    assert found.sources
-    assert found.needs_auxiliary_block == name.startswith("dp_muon")
-    codes = [oblige.code for oblige in found.obliges]
+    assert result.post_processing
+    assert result.sources
+    assert result.needs_auxiliary_block == name.startswith("dp_muon")
+    codes = [oblige.code for oblige in result.obliges]
     assert len(set(codes)) == len(codes)
-    for path in re.findall(r"docs/\S+\.md", found.proof):
+    for path in re.findall(r"docs/\S+\.md", result.proof):
         assert (ROOT / path).is_file(), path
 
 
 @everywhere
 def test_only_an_accounted_state_sees_raw_data(name: str) -> None:
-    found = OPTIMIZERS[name]
-    sees = found.whole_run(plan_from(found.minimal_plan()), 0) is not None
-    assert bool(found.state_on_raw_data) == sees == (name == "dp_dice")
+    result = OPTIMIZERS[name]
+    sees = result.whole_run(plan_from(result.minimal_plan()), 0) is not None
+    assert bool(result.state_on_raw_data) == sees == (name == "dp_dice")
 
 
 @everywhere
 def test_its_minimal_plan_is_certified_with_its_obligations(name: str) -> None:
-    found = certify(plan_from(minimal(name)), second_opinion=False)
-    assert found.verdict == "certified", found.reasons
-    codes = [obligation["code"] for obligation in found.obligations]
+    result = certify(plan_from(minimal(name)), second_opinion=False)
+    assert result.verdict == "certified", result.reasons
+    codes = [obligation["code"] for obligation in result.obligations]
     assert {oblige.code for oblige in OPTIMIZERS[name].obliges} <= set(codes)
     assert len(set(codes)) == len(codes)
 
@@ -126,8 +126,8 @@ def test_noise_that_the_mechanism_is_not_defined_with_is_refused(name: str) -> N
     mechanism = OPTIMIZERS[name]
     for noise in ({"kind": "independent"}, {"kind": "tree"}):
         document = {**minimal(name), "noise": noise}
-        found = certify(plan_from(document), second_opinion=False)
-        codes = {reason.code for reason in found.reasons}
+        result = certify(plan_from(document), second_opinion=False)
+        codes = {reason.code for reason in result.reasons}
         assert ("noise_mismatch" in codes) == (not mechanism.accepts(noise["kind"]))
 
 

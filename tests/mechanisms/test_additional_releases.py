@@ -62,15 +62,15 @@ def test_the_joint_multiplier_is_that_of_the_paper(plan_of: Make) -> None:
     # Andrew et al., Theorem 1: z = (z_Δ^-2 + (2σ_b)^-2)^-1/2.
     assert jointly(1.1, [2 * 10.0]) == pytest.approx((1.1**-2 + 20.0**-2) ** -0.5, rel=1e-14)
     assert jointly(1.1, []) == 1.1
-    found = certify(plan_of(**POISSON, extra=[QUANTILE]), second_opinion=False)
-    assert found.joint == pytest.approx((20**-2 + 10**-2) ** -0.5)
+    result = certify(plan_of(**POISSON, extra=[QUANTILE]), second_opinion=False)
+    assert result.joint == pytest.approx((20**-2 + 10**-2) ** -0.5)
 
 
 def test_it_is_never_a_release_with_a_sample_of_its_own(plan_of: Make) -> None:
     def upper(**changes: Any) -> float:
-        found = certify(plan_of(**POISSON, **changes), second_opinion=False).epsilon
-        assert found is not None
-        return found.upper
+        result = certify(plan_of(**POISSON, **changes), second_opinion=False).epsilon
+        assert result is not None
+        return result.upper
 
     releases = [{"name": "all", "clip_norm": 1, "noise_multiplier": 1}]
     apart = {**METRIC, "noise_multiplier": 1, "count": 50, "sampling_probability": 0.1}
@@ -92,21 +92,23 @@ def test_several_counts_are_several_blocks(plan_of: Make) -> None:
 
 def test_noise_is_solved_for_with_the_count_in_it(plan_of: Make) -> None:
     open_noise = [{"name": "all", "clip_norm": 1}]
-    found = certify(plan_of(**POISSON, releases=open_noise, extra=[QUANTILE]), second_opinion=False)
-    assert found.verdict == "certified"
-    (release,) = found.releases
+    result = certify(
+        plan_of(**POISSON, releases=open_noise, extra=[QUANTILE]), second_opinion=False
+    )
+    assert result.verdict == "certified"
+    (release,) = result.releases
     assert release.required is not None
     given = [{**open_noise[0], "noise_multiplier": release.required}]
     again = certify(plan_of(**POISSON, releases=given, extra=[QUANTILE]), second_opinion=False)
-    assert again.epsilon == found.epsilon
+    assert again.epsilon == result.epsilon
     plain = certify(plan_of(**POISSON, releases=open_noise), second_opinion=False)
     assert plain.releases[0].required is not None
     assert plain.releases[0].required < release.required
 
 
 def test_the_trainer_is_told_how_to_count(plan_of: Make) -> None:
-    found = certify(plan_of(extra=[QUANTILE]), second_opinion=False)
-    assert "recentred_clipping_count" in {obligation["code"] for obligation in found.obligations}
+    result = certify(plan_of(extra=[QUANTILE]), second_opinion=False)
+    assert "recentred_clipping_count" in {obligation["code"] for obligation in result.obligations}
 
 
 @pytest.mark.parametrize(
@@ -164,12 +166,12 @@ def test_a_laplace_metric_composes_with_the_run(plan_of: Make) -> None:
     (_, event) = lower(plan_of(extra=[laplace], dataset=users)).event().events
     assert event == Repeated(event=Laplace(noise_multiplier=2.0), count=2)
     plain = certify(plan_of(), second_opinion=False).epsilon
-    found = certify(plan_of(extra=[laplace]))
-    assert [opinion.name for opinion in found.accountants] == ["pld", "rdp"]
-    assert found.epsilon is not None
+    result = certify(plan_of(extra=[laplace]))
+    assert [opinion.name for opinion in result.accountants] == ["pld", "rdp"]
+    assert result.epsilon is not None
     assert plain is not None
     # At most what pure privacy adds, 2/4, and more than nothing.
-    assert plain.lower < found.epsilon.lower <= found.epsilon.upper <= plain.upper + 0.5 + 1e-3
+    assert plain.lower < result.epsilon.lower <= result.epsilon.upper <= plain.upper + 0.5 + 1e-3
 
 
 # ---- repeat and select -------------------------------------------------------------
@@ -198,23 +200,23 @@ def test_a_distribution_with_a_name_has_its_shape(
 
 def test_a_selection_is_certified_by_the_engine_that_knows_it_and_costs_more(plan_of: Make) -> None:
     once = certify(plan_of(), second_opinion=False)
-    found = certify(plan_of(extra=[SEARCH]))
-    assert found.verdict == "certified"
-    assert [opinion.name for opinion in found.accountants] == ["rdp"]
-    assert found.epsilon is not None
+    result = certify(plan_of(extra=[SEARCH]))
+    assert result.verdict == "certified"
+    assert [opinion.name for opinion in result.accountants] == ["rdp"]
+    assert result.epsilon is not None
     assert once.epsilon is not None
-    assert found.epsilon.upper > once.epsilon.upper
-    codes = {obligation["code"] for obligation in found.obligations}
+    assert result.epsilon.upper > once.epsilon.upper
+    codes = {obligation["code"] for obligation in result.obligations}
     assert {"repetitions_are_drawn", "score_is_accounted"} <= codes
 
 
 def test_noise_is_solved_for_around_a_selection(plan_of: Make) -> None:
-    found = certify(
+    result = certify(
         plan_of(extra=[SEARCH], releases=[{"name": "all", "clip_norm": 1}]), second_opinion=False
     )
-    assert found.verdict == "certified"
-    assert found.epsilon is not None
-    assert 7.9 < found.epsilon.upper <= 8
+    assert result.verdict == "certified"
+    assert result.epsilon is not None
+    assert 7.9 < result.epsilon.upper <= 8
 
 
 # ---- contradictions ----------------------------------------------------------------

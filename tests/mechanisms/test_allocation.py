@@ -48,9 +48,9 @@ def allocated(plan: Plan, joint: float) -> tuple[float, ...]:
 
 def energy(phase: Phase, sigmas: tuple[float, ...], joint: float) -> float:
     """Total noise energy of one step."""
-    found = noise_energy(phase, sigmas, joint)
-    assert found is not None
-    return found.allocated
+    result = noise_energy(phase, sigmas, joint)
+    assert result is not None
+    return result.allocated
 
 
 @given(open_blocks(), st.sampled_from(ALLOCATIONS), st.booleans(), JOINTS)
@@ -60,9 +60,9 @@ def test_the_joint_of_what_is_allocated_is_at_least_what_was_asked(
     if flat:
         blocks = [{**block, "clip_norm": 1} for block in blocks]
     plan = plan_of(releases=blocks, allocation=allocation, clipping="flat" if flat else "per_block")
-    found = joint_noise_multiplier(with_noise(plan, joint).phases[0])
-    assert found is not None
-    assert joint <= found <= joint * (1 + 1e-5)
+    result = joint_noise_multiplier(with_noise(plan, joint).phases[0])
+    assert result is not None
+    assert joint <= result <= joint * (1 + 1e-5)
 
 
 @given(open_blocks(), JOINTS)
@@ -125,21 +125,21 @@ def test_optimal_saves_37_percent_on_gpt2_small(plan_of: Make) -> None:
     assert round((EMBEDDINGS + NORMS + BIASES) / 1e6, 1) == 78.1
     plan = plan_of(releases=gpt2(), allocation="optimal")
     joint = 2.0
-    found = noise_energy(plan.phases[0], allocated(plan, joint), joint)
-    assert found is not None
-    assert found.saving == pytest.approx(0.37, abs=0.005)
+    result = noise_energy(plan.phases[0], allocated(plan, joint), joint)
+    assert result is not None
+    assert result.saving == pytest.approx(0.37, abs=0.005)
     # In closed form: 1 - (Σ n √d)² / (K Σ n d).
     blocks = [(block.get("count", 1), block["dimension"]) for block in gpt2()]
     root = sum(n * math.sqrt(d) for n, d in blocks)
     whole = 49 * sum(n * d for n, d in blocks)
-    assert found.saving == pytest.approx(1 - root**2 / whole, abs=1e-5)
+    assert result.saving == pytest.approx(1 - root**2 / whole, abs=1e-5)
 
 
 def test_uniform_saves_nothing_and_unknown_dimensions_say_nothing(plan_of: Make) -> None:
     plan = plan_of(releases=gpt2())
-    found = noise_energy(plan.phases[0], allocated(plan, 2.0), 2.0)
-    assert found is not None
-    assert found.saving == pytest.approx(0, abs=1e-5)
+    result = noise_energy(plan.phases[0], allocated(plan, 2.0), 2.0)
+    assert result is not None
+    assert result.saving == pytest.approx(0, abs=1e-5)
     bare = plan_of(releases=[{"name": "a", "clip_norm": 1}])
     assert noise_energy(bare.phases[0], (1.0,), 1.0) is None
 

@@ -44,8 +44,8 @@ def written(folder: Path, document: dict[str, Any]) -> str:
 def test_a_file_is_certified_as_its_rows_are(folder: Path, document: Document) -> None:
     in_file = document(noise=noise_in(folder / "noise.npy"))
     in_rows = document(noise={"kind": "matrix", "rows": NOISE.tolist()})
-    found = lower(read_plan(written(folder, in_file)).plan).event()
-    assert found == lower(read_plan(written(folder, in_rows)).plan).event()
+    result = lower(read_plan(written(folder, in_file)).plan).event()
+    assert result == lower(read_plan(written(folder, in_rows)).plan).event()
 
 
 def test_a_line_of_a_batch_finds_its_file(folder: Path, document: Document) -> None:

@@ -306,10 +306,10 @@ def test_a_trainer_is_told_the_recurrence_and_to_keep_its_state(stream: Make) ->
 @pytest.mark.parametrize("noise", [STREAM["noise"], {"kind": "independent"}])
 def test_a_schedule_of_clip_norms_scales_the_columns(stream: Make, noise: Any) -> None:
     rates = [1.0 + step % 7 for step in range(30)]
-    found = 20 / only(stream(noise=noise, clip_schedule=rates)).noise_multiplier
+    result = 20 / only(stream(noise=noise, clip_schedule=rates)).noise_multiplier
     rate = 0.9 if noise is STREAM["noise"] else 0.0
     scaled = Bidiagonal.of(rate, 30).strategy_matrix() * np.array(rates)
-    assert found == pytest.approx(bound(scaled, IN_ORDER), rel=1e-9)
+    assert result == pytest.approx(bound(scaled, IN_ORDER), rel=1e-9)
     flat = only(stream(noise=noise, clip_schedule=[3.0] * 30)).noise_multiplier
     once = only(stream(noise=noise, clip_schedule=[1.0] * 30)).noise_multiplier
     assert flat == pytest.approx(once / 3)

@@ -40,10 +40,10 @@ def test_what_is_kept_has_the_norm_and_more_of_the_signal(
     rows: int, columns: int, seed: int
 ) -> None:
     signal, noisy = spiked(rows, columns, 60.0, seed)
-    found = shrink(noisy, 1.0)
-    assert np.linalg.norm(found) == pytest.approx(np.linalg.norm(noisy))
-    assert cosine(found, signal) > cosine(noisy, signal) + 0.1
-    assert np.linalg.matrix_rank(found) == 2
+    result = shrink(noisy, 1.0)
+    assert np.linalg.norm(result) == pytest.approx(np.linalg.norm(noisy))
+    assert cosine(result, signal) > cosine(noisy, signal) + 0.1
+    assert np.linalg.matrix_rank(result) == 2
 
 
 def test_the_optimal_shrinkage_is_the_one_of_the_paper() -> None:
@@ -52,14 +52,14 @@ def test_the_optimal_shrinkage_is_the_one_of_the_paper() -> None:
     seen = np.sqrt((true + columns / true) * (true + rows / true))
     matrix = np.zeros((rows, columns))
     matrix[0, 0], matrix[1, 1] = seen, np.sqrt((20 + columns / 20) * (20 + rows / 20))
-    found = shrink(matrix, 1.0)
+    result = shrink(matrix, 1.0)
 
     def eta(value: float) -> float:
         kept = value**4 - rows * columns
         along = kept / (value**4 + rows * value**2) * kept / (value**4 + columns * value**2)
         return value * float(np.sqrt(along))
 
-    assert found[0, 0] / found[1, 1] == pytest.approx(eta(40.0) / eta(20.0))
+    assert result[0, 0] / result[1, 1] == pytest.approx(eta(40.0) / eta(20.0))
 
 
 @pytest.mark.parametrize("strength", [0.0, 5.0])

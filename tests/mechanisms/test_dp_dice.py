@@ -99,10 +99,10 @@ def test_no_stream_moves_the_releases_by_more_than_either_bound(
     lots = draw.choice(steps, size=k, replace=False)
     nothing = np.zeros(dimension)
     record = {int(t): (gradient(), gradient() if replaced else nothing) for t in lots}
-    found = moved(others, record, c1=1.0, c2=error_clip, divisor=divisor) * divisor
+    result = moved(others, record, c1=1.0, c2=error_clip, divisor=divisor) * divisor
     distance = 2.0 if replaced else 1.0
-    assert found <= by_pre_clip(distance=distance, residual=pre_clip - 1, participations=k)
-    assert found <= by_error_clip(
+    assert result <= by_pre_clip(distance=distance, residual=pre_clip - 1, participations=k)
+    assert result <= by_error_clip(
         distance=distance, error=divisor * error_clip, participations=k, steps=steps
     )
 
@@ -124,15 +124,15 @@ def test_a_search_over_streams_does_not_pass_the_bound_and_comes_near_it() -> No
     best = 0.0
     for _ in range(4):
         point = draw.normal(size=(steps + 3, 2)) * 3
-        found, width = reach(point), 1.0
+        result, width = reach(point), 1.0
         for _ in range(1200):
             trial = point + draw.normal(size=point.shape) * width
             value = reach(trial)
             assert value <= bound
-            width = min(3.0, width * 1.5) if value > found else max(1e-3, width * 0.96)
-            if value > found:
-                point, found = trial, value
-        best = max(best, found)
+            width = min(3.0, width * 1.5) if value > result else max(1e-3, width * 0.96)
+            if value > result:
+                point, result = trial, value
+        best = max(best, result)
     assert best > 0.85 * bound
 
 
@@ -148,11 +148,11 @@ def test_bound_a_is_attained_by_one_record_with_unbounded_gradients(
     others = [[np.array([-far])], *([np.array([0.0])] for _ in range(steps - 1))]
     record = {0: (np.array([2 * far]), np.array([0.0]))}
     record |= {t: (np.array([far]), np.array([0.0])) for t in range(1, participations)}
-    found = moved(others, record, c1=c1, c2=error_clip, divisor=divisor) * divisor / c1
+    result = moved(others, record, c1=c1, c2=error_clip, divisor=divisor) * divisor / c1
     bound = by_error_clip(
         distance=1, error=divisor * error_clip / c1, participations=participations, steps=steps
     )
-    assert found == pytest.approx(bound, rel=1e-9)
+    assert result == pytest.approx(bound, rel=1e-9)
 
 
 def test_two_records_of_a_user_in_different_lots_stay_below_the_bound_for_users() -> None:
@@ -168,9 +168,9 @@ def test_two_records_of_a_user_in_different_lots_stay_below_the_bound_for_users(
             for t, lot in enumerate(others)
         ]
         runs.append(released(lots, c1=1.0, c2=error_clip, divisor=1.0))
-    found = float(np.linalg.norm(runs[0] - runs[1]))
+    result = float(np.linalg.norm(runs[0] - runs[1]))
     shape = {"distance": 2.0, "error": error_clip, "participations": 2, "steps": 3}
-    assert by_error_clip(**shape) < found <= by_error_clip(**shape, records=2)
+    assert by_error_clip(**shape) < result <= by_error_clip(**shape, records=2)
 
 
 def on_a_line(k: int, c: float, rho: float) -> float:
@@ -213,9 +213,9 @@ def test_the_best_stream_on_a_line_is_one_of_the_algorithm() -> None:
     # The other records first push the state beyond its clip norm, and back before the last step.
     others[0], others[k - 1] = [np.array([1e6])], [np.array([-1e6 + 2e3 * (k - 1)])]
     record = {t: (np.array([pre_clip]), np.array([0.0])) for t in range(k)}
-    found = moved(others, record, c1=1.0, c2=error_clip, divisor=1.0)
-    assert found == pytest.approx(on_a_line(k, 1, pre_clip - 1), rel=0.01)
-    assert found <= by_pre_clip(distance=1, residual=pre_clip - 1, participations=k)
+    result = moved(others, record, c1=1.0, c2=error_clip, divisor=1.0)
+    assert result == pytest.approx(on_a_line(k, 1, pre_clip - 1), rel=0.01)
+    assert result <= by_pre_clip(distance=1, residual=pre_clip - 1, participations=k)
 
 
 @pytest.mark.parametrize("curious", [False, True])
@@ -280,9 +280,9 @@ def test_a_plan_is_one_gaussian_with_the_smaller_bound(plan_of: Make) -> None:
 
 def test_replacing_doubles_and_a_user_multiplies(plan_of: Make) -> None:
     def mu(**changes: Any) -> float:
-        found = certify(plan_of(**{**ORDERED, "optimizer": DICE, **changes}), second_opinion=False)
-        assert found.mu is not None
-        return found.mu
+        result = certify(plan_of(**{**ORDERED, "optimizer": DICE, **changes}), second_opinion=False)
+        assert result.mu is not None
+        return result.mu
 
     users = {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 3}
     assert mu(adjacency="replace_one") == pytest.approx(2 * mu())
@@ -296,19 +296,19 @@ def test_sampling_amplifies_nothing(plan_of: Make) -> None:
     (event,) = lower(sampled).event().events
     assert isinstance(event, Gaussian)
     assert event.noise_multiplier == pytest.approx(20 / b)
-    found = certify(sampled, second_opinion=False)
-    assert "no_amplification" in {warning.code for warning in found.warnings}
-    assert found.sensitivity == pytest.approx(b)
+    result = certify(sampled, second_opinion=False)
+    assert "no_amplification" in {warning.code for warning in result.warnings}
+    assert result.sensitivity == pytest.approx(b)
 
 
 def test_noise_is_solved_for(plan_of: Make) -> None:
-    found = certify(
+    result = certify(
         plan_of(**ORDERED, optimizer=DICE, releases=[{"name": "all", "clip_norm": 1}]),
         second_opinion=False,
     )
-    assert found.verdict == "certified"
-    assert found.epsilon is not None
-    assert found.epsilon.upper == pytest.approx(8, rel=1e-3)
+    assert result.verdict == "certified"
+    assert result.epsilon is not None
+    assert result.epsilon.upper == pytest.approx(8, rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,9 @@ def releases(blocks: list[tuple[int, float]]) -> list[dict[str, Any]]:
 
 def joint(plan_of: Make, blocks: list[tuple[int, float]], **changes: Any) -> float:
     """σ_joint of a step with these blocks."""
-    found = joint_noise_multiplier(plan_of(releases=releases(blocks), **changes).phases[0])
-    assert found is not None
-    return found
+    result = joint_noise_multiplier(plan_of(releases=releases(blocks), **changes).phases[0])
+    assert result is not None
+    return result
 
 
 def exact_square(blocks: list[tuple[int, float]]) -> Fraction:
@@ -43,9 +43,9 @@ def exact_square(blocks: list[tuple[int, float]]) -> Fraction:
 def test_the_joint_multiplier_is_the_greatest_double_not_above_the_exact_one(
     plan_of: Make, blocks: list[tuple[int, float]]
 ) -> None:
-    found = joint(plan_of, blocks)
+    result = joint(plan_of, blocks)
     exact = exact_square(blocks)
-    assert Fraction(found) ** 2 <= exact < Fraction(math.nextafter(found, math.inf)) ** 2
+    assert Fraction(result) ** 2 <= exact < Fraction(math.nextafter(result, math.inf)) ** 2
 
 
 @given(st.integers(1, 10**6), SIGMAS)
@@ -90,9 +90,9 @@ def test_noise_std_is_sigma_times_the_clip_norm(plan_of: Make, std: float, clip:
     (release,) = plan.phases[0].releases
     exact = Fraction(std) / Fraction(clip)
     assert noise_multiplier(release) == exact
-    found = joint_noise_multiplier(plan.phases[0])
-    assert found is not None
-    assert Fraction(found) <= exact < Fraction(math.nextafter(found, math.inf))
+    result = joint_noise_multiplier(plan.phases[0])
+    assert result is not None
+    assert Fraction(result) <= exact < Fraction(math.nextafter(result, math.inf))
 
 
 def test_clip_norms_do_not_enter_a_given_multiplier(plan_of: Make) -> None:
@@ -105,9 +105,9 @@ def test_clip_norms_do_not_enter_a_given_multiplier(plan_of: Make) -> None:
 
 def test_the_published_dp_muon_noise_is_a_seventh_of_what_it_seems(plan_of: Make) -> None:
     """arXiv:2605.12994v1: σ = 2.3395 on 48 hidden and one auxiliary block."""
-    found = joint(plan_of, [(48, 2.3395), (1, 2.3395)])
-    assert Fraction(found) <= Fraction(2.3395) / 7
-    assert found == pytest.approx(0.334214, abs=5e-7)
+    result = joint(plan_of, [(48, 2.3395), (1, 2.3395)])
+    assert Fraction(result) <= Fraction(2.3395) / 7
+    assert result == pytest.approx(0.334214, abs=5e-7)
     assert joint(plan_of, [(49, 2.3614)]) == pytest.approx(2.3614 / 7, rel=1e-15)
 
 

@@ -113,10 +113,10 @@ def test_every_reason_comes_at_once(plan_of: Make) -> None:
 
 
 def test_a_trainer_is_told_its_sampler_and_all_it_must_always_keep(plan_of: Make) -> None:
-    found = obligations_of(lower(plan_of(**several(PHASE, PHASE))))
-    assert [entry.code for entry in found].count("sampler_of_the_plan") == 1
-    assert found[1:] == ALWAYS
+    result = obligations_of(lower(plan_of(**several(PHASE, PHASE))))
+    assert [entry.code for entry in result].count("sampler_of_the_plan") == 1
+    assert result[1:] == ALWAYS
     codes = [alway.code for alway in ALWAYS]
     assert len(set(codes)) == len(codes)
-    for item in found:
+    for item in result:
         assert item.as_dict().keys() == {"code", "text", "checked_by"}

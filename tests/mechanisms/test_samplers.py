@@ -122,11 +122,11 @@ def test_each_pair_is_certified_as_the_table_says_or_refused(
     if (scheme, adjacency) in REFUSED:
         assert code(plan) == REFUSED[scheme, adjacency]
     elif (scheme, adjacency) in ALLOCATED:
-        found = only(plan)
-        assert isinstance(found, RandomAllocationGaussian)
-        assert found.bins == 10
-        assert found.noise_multiplier == pytest.approx(SIGMA / 2, rel=1e-14)
-        assert found.noise_multiplier <= SIGMA / 2
+        result = only(plan)
+        assert isinstance(result, RandomAllocationGaussian)
+        assert result.bins == 10
+        assert result.noise_multiplier == pytest.approx(SIGMA / 2, rel=1e-14)
+        assert result.noise_multiplier <= SIGMA / 2
     else:
         leaf, count = CERTIFIED[scheme, adjacency]
         assert only(plan) == Repeated(event=leaf, count=count)

@@ -33,10 +33,10 @@ def orthogonalise(matrix: np.ndarray, **settings: Any) -> np.ndarray:
 def momentum() -> np.ndarray:
     """M of the noise alone after 200 steps, 768 x 768."""
     draw = np.random.default_rng(1)
-    found = np.zeros((SIDE, SIDE))
+    result = np.zeros((SIDE, SIDE))
     for _ in range(200):
-        found = BETA * found + NU * draw.standard_normal((SIDE, SIDE))
-    return found
+        result = BETA * result + NU * draw.standard_normal((SIDE, SIDE))
+    return result
 
 
 def test_the_momentum_has_the_predicted_norm(momentum: np.ndarray) -> None:
@@ -59,12 +59,12 @@ def test_five_steps_multiply_it_by_about_the_predicted_gain(momentum: np.ndarray
 def test_the_typical_singular_value_that_comes_out_is_about_the_predicted(
     momentum: np.ndarray, start: Start, rough: float
 ) -> None:
-    found = np.linalg.norm(orthogonalise(momentum, start=start)) / math.sqrt(SIDE)
+    result = np.linalg.norm(orthogonalise(momentum, start=start)) / math.sqrt(SIDE)
     predicted = typical_singular_value(
         float(np.linalg.norm(momentum)), entries=SIDE**2, degree=2, steps=5, start=start
     )
     assert predicted == pytest.approx(rough, abs=0.05)
-    assert predicted * (1 - 1 / 7) < found < predicted * 1.01
+    assert predicted * (1 - 1 / 7) < result < predicted * 1.01
 
 
 @pytest.mark.parametrize(("start", "low", "high"), [("paper", 0, 1e-4), ("frobenius", 0.2, 0.4)])
@@ -88,8 +88,8 @@ def test_rho_t_is_the_noise_in_one_entry_of_the_normalised_momentum(steps: int) 
     draw = np.random.default_rng(3)
     noise = draw.standard_normal((steps, 20000))
     weights = BETA ** np.arange(steps)[::-1]
-    found = float(np.std(weights @ noise / weights.sum()))
-    assert utility.probe_std(1.0, momentum=BETA, steps=steps) == pytest.approx(found, rel=0.02)
+    result = float(np.std(weights @ noise / weights.sum()))
+    assert utility.probe_std(1.0, momentum=BETA, steps=steps) == pytest.approx(result, rel=0.02)
     norm = utility.momentum_norm(1, entries=9, momentum=BETA, steps=steps, normalised=True)
     assert norm == pytest.approx(3 * utility.probe_std(1, momentum=BETA, steps=steps))
 
@@ -107,9 +107,9 @@ def test_the_sum_of_all_releases_carries_the_predicted_noise(steps: int, lambda_
     draw = np.random.default_rng(4)
     z = draw.standard_normal((steps, 40000))
     w = z - lambda_ * np.vstack([np.zeros(40000), z[:-1]])
-    found = float(np.std(w.sum(axis=0)))
+    result = float(np.std(w.sum(axis=0)))
     assert utility.prefix_sum_std(1.0, steps=steps, lambda_=lambda_) == pytest.approx(
-        found, rel=0.02
+        result, rel=0.02
     )
 
 
@@ -160,8 +160,8 @@ def test_it_acts_on_singular_values_alone(shape: tuple[int, int], degree: int) -
     left, values, right = np.linalg.svd(matrix, full_matrices=False)
     start = values / np.linalg.norm(matrix)
     mapped = [singular_value(float(v), degree=degree, steps=4) for v in start]
-    found = orthogonalise(matrix, degree=degree, steps=4)
-    assert found == pytest.approx(left @ np.diag(mapped) @ right, abs=1e-12)
+    result = orthogonalise(matrix, degree=degree, steps=4)
+    assert result == pytest.approx(left @ np.diag(mapped) @ right, abs=1e-12)
 
 
 def test_many_steps_reach_the_polar_factor_from_either_start() -> None:
@@ -174,5 +174,5 @@ def test_many_steps_reach_the_polar_factor_from_either_start() -> None:
 
 def test_nothing_stays_nothing() -> None:
     for start in ("paper", "frobenius"):
-        found = orthogonalise(np.zeros((2, 3)), start="paper" if start == "paper" else "frobenius")
-        assert not found.any()
+        result = orthogonalise(np.zeros((2, 3)), start="paper" if start == "paper" else "frobenius")
+        assert not result.any()

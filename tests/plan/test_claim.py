@@ -14,12 +14,12 @@ from affidavit.plan.serialization import digest
 
 @pytest.mark.parametrize("claim", [7.98, "7.9800", {"epsilon": 8}, {"noise_multiplier": "1.10"}])
 def test_a_claim_is_a_number_or_its_text(plan_of: Callable[..., Plan], claim: Any) -> None:
-    found = plan_of(claim=claim).claim
-    assert found is not None
+    result = plan_of(claim=claim).claim
+    assert result is not None
     given = claim if not isinstance(claim, dict) else next(iter(claim.values()))
-    assert float(found.text) == float(given)
+    assert float(result.text) == float(given)
     if isinstance(given, str):
-        assert found.text == given
+        assert result.text == given
 
 
 @pytest.mark.parametrize(

@@ -199,12 +199,12 @@ STAY = {
 
 def with_leaf(path: tuple[Any, ...], change: Callable[[Any], Any]) -> dict[str, Any]:
     """The rich plan with one scalar changed."""
-    found = copy.deepcopy(RICH)
-    node: Any = found
+    result = copy.deepcopy(RICH)
+    node: Any = result
     for key in path[:-1]:
         node = node[key]
     node[path[-1]] = change(node[path[-1]])
-    return found
+    return result
 
 
 def another(value: Any) -> Any:
@@ -221,9 +221,9 @@ def test_every_field_that_is_changed_by_the_least_makes_another_digest() -> None
     for path in leaves(RICH):
         if path in STAY:
             continue
-        found = digest(plan_from(with_leaf(path, another)))
-        assert found not in seen, (path, seen[found])
-        seen[found] = str(path)
+        result = digest(plan_from(with_leaf(path, another)))
+        assert result not in seen, (path, seen[result])
+        seen[result] = str(path)
     assert len(seen) > 35
 
 
@@ -232,11 +232,11 @@ def test_digests_are_equal_exactly_when_the_numbers_are(
     steps: int, sigma: float, delta: float
 ) -> None:
     def made(steps: int, sigma: float, delta: float) -> str:
-        found = copy.deepcopy(RICH)
-        found["steps"] = steps
-        found["releases"][0]["noise_multiplier"] = sigma
-        found["target"]["delta"] = delta
-        return digest(plan_from(found))
+        result = copy.deepcopy(RICH)
+        result["steps"] = steps
+        result["releases"][0]["noise_multiplier"] = sigma
+        result["target"]["delta"] = delta
+        return digest(plan_from(result))
 
     assert made(steps, sigma, delta) == made(float(steps), sigma, delta)  # type: ignore[arg-type]
     others = {

@@ -88,9 +88,9 @@ def containers(node: Any) -> Iterator[Any]:
 @st.composite
 def mutants(draw: st.DrawFn) -> dict[str, Any]:
     """A valid plan with one to three places replaced, removed or added."""
-    found = copy.deepcopy(draw(st.sampled_from(SEEDS)))
+    result = copy.deepcopy(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(1, 3))):
-        node = draw(st.sampled_from(list(containers(found))))
+        node = draw(st.sampled_from(list(containers(result))))
         if isinstance(node, dict):
             key = draw(st.sampled_from([*node, *WORDS]))
             if draw(st.booleans()):
@@ -99,7 +99,7 @@ def mutants(draw: st.DrawFn) -> dict[str, Any]:
                 node[key] = draw(VALUES)
         else:
             node.insert(0, copy.deepcopy(draw(VALUES | st.sampled_from(node or [None]))))
-    return found
+    return result
 
 
 def use(plan: Plan) -> None:

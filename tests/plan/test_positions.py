@@ -106,9 +106,9 @@ def test_a_reason_about_an_accepted_plan_is_placed_in_its_text(
 ) -> None:
     raw = json.dumps(document(), indent=2).encode()
     reason = Reason(code="any", pointer="/target/epsilon", message="", remedy="")
-    (found,) = locate((reason,), raw, syntax)
-    line = raw.decode().split("\n")[(found.line or 0) - 1]
-    assert line[(found.column or 0) - 1 :].startswith('"epsilon"')
+    (result,) = locate((reason,), raw, syntax)
+    line = raw.decode().split("\n")[(result.line or 0) - 1]
+    assert line[(result.column or 0) - 1 :].startswith('"epsilon"')
 
 
 def test_syntax_errors_are_placed_in_both_syntaxes() -> None:

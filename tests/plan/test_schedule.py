@@ -46,8 +46,8 @@ def test_steps_of_sampled_epochs_are_epochs_over_q_rounded_up(
     size = data.draw(SIZES)
     lot = data.draw(st.integers(1, size))
     tenths = data.draw(st.integers(1, 10**4))
-    found = steps(planned(plan_of, "poisson", size, lot, tenths / 10))
-    assert found == -(-tenths * size // (10 * lot))
+    result = steps(planned(plan_of, "poisson", size, lot, tenths / 10))
+    assert result == -(-tenths * size // (10 * lot))
 
 
 @given(st.data(), st.sampled_from(["shuffled", "cyclic"]))
@@ -58,10 +58,10 @@ def test_steps_of_ordered_epochs_are_full_lots_and_one_record_takes_part_once_an
     lot = data.draw(st.integers(1, size))
     epochs = data.draw(st.integers(1, 1000))
     plan = planned(plan_of, scheme, size, lot, epochs)
-    found = steps(plan)
-    assert found == epochs * (size // lot)
-    assert schedule.participations(plan, plan.phases[0], found) == epochs
-    assert schedule.participations(plan, plan.phases[0], found + 1) == epochs + 1
+    result = steps(plan)
+    assert result == epochs * (size // lot)
+    assert schedule.participations(plan, plan.phases[0], result) == epochs
+    assert schedule.participations(plan, plan.phases[0], result + 1) == epochs + 1
 
 
 @pytest.mark.parametrize(

@@ -38,9 +38,9 @@ def test_the_closed_form_is_the_worst_of_all_patterns(
     rate: float, steps: int, at: Participation
 ) -> None:
     strategy = toeplitz(column(rate, steps), np.zeros(steps))
-    found = Bidiagonal.of(rate, steps).sensitivity(at)
-    assert found.exact
-    assert found.value == pytest.approx(bound(strategy, at), rel=1e-12)
+    result = Bidiagonal.of(rate, steps).sensitivity(at)
+    assert result.exact
+    assert result.value == pytest.approx(bound(strategy, at), rel=1e-12)
 
 
 @settings(max_examples=80)
@@ -48,17 +48,17 @@ def test_the_closed_form_is_the_worst_of_all_patterns(
 def test_so_is_the_form_of_normalised_columns(rate: float, steps: int, at: Participation) -> None:
     strategy = toeplitz(column(rate, steps), np.zeros(steps))
     strategy = strategy / np.linalg.norm(strategy, axis=0)
-    found = NormalizedBidiagonal.of(rate, steps).sensitivity(at)
-    assert found.exact
-    assert found.value == pytest.approx(bound(strategy, at), rel=1e-11)
+    result = NormalizedBidiagonal.of(rate, steps).sensitivity(at)
+    assert result.exact
+    assert result.value == pytest.approx(bound(strategy, at), rel=1e-11)
 
 
 def test_alternating_noise_is_attained_by_vectors_that_alternate() -> None:
     at = Participation.min_separation(participations=4, separation=3)
     strategy = toeplitz(column(-0.9, 12), np.zeros(12))
-    found = Bidiagonal.of(-0.9, 12).sensitivity(at).value
-    assert found == pytest.approx(6.30, abs=5e-3)
-    assert attained(strategy, at, np.random.default_rng(0)) == pytest.approx(found, rel=1e-6)
+    result = Bidiagonal.of(-0.9, 12).sensitivity(at).value
+    assert result == pytest.approx(6.30, abs=5e-3)
+    assert attained(strategy, at, np.random.default_rng(0)) == pytest.approx(result, rel=1e-6)
     ones = max(
         float(np.linalg.norm(strategy[:, list(pattern)].sum(axis=1)))
         for pattern in every_pattern(12, at)
@@ -85,10 +85,10 @@ def test_an_order_drawn_anew_each_epoch_costs_more_than_the_formula_for_a_fixed_
     )
     in_order = Participation.fixed_epoch(participations=epochs, separation=size)
     anywhere = Participation.min_separation(participations=epochs, separation=1)
-    found = Bidiagonal.of(0.9, 30)
+    result = Bidiagonal.of(0.9, 30)
     assert reshuffled == pytest.approx(5.52, abs=5e-3)
-    assert found.sensitivity(in_order).value == pytest.approx(4.80, abs=5e-3)
-    assert found.sensitivity(anywhere).value >= reshuffled
+    assert result.sensitivity(in_order).value == pytest.approx(4.80, abs=5e-3)
+    assert result.sensitivity(anywhere).value >= reshuffled
 
 
 @settings(max_examples=40)
@@ -100,7 +100,7 @@ def test_an_order_drawn_anew_each_epoch_costs_more_than_the_formula_for_a_fixed_
 )
 def test_near_one_no_digit_is_lost(gap: float, k: int, b: int, tail: int) -> None:
     rate, steps = 1 - gap, (k - 1) * b + min(tail, b)
-    found = Bidiagonal.of(rate, steps)
+    result = Bidiagonal.of(rate, steps)
     at = Participation.min_separation(participations=k, separation=b)
     with mpmath.workdps(60):
         exact, share = mpmath.mpf(rate), mpmath.mpf(rate) ** b
@@ -110,7 +110,7 @@ def test_near_one_no_digit_is_lost(gap: float, k: int, b: int, tail: int) -> Non
         ladder = [(1 - share**m) / (1 - share) for m in range(1, k + 1)]
         norm = [(1 - exact ** (2 * n)) / (1 - exact**2) for n in (b, last)]
         square = norm[0] * sum(m**2 for m in ladder[:-1]) + norm[1] * ladder[-1] ** 2
-        ratio = mpmath.mpf(found.sensitivity(at).value) / mpmath.sqrt(square)
+        ratio = mpmath.mpf(result.sensitivity(at).value) / mpmath.sqrt(square)
         assert 1 <= ratio < 1 + 1e-15
 
 
@@ -138,17 +138,17 @@ def test_a_rate_beyond_one_is_refused(rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.5, 0.95, 1.0])
 @pytest.mark.parametrize("steps", [1, 2, 50])
 def test_errors_of_the_prefix_sum_are_closed(rate: float, steps: int) -> None:
-    found = Bidiagonal.of(rate, steps).errors(Workload())
-    assert found.rms**2 == pytest.approx(1 + (1 - rate) ** 2 * (steps - 1) / 2)
-    assert found.max**2 == pytest.approx(1 + (1 - rate) ** 2 * (steps - 1))
+    result = Bidiagonal.of(rate, steps).errors(Workload())
+    assert result.rms**2 == pytest.approx(1 + (1 - rate) ** 2 * (steps - 1) / 2)
+    assert result.max**2 == pytest.approx(1 + (1 - rate) ** 2 * (steps - 1))
 
 
 def test_the_gain_over_independent_noise_tends_to_one_minus_over_one_plus() -> None:
     """Variance of the last sum, at κ: ν² (1 + (1-λ)² (T-1)) against T."""
     steps, rate = 10**6, 0.9
-    found = Bidiagonal.of(rate, steps)
-    kappa = found.sensitivity(Participation.single()).value
-    variance = (found.errors(Workload()).per_step[-1] * kappa) ** 2
+    result = Bidiagonal.of(rate, steps)
+    kappa = result.sensitivity(Participation.single()).value
+    variance = (result.errors(Workload()).per_step[-1] * kappa) ** 2
     assert variance / steps == pytest.approx((1 - rate) / (1 + rate), rel=1e-3)
 
 

@@ -103,11 +103,11 @@ def test_the_sensitivity_is_at_least_that_of_the_noise_and_exact_where_it_says(
     kind: str, fields: dict[str, Any], at: Participation
 ) -> None:
     strategy = built(kind, fields)
-    true, found = bound(strategy.strategy_matrix(), at), strategy.sensitivity(at)
-    if strategy.is_nonnegative or found.exact:
-        assert found.value >= true * (1 - 1e-12)
-    if found.exact:
-        assert found.value == pytest.approx(true, rel=1e-6)
+    true, result = bound(strategy.strategy_matrix(), at), strategy.sensitivity(at)
+    if strategy.is_nonnegative or result.exact:
+        assert result.value >= true * (1 - 1e-12)
+    if result.exact:
+        assert result.value == pytest.approx(true, rel=1e-6)
 
 
 @every_kind
@@ -130,11 +130,11 @@ def test_errors_are_the_row_norms_of_the_workload_times_the_noise(
     kind: str, fields: dict[str, Any], workload: Workload
 ) -> None:
     strategy = built(kind, fields)
-    found = strategy.errors(workload)
+    result = strategy.errors(workload)
     rows = np.linalg.norm(workload.matrix(STEPS) @ strategy.noise_matrix(), axis=1)
-    assert found.per_step == pytest.approx(rows, rel=1e-8)
-    assert found.max == pytest.approx(rows.max())
-    assert found.rms == pytest.approx(float(np.sqrt(np.mean(rows**2))))
+    assert result.per_step == pytest.approx(rows, rel=1e-8)
+    assert result.max == pytest.approx(rows.max())
+    assert result.rms == pytest.approx(float(np.sqrt(np.mean(rows**2))))
 
 
 @every_kind
@@ -152,24 +152,24 @@ def _moving_average(streaming: Any, z: Array) -> Array:
 
 
 def _autoregressive(streaming: Any, z: Array) -> Array:
-    found = np.zeros_like(z)
+    result = np.zeros_like(z)
     for step in range(len(z)):
         past = sum(
-            a * found[step - place]
+            a * result[step - place]
             for place, a in enumerate(streaming.coefficients)
             if 0 < place <= step
         )
-        found[step] = (z[step] - past) / streaming.coefficients[0]
-    return found
+        result[step] = (z[step] - past) / streaming.coefficients[0]
+    return result
 
 
 def _buffered(streaming: Any, z: Array) -> Array:
     decays, scales = np.split(np.array(streaming.coefficients), 2)
-    state, found = np.zeros_like(decays), np.zeros_like(z)
+    state, result = np.zeros_like(decays), np.zeros_like(z)
     for step in range(len(z)):
-        found[step] = z[step] - scales @ state
-        state = decays * state + found[step]
-    return found
+        result[step] = z[step] - scales @ state
+        state = decays * state + result[step]
+    return result
 
 
 STREAMS: dict[str, Callable[[Any, Array], Array]] = {
@@ -190,19 +190,19 @@ def test_the_means_of_bins_have_the_products_of_the_columns_they_sum(
         return
     matrix = strategy.strategy_matrix()
     means = np.stack([matrix[:, place::4].sum(axis=1) for place in range(4)], axis=1)
-    found = gram(strategy, 4)
-    assert found == pytest.approx(means.T @ means, rel=1e-5)
-    assert np.all(found >= means.T @ means * (1 - 1e-15))
-    assert np.array_equal(found, found.T)
+    result = gram(strategy, 4)
+    assert result == pytest.approx(means.T @ means, rel=1e-5)
+    assert np.all(result >= means.T @ means * (1 - 1e-15))
+    assert np.array_equal(result, result.T)
 
 
 def test_the_workload_of_momentum_is_its_sum() -> None:
     rates, momentum = (0.5, 2.0, 1.0, 3.0), 0.3
-    found = Workload(momentum=momentum, learning_rates=rates).matrix(4)
+    result = Workload(momentum=momentum, learning_rates=rates).matrix(4)
     for step in range(4):
         for place in range(4):
             entry = sum(rates[s] * momentum ** (s - place) for s in range(place, step + 1))
-            assert found[step, place] == pytest.approx(entry)
+            assert result[step, place] == pytest.approx(entry)
     plain = Workload(momentum=momentum)
     assert plain.coefficients(4) == pytest.approx(plain.matrix(4)[:, 0])
     assert plain.gram(4) == pytest.approx(plain.matrix(4).T @ plain.matrix(4))
@@ -243,10 +243,10 @@ def test_more_participations_in_a_tree_are_bounded_by_its_nodes(
         Participation.fixed_epoch(participations=k, separation=b),
         Participation.min_separation(participations=k, separation=b),
     ):
-        found, true = tree.sensitivity(at), bound(tree.strategy_matrix(), at)
-        assert found.value >= true * (1 - 1e-15)
-        assert found.exact <= (found.value == pytest.approx(true))
-        assert found.exact or at.schema == "min_separation"
+        result, true = tree.sensitivity(at), bound(tree.strategy_matrix(), at)
+        assert result.value >= true * (1 - 1e-15)
+        assert result.exact <= (result.value == pytest.approx(true))
+        assert result.exact or at.schema == "min_separation"
 
 
 def test_a_tree_of_too_many_participations_is_refused_before_memory_is_taken() -> None:
@@ -263,14 +263,14 @@ def test_a_tree_of_too_many_participations_is_refused_before_memory_is_taken() -
 
 def test_a_tree_that_restarts_every_epoch_costs_each_epoch_once() -> None:
     at = Participation.min_separation(participations=5, separation=100)
-    found = Tree.of(500, period=100).sensitivity(at)
-    assert found.value**2 == pytest.approx(5 * 7)
-    assert found.exact
+    result = Tree.of(500, period=100).sensitivity(at)
+    assert result.value**2 == pytest.approx(5 * 7)
+    assert result.exact
 
 
 def test_a_tree_sums_as_many_nodes_as_the_step_has_bits() -> None:
-    found = Tree.of(1000).errors(Workload()).per_step ** 2
-    assert found == pytest.approx([step.bit_count() for step in range(1, 1001)])
+    result = Tree.of(1000).errors(Workload()).per_step ** 2
+    assert result == pytest.approx([step.bit_count() for step in range(1, 1001)])
 
 
 def test_a_buffer_that_forgets_at_once_is_a_buffer_of_one_coefficient() -> None:
@@ -295,9 +295,9 @@ def test_one_participation_in_a_buffered_strategy_is_closed_for_any_number_of_st
 def test_scales_that_add_up_to_more_than_one_are_bounded_not_evaluated() -> None:
     at = Participation.min_separation(participations=3, separation=2)
     strategy = Blt.of([0.9, 0.8], [1.5, 0.5], STEPS)
-    found = strategy.sensitivity(at)
-    assert not found.exact
-    assert found.value >= bound(strategy.strategy_matrix(), at)
+    result = strategy.sensitivity(at)
+    assert not result.exact
+    assert result.value >= bound(strategy.strategy_matrix(), at)
 
 
 def test_what_is_too_large_is_not_tried() -> None:

@@ -115,9 +115,9 @@ class TestDense:
     @pytest.mark.parametrize("objective", ["rms", "max"])
     def test_equals_a_search_over_all_matrices(self, workload: Array, objective: str) -> None:
         def strategy_of(entries: Array) -> Array:
-            found = np.zeros((4, 4))
-            found[np.tril_indices(4)] = entries[:10]
-            return found / np.linalg.norm(found, axis=0)
+            result = np.zeros((4, 4))
+            result[np.tril_indices(4)] = entries[:10]
+            return result / np.linalg.norm(result, axis=0)
 
         def variance(entries: Array) -> Array:
             return np.asarray(np.sum((workload @ np.linalg.inv(strategy_of(entries))) ** 2, axis=1))
@@ -135,8 +135,8 @@ class TestDense:
             options={"maxiter": 500, "ftol": 1e-12},
         ).fun
         strategy, gap = optimal_dense(workload, ONCE, objective)  # type: ignore[arg-type]
-        found = squared_error(strategy, workload, objective) * entry_sum(strategy, ONCE)
-        assert found == pytest.approx(searched, rel=1e-3 if objective == "max" else 2e-5)
+        result = squared_error(strategy, workload, objective) * entry_sum(strategy, ONCE)
+        assert result == pytest.approx(searched, rel=1e-3 if objective == "max" else 2e-5)
         assert gap < 1e-3
 
     @pytest.mark.parametrize("steps", [11, 12])

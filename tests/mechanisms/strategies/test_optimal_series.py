@@ -54,10 +54,10 @@ FEW = [
 @functools.cache
 def patterns(participation: Participation, steps: int) -> list[NDArray[np.int_]]:
     """Every pattern, those of one length together in rows."""
-    found: dict[int, list[tuple[int, ...]]] = {}
+    result: dict[int, list[tuple[int, ...]]] = {}
     for pattern in brute.patterns(participation, steps):
-        found.setdefault(len(pattern), []).append(pattern)
-    return [np.array(group) for group in found.values()]
+        result.setdefault(len(pattern), []).append(pattern)
+    return [np.array(group) for group in result.values()]
 
 
 def slow_loss(
@@ -145,12 +145,12 @@ class TestSums:
         powers = np.exp(-rates * np.arange(count)[:, None])
         partial = np.cumsum(powers, axis=0)
         last, total = ladder(rates, count)
-        found = cross(rates, count)
+        result = cross(rates, count)
         np.testing.assert_allclose(last, partial[-1], rtol=1e-14)
         np.testing.assert_allclose(total, partial.sum(axis=0), rtol=1e-14)
-        np.testing.assert_allclose(found.products, partial.T @ partial, rtol=1e-14)
-        np.testing.assert_array_equal(found.last, last)
-        np.testing.assert_array_equal(found.total, total)
+        np.testing.assert_allclose(result.products, partial.T @ partial, rtol=1e-14)
+        np.testing.assert_array_equal(result.last, last)
+        np.testing.assert_array_equal(result.total, total)
 
 
 class TestLoss:
@@ -349,6 +349,6 @@ class TestBuffered:
 def _root(steps: int, momentum: float) -> Array:
     from affidavit.mechanisms.strategies.toeplitz import square_root
 
-    found = square_root(steps, momentum=momentum).strategy_coefficients
-    assert found is not None
-    return found
+    result = square_root(steps, momentum=momentum).strategy_coefficients
+    assert result is not None
+    return result

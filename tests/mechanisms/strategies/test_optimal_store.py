@@ -145,10 +145,10 @@ class TestSuspicion:
     ) -> None:
         store.construct(REQUEST, lambda: ARRAYS)
         damage(next(store.directory.glob("*.npz")))
-        found = store.construct(REQUEST, lambda: ARRAYS)
-        assert found.source == "computed"
-        assert "corrupt" in found.note
-        assert found.digest == coefficients_digest(ARRAYS)
+        result = store.construct(REQUEST, lambda: ARRAYS)
+        assert result.source == "computed"
+        assert "corrupt" in result.note
+        assert result.digest == coefficients_digest(ARRAYS)
         mended = store.construct(REQUEST, never)
         assert (mended.source, mended.note) == ("kept", "")
 
@@ -161,9 +161,9 @@ class TestSuspicion:
         (tmp_path / "file").write_text("in the way")
         blocked = Store(directory=tmp_path / "file")
         for _ in range(2):
-            found = blocked.construct(REQUEST, lambda: ARRAYS)
-            assert found.source == "computed"
-            assert "could not be kept" in found.note
+            result = blocked.construct(REQUEST, lambda: ARRAYS)
+            assert result.source == "computed"
+            assert "could not be kept" in result.note
 
 
 class TestDigest:
@@ -209,7 +209,7 @@ class TestCoefficients:
     def test_what_a_strategy_is_made_of(
         self, strategy: Strategy, expected: dict[str, object]
     ) -> None:
-        found = strategy.coefficients
-        assert found.keys() == expected.keys()
-        for name, array in found.items():
+        result = strategy.coefficients
+        assert result.keys() == expected.keys()
+        for name, array in result.items():
             np.testing.assert_array_equal(array, expected[name])

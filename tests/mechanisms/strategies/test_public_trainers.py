@@ -29,8 +29,8 @@ NAMES = ["cholesky-of-the-gram-matrix", "increments-of-weighted-sums", "identity
 
 
 def vector(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((VECTORS / f"{name}.json").read_text())
+    return result
 
 
 def banded_gram(steps: int, bands: int) -> Array:
@@ -53,11 +53,11 @@ def banded_gram(steps: int, bands: int) -> Array:
         return float(np.trace(half)), -2 * slope[rows, columns]
 
     start = np.where(columns - rows == 1, 0.3, 0.0)
-    found = minimize(
+    result = minimize(
         loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 150, "ftol": 1e-10}
     )
     gram = np.eye(steps)
-    gram[rows, columns] = gram[columns, rows] = found.x
+    gram[rows, columns] = gram[columns, rows] = result.x
     return gram
 
 
@@ -74,8 +74,8 @@ def single_optimum(gram: Array) -> Array:
         values, vectors = np.linalg.eigh(root[:, None] * gram * root)
         half = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
         weights = np.diagonal(half).copy()
-    found = half / np.outer(root, root)
-    return np.asarray(cholesky(found[::-1, ::-1], lower=True).T[::-1, ::-1])
+    result = half / np.outer(root, root)
+    return np.asarray(cholesky(result[::-1, ::-1], lower=True).T[::-1, ::-1])
 
 
 def by_increments(steps: int) -> Array:
@@ -94,18 +94,18 @@ def test_the_cholesky_factor_of_a_gram_matrix_is_not_its_strategy(
     steps: int, separation: int, true: float
 ) -> None:
     at = Participation.min_separation(participations=4, separation=separation)
-    found = Dense.from_noise(np.tril(by_cholesky(steps, separation))).sensitivity(at)
-    assert found.value == pytest.approx(true, rel=1e-3)
-    assert found.exact
-    assert found.value > 1.2 * 4**0.5
+    result = Dense.from_noise(np.tril(by_cholesky(steps, separation))).sensitivity(at)
+    assert result.value == pytest.approx(true, rel=1e-3)
+    assert result.exact
+    assert result.value > 1.2 * 4**0.5
 
 
 @pytest.mark.parametrize(("steps", "true"), [(64, 9.4), (256, 19.7)])
 def test_increments_of_weighted_sums_carry_too_little_noise(steps: int, true: float) -> None:
     noise = np.tril(by_increments(steps))
-    found = Dense.from_noise(noise).sensitivity(Participation.single())
-    assert found.value == pytest.approx(true, rel=5e-3)
-    assert found.exact
+    result = Dense.from_noise(noise).sensitivity(Participation.single())
+    assert result.value == pytest.approx(true, rel=5e-3)
+    assert result.exact
 
 
 def test_independent_noise_is_paid_for_at_every_participation() -> None:

@@ -53,12 +53,12 @@ def lower(draw: st.DrawFn, entries: st.SearchStrategy[float], *, largest: int = 
 def test_a_strategy_without_negative_entries_meets_brute_force(
     matrix: Array, at: Participation
 ) -> None:
-    found, true = of_matrix(matrix, at), bound(matrix, at)
-    assert found.value >= true * (1 - 1e-15)
+    result, true = of_matrix(matrix, at), bound(matrix, at)
+    assert result.value >= true * (1 - 1e-15)
     if at.schema != "min_separation":
-        assert found.exact
-    if found.exact:
-        assert found.value == pytest.approx(true, rel=CLOSE)
+        assert result.exact
+    if result.exact:
+        assert result.value == pytest.approx(true, rel=CLOSE)
 
 
 @settings(max_examples=60)
@@ -66,10 +66,10 @@ def test_a_strategy_without_negative_entries_meets_brute_force(
 def test_a_signed_strategy_is_bounded_and_exact_only_where_it_is(
     matrix: Array, at: Participation
 ) -> None:
-    found, size = of_matrix(matrix, at), bound(matrix, at)
-    assert found.value >= size * (1 - 1e-15)
+    result, size = of_matrix(matrix, at), bound(matrix, at)
+    assert result.value >= size * (1 - 1e-15)
     if at.schema == "fixed_epoch":
-        assert found.value == pytest.approx(size, rel=CLOSE)
+        assert result.value == pytest.approx(size, rel=CLOSE)
 
 
 @settings(max_examples=15)
@@ -77,11 +77,11 @@ def test_a_signed_strategy_is_bounded_and_exact_only_where_it_is(
 def test_unit_vectors_of_any_direction_stay_below_the_bound_and_reach_an_exact_one(
     matrix: Array, at: Participation
 ) -> None:
-    found = of_matrix(matrix, at)
+    result = of_matrix(matrix, at)
     reached = attained(matrix, at, np.random.default_rng(0))
-    assert reached <= found.value * (1 + 1e-12)
-    if found.exact:
-        assert reached == pytest.approx(found.value, rel=1e-6)
+    assert reached <= result.value * (1 + 1e-12)
+    if result.exact:
+        assert reached == pytest.approx(result.value, rel=1e-6)
 
 
 @settings(max_examples=80)
@@ -94,10 +94,10 @@ def test_a_toeplitz_strategy_is_bounded_for_every_sign(
     padded = np.zeros(steps)
     padded[: min(steps, len(coefficients))] = coefficients[:steps]
     true = bound(toeplitz(padded, np.zeros(steps)), at)
-    found = of_toeplitz(coefficients, steps, at)
-    assert found.value >= true * (1 - 1e-15)
-    if found.exact or at.schema == "fixed_epoch":
-        assert found.value == pytest.approx(true, rel=CLOSE)
+    result = of_toeplitz(coefficients, steps, at)
+    assert result.value >= true * (1 - 1e-15)
+    if result.exact or at.schema == "fixed_epoch":
+        assert result.value == pytest.approx(true, rel=CLOSE)
 
 
 @settings(max_examples=60)
@@ -106,10 +106,10 @@ def test_a_toeplitz_strategy_that_decreases_is_exact_for_every_schema(
     column: list[float], at: Participation
 ) -> None:
     coefficients = np.array([2.0, *sorted(column, reverse=True)])
-    found = of_toeplitz(coefficients, len(coefficients), at)
-    assert found.exact
+    result = of_toeplitz(coefficients, len(coefficients), at)
+    assert result.exact
     true = bound(toeplitz(coefficients, np.zeros(len(coefficients))), at)
-    assert found.value == pytest.approx(true, rel=CLOSE)
+    assert result.value == pytest.approx(true, rel=CLOSE)
 
 
 @pytest.mark.parametrize("column", [[1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 1, 0, 0, 0]])
@@ -122,18 +122,18 @@ def test_coefficients_that_increase_are_not_evaluated_at_the_first_steps(
     steps = len(column)
     true = bound(toeplitz(column, np.zeros(steps)), at)
     naive = of_toeplitz(np.array(column, dtype=float), steps, in_order).value
-    found = of_toeplitz(np.array(column, dtype=float), steps, at)
-    assert naive * 1.1 < true <= found.value
-    assert not found.exact
+    result = of_toeplitz(np.array(column, dtype=float), steps, at)
+    assert naive * 1.1 < true <= result.value
+    assert not result.exact
 
 
 def test_bands_within_the_separation_are_exact_whatever_their_signs() -> None:
     rng = np.random.default_rng(1)
     matrix = np.triu(np.tril(rng.normal(size=(12, 12))), -2)
     at = Participation.min_separation(participations=3, separation=3)
-    found = of_matrix(matrix, at)
-    assert found.exact
-    assert found.value == pytest.approx(bound(matrix, at), rel=CLOSE)
+    result = of_matrix(matrix, at)
+    assert result.exact
+    assert result.value == pytest.approx(bound(matrix, at), rel=CLOSE)
     unit = matrix / np.linalg.norm(matrix, axis=0)
     assert of_matrix(unit, at).value == pytest.approx(3**0.5, rel=CLOSE)
 
@@ -206,9 +206,9 @@ def test_the_factor_of_a_gram_matrix_is_lower_triangular_and_is_not_its_cholesky
 def test_the_sensitivity_is_that_of_the_inverse_of_the_noise(
     matrix: Array, at: Participation
 ) -> None:
-    found = Dense.from_noise(matrix).sensitivity(at)
+    result = Dense.from_noise(matrix).sensitivity(at)
     true = Dense.from_strategy(np.tril(np.linalg.inv(matrix))).sensitivity(at)
-    assert found.value == pytest.approx(true.value, rel=1e-6)
+    assert result.value == pytest.approx(true.value, rel=1e-6)
 
 
 @pytest.mark.parametrize(
