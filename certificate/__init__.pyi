@@ -1,4 +1,3 @@
-from . import key_rotation as key_rotation
 from . import provenance as provenance
 from .advice import Advice as Advice
 from .advice import advise as advise
@@ -23,6 +22,8 @@ from .issuance import Certificate as Certificate
 from .issuance import certificate_id as certificate_id
 from .issuance import issue as issue
 from .issuance import issue_approved as issue_approved
+from .keys import OVERLAP as OVERLAP
+from .keys import TIME_FORMAT as TIME_FORMAT
 from .keys import KeyFailure as KeyFailure
 from .keys import KeyStore as KeyStore
 from .keys import PrivateKeySource as PrivateKeySource
@@ -79,7 +80,6 @@ from .run_record import RecordEntry as RecordEntry
 from .run_record import decode_line as decode_line
 from .run_record import encode_line as encode_line
 from .statement import STATEMENT_TYPE as STATEMENT_TYPE
-from .statement import TIME_FORMAT as TIME_FORMAT
 from .status import MOST_BYTES as MOST_BYTES
 from .status import StatusEntry as StatusEntry
 from .status import StatusList as StatusList

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.dsse import sign_envelope
-from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.keys import SigningPort, format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import AS_PROVED, Approvals, PolicyEvaluation
 from affidavit.certificate.policy.waiver import Waiver
-from affidavit.certificate.statement import TIME_FORMAT, address, statement
+from affidavit.certificate.statement import address, statement
 from affidavit.plan import Plan, canonical_json, digest
 
 BUNDLE_TYPE = "application/vnd.affidavit.bundle.v1+json"
@@ -122,7 +122,7 @@ def issue_approved(
     predicate = pending["predicate"]
     changes = {
         "approvals": approvals.as_document(),
-        "validity": {**predicate["validity"], "not_before": issued_at.strftime(TIME_FORMAT)},
+        "validity": {**predicate["validity"], "not_before": format_instant(issued_at)},
         "untrusted": key.public.development,
     }
     return _sign({**pending, "predicate": {**predicate, **changes}}, key, former)

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +40,10 @@ from affidavit.certificate.atomic_write import write_atomically
 
 WINDOW = timedelta(days=730)
 """How long a new key may sign."""
+OVERLAP = timedelta(days=30)
+"""How long older keys may sign after a rotation, unless another time is given."""
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""UTC in whole seconds, as every signed document writes it."""
 
 
 class KeyFailure(Exception):
@@ -163,7 +167,7 @@ class SigningKey:
     def generate(cls, label: str = "", *, development: bool = False) -> SigningKey:
         """A fresh pair whose window opens now."""
         private = Ed25519PrivateKey.generate()
-        now = datetime.now(UTC).replace(microsecond=0)
+        now = _now()
         public = PublicKey(
             key=private.public_key(),
             not_before=now,
@@ -227,6 +231,63 @@ class KeyStore:
                 return found
         return None
 
+    def rotate(self, overlap: timedelta, label: str = "") -> tuple[SigningKey, int]:
+        """Create a key and close the other keys' windows ``overlap`` from now, if still open.
+
+        Returns the new key and the number of shortened windows. During the overlap both may
+        sign, so a service on another host continues until it has the new key. What an old key
+        signed inside its window keeps counting. A key that a stranger may have is revoked by a
+        keyset instead, because its holder can write any date into a certificate.
+        """
+        earlier = self.public_keys()
+        key = self.new(label)
+        end = _now() + overlap
+        shortened = [_closed(public, end) for public in earlier if public.not_after > end]
+        for public in shortened:
+            self.keep(public)
+        return key, len(shortened)
+
+    def retire(self, prefix: str) -> PublicKey:
+        """Close the window of the key whose id begins with ``prefix``; it no longer signs.
+
+        Raises ``KeyFailure`` unless exactly one key matches and another key can sign.
+        """
+        keys = self.public_keys()
+        matches = [key for key in keys if prefix and key.key_id.startswith(prefix)]
+        if len(matches) != 1:
+            what = "no key" if not matches else f"{len(matches)} keys"
+            raise KeyFailure(
+                f"{what} in {self.directory} begin with {prefix!r}; give a whole key id."
+            )
+        (key,) = matches
+        now = _now()
+        if not any(other.covers(now) for other in keys if other.key_id != key.key_id):
+            raise KeyFailure(
+                "it is the only key that may sign now; run `affidavit keys rotate`, which makes "
+                "another first."
+            )
+        retired = _closed(key, now)
+        self.keep(retired)
+        return retired
+
+    def add(self, pem: bytes, label: str = "") -> PublicKey:
+        """Keep the record of a key whose private half is elsewhere; its window opens now.
+
+        Raises ``KeyFailure`` if ``pem`` is not an Ed25519 public key, or is already known.
+        """
+        try:
+            key = load_pem_public_key(pem)
+        except (ValueError, TypeError):
+            raise KeyFailure("this is not the PEM of a public key.") from None
+        if not isinstance(key, Ed25519PublicKey):
+            raise KeyFailure("this key is not an Ed25519 key.")
+        now = _now()
+        public = PublicKey(key=key, not_before=now, not_after=now + WINDOW, label=label)
+        if public.key_id in {known.key_id for known in self.public_keys()}:
+            raise KeyFailure(f"the key {public.key_id[:16]} is there already.")
+        self.keep(public)
+        return public
+
 
 def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
     """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers.
@@ -246,7 +307,7 @@ def read_root_key(path: Path) -> SigningKey:
         private = _private_key(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
-    now = datetime.now(UTC).replace(microsecond=0)
+    now = _now()
     public = PublicKey(key=private.public_key(), not_before=now, not_after=now + WINDOW)
     return SigningKey(private=private, public=public)
 
@@ -305,11 +366,19 @@ def write_private(path: Path, private: Ed25519PrivateKey) -> None:
     write_atomically(path, pem, mode=0o600)
 
 
+def _closed(key: PublicKey, end: datetime) -> PublicKey:
+    return replace(key, not_after=max(key.not_before, min(key.not_after, end)))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
 def format_instant(moment: datetime) -> str:
     """A moment as records write it, in whole seconds of UTC."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).strftime(TIME_FORMAT)
 
 
 def parse_instant(text: str) -> datetime:
     """The moment of a record; raises ``ValueError``."""
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)

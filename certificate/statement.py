@@ -17,6 +17,7 @@ from typing import Any
 
 from affidavit.accountants import Bracket, decimal_down, decimal_up, versions
 from affidavit.certificate.assessment import Assessment, Confidence
+from affidavit.certificate.keys import format_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.evaluation import (
     AS_PROVED,
@@ -30,7 +31,6 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://affidavit.dev/dp-certificate/v1"
 CRITICAL = ("verdict", "guarantee", "validity", "obligations", "approvals")
 """Predicate fields that a verifier must understand to accept a certificate."""
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def address(plan_digest: str, policy: Policy = BUILT_IN, waivers: Iterable[str] = ()) -> str:
@@ -98,8 +98,8 @@ def statement(
             "requester": requester,
             "approvals": approvals.as_document(),
             "validity": {
-                "not_before": issued_at.strftime(TIME_FORMAT),
-                "not_after": under.not_after(issued_at).strftime(TIME_FORMAT),
+                "not_before": format_instant(issued_at),
+                "not_after": format_instant(under.not_after(issued_at)),
             },
             "untrusted": untrusted,
             "critical": list(CRITICAL),

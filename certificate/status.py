@@ -28,15 +28,14 @@ nextUpdate, CRL number) for the rules; TUF specification, section 5.4 (timestamp
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
-from affidavit.certificate.keys import PublicKey, SigningPort, by_id
+from affidavit.certificate.keys import PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
@@ -179,11 +178,6 @@ def check_status(
         )
     _require_unlisted(found, envelope.digest)
     return StatusCheck(f"not listed in status list {found.sequence} of {found.issuer}", True)
-
-
-def parse_instant(text: str) -> datetime:
-    """A time of a list; raises ``ValueError``."""
-    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
 
 
 def _require_approved(predicate: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
 from affidavit.certificate.issuance import BUNDLE_TYPE
-from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.keys import PublicKey, by_id, parse_instant
 from affidavit.certificate.log import verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
@@ -37,7 +37,6 @@ from affidavit.certificate.statement import (
     CRITICAL,
     PREDICATE_TYPE,
     STATEMENT_TYPE,
-    TIME_FORMAT,
 )
 from affidavit.certificate.status import check_status
 from affidavit.certificate.verification_options import (
@@ -224,8 +223,7 @@ def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
     try:
         validity = predicate["validity"]
         not_before, not_after = (
-            datetime.strptime(validity[name], TIME_FORMAT).replace(tzinfo=UTC)
-            for name in ("not_before", "not_after")
+            parse_instant(validity[name]) for name in ("not_before", "not_after")
         )
     except (KeyError, TypeError, ValueError):
         raise VerificationError(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from affidavit.certificate import KeyFailure, KeyStore, home, key_rotation
+from affidavit.certificate import OVERLAP, KeyFailure, KeyStore, home
 from affidavit.gate.console import err, out, stop
 from affidavit.gate.files import print_json
 from affidavit.gate.options import JsonOption
@@ -34,12 +34,10 @@ def keys_new(label: LabelOption = "") -> None:
 
 
 @keys.command("rotate")
-def keys_rotate(
-    overlap_days: OverlapOption = key_rotation.OVERLAP.days, label: LabelOption = ""
-) -> None:
+def keys_rotate(overlap_days: OverlapOption = OVERLAP.days, label: LabelOption = "") -> None:
     """Make a new key, which signs from now on, and let the others' windows end."""
     try:
-        made, shortened = key_rotation.rotate(_store(), timedelta(days=overlap_days), label)
+        made, shortened = _store().rotate(timedelta(days=overlap_days), label)
     except KeyFailure as failure:
         stop(str(failure))
     except OSError as error:
@@ -54,7 +52,7 @@ def keys_retire(
 ) -> None:
     """Close a key's window now; what it signed before keeps counting."""
     try:
-        retired = key_rotation.retire(_store(), key)
+        retired = _store().retire(key)
     except KeyFailure as failure:
         stop(str(failure))
     except OSError as error:
@@ -68,7 +66,7 @@ def keys_add(
 ) -> None:
     """Record a key whose private half is in a token or behind a command."""
     try:
-        added = key_rotation.add(_store(), public.read_bytes(), label)
+        added = _store().add(public.read_bytes(), label)
     except KeyFailure as failure:
         stop(f"{public}: {failure}")
     except OSError as error:

@@ -41,7 +41,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from affidavit.certificate.keys import PublicKey, SigningPort
+from affidavit.certificate.keys import PublicKey, SigningPort, format_instant, parse_instant
 from affidavit.certificate.log.note import (
     BadNote,
     NoteKey,
@@ -55,7 +55,6 @@ from affidavit.certificate.log.note import (
 )
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES
 
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _SIZE = re.compile(r"0|[1-9][0-9]{0,15}")
 _TIME = "time "
 
@@ -87,7 +86,7 @@ class Checkpoint:
         for line in self.extensions:
             if line.startswith(_TIME):
                 try:
-                    return datetime.strptime(line[len(_TIME) :], TIME_FORMAT).replace(tzinfo=UTC)
+                    return parse_instant(line[len(_TIME) :])
                 except ValueError:
                     raise BadCheckpoint("the checkpoint's time cannot be read") from None
         return None
@@ -122,7 +121,7 @@ def sign_checkpoint(
     key: SigningPort, *, origin: str, size: int, root_hash: bytes, at: datetime
 ) -> str:
     """The signed note of a log that has ``size`` leaves at the time ``at``."""
-    said = f"{_TIME}{at.astimezone(UTC).strftime(TIME_FORMAT)}"
+    said = f"{_TIME}{format_instant(at)}"
     found = Checkpoint(origin=origin, size=size, root_hash=root_hash, extensions=(said,))
     return str(sign_note(str(found), note_key(origin, key.public), key.sign))
 

@@ -29,9 +29,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.dsse import Envelope
+from affidavit.certificate.keys import parse_instant
 from affidavit.certificate.log.note import BadNote, decode_base64, encode_base64
 from affidavit.certificate.log.tree import HASH_BYTES, MOST_LEAVES, leaf_hash
-from affidavit.certificate.statement import TIME_FORMAT
 from affidavit.plan import canonical_json, digest_of
 
 
@@ -70,12 +70,11 @@ def certificate_entry(envelope: Envelope, statement: Mapping[str, Any]) -> LogEn
     Raises ``KeyError``, ``TypeError`` or ``ValueError`` when the statement lacks a part.
     """
     predicate = statement["predicate"]
-    issued_at = datetime.strptime(predicate["validity"]["not_before"], TIME_FORMAT)
     return LogEntry(
         kind="certificate" if predicate["verdict"] == "certified" else "refusal",
         subject=predicate["certificate_id"],
         actor=predicate["requester"],
-        at=issued_at.replace(tzinfo=UTC),
+        at=parse_instant(predicate["validity"]["not_before"]),
         body={
             "envelope": envelope.digest,
             "key_id": envelope.key_id,

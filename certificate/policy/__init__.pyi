@@ -22,6 +22,4 @@ from .waiver import Instant as Instant
 from .waiver import Person as Person
 from .waiver import WaivableRule as WaivableRule
 from .waiver import Waiver as Waiver
-from .waiver import format_instant as format_instant
 from .waiver import in_force as in_force
-from .waiver import parse_instant as parse_instant

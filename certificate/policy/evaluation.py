@@ -38,9 +38,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from affidavit.certificate.assessment import Assessment
+from affidavit.certificate.keys import parse_instant
 from affidavit.certificate.policy.document import BUILT_IN, Policy
 from affidavit.certificate.policy.rules import Budget, PolicyFacts, violations
-from affidavit.certificate.policy.waiver import Waived, Waiver, parse_instant
+from affidavit.certificate.policy.waiver import Waived, Waiver
 from affidavit.plan import Plan, PlanError, Reason
 
 

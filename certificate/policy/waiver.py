@@ -12,16 +12,16 @@ Only reasons of a policy can be waived: there is no code here for what accountan
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
+from affidavit.certificate.keys import format_instant, parse_instant
 from affidavit.certificate.policy.rules import WAIVABLE
 from affidavit.plan import Name, Reason, StrictModel, digest_of
 
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
 
 
@@ -34,10 +34,10 @@ def _waivable(rule: str) -> str:
 
 def _instant(text: str) -> str:
     try:
-        read = datetime.strptime(text, TIME_FORMAT)
+        canonical = format_instant(parse_instant(text)) == text
     except ValueError:
-        read = None
-    if read is None or read.strftime(TIME_FORMAT) != text:
+        canonical = False
+    if not canonical:
         raise PydanticCustomError("not_instant", "a time is text like 2027-01-31T00:00:00Z")
     return text
 
@@ -146,13 +146,3 @@ def in_force(
             key=lambda each: each.id,
         )
     )
-
-
-def parse_instant(text: str) -> datetime:
-    """The time that ``text`` says, in UTC."""
-    return datetime.strptime(text, TIME_FORMAT).replace(tzinfo=UTC)
-
-
-def format_instant(moment: datetime) -> str:
-    """``moment`` to the second, cut off."""
-    return moment.astimezone(UTC).strftime(TIME_FORMAT)

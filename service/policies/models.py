@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, RootModel, model_validator
 from pydantic_core import PydanticCustomError
 
+from affidavit.certificate import parse_instant
 from affidavit.certificate.policy import (
     BUILT_IN,
     Explanation,
@@ -21,7 +22,6 @@ from affidavit.certificate.policy import (
     Person,
     Policy,
     WaivableRule,
-    parse_instant,
 )
 from affidavit.plan import Name
 from affidavit.service.models import Digest, ProblemReason, RequestModel, ResponseModel

@@ -23,13 +23,12 @@ from datetime import datetime, timedelta
 
 from sqlalchemy import Connection, insert
 
-from affidavit.certificate import SigningPort
+from affidavit.certificate import SigningPort, format_instant
 from affidavit.certificate.policy import (
     BUILT_IN,
     Policy,
     PolicyFacts,
     Waiver,
-    format_instant,
     violations,
 )
 from affidavit.plan import Reason

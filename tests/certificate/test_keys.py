@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from affidavit.certificate.key_rotation import WINDOW, add
 from affidavit.certificate.keys import (
+    WINDOW,
     KeyFailure,
     KeyStore,
     PublicKey,
@@ -111,13 +111,13 @@ def test_a_key_from_elsewhere_is_kept_with_its_label_from_now_on(tmp_path: Path)
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     begin = datetime.now(UTC).replace(microsecond=0)
-    made = add(KeyStore(tmp_path), pem, "the vault's")
+    made = KeyStore(tmp_path).add(pem, "the vault's")
     assert KeyStore(tmp_path).public_keys() == (made,)
     assert (made.key, made.label) == (public, "the vault's")
     assert begin <= made.not_before <= datetime.now(UTC)
     assert made.not_after - made.not_before == WINDOW
     with pytest.raises(KeyFailure, match="there already"):
-        add(KeyStore(tmp_path), pem)
+        KeyStore(tmp_path).add(pem)
 
 
 def test_the_key_for_trying_things_out_says_that_it_is_one() -> None:

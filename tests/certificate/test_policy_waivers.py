@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from affidavit.certificate import format_instant
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import certificate_id, issue
 from affidavit.certificate.keys import SigningKey
@@ -16,7 +17,7 @@ from affidavit.certificate.policy.document import Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge
 from affidavit.certificate.policy.rules import RULES, WAIVABLE
 from affidavit.certificate.policy.signing import BadSignedDocument, open_document, sign_document
-from affidavit.certificate.policy.waiver import Waiver, format_instant, in_force
+from affidavit.certificate.policy.waiver import Waiver, in_force
 from affidavit.plan import Plan, digest
 
 MakePlan = Callable[..., Plan]

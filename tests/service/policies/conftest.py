@@ -13,8 +13,7 @@ import pytest
 from sqlalchemy import Engine, select, text
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import KeyStore
-from affidavit.certificate.policy import format_instant
+from affidavit.certificate import KeyStore, format_instant
 from affidavit.service.database import open_engine, writer
 from affidavit.service.log.log_tables import log_entries
 from affidavit.service.pool import AccountingPool

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
-from affidavit.certificate import KeyStore
-from affidavit.certificate.policy import format_instant, open_document
+from affidavit.certificate import KeyStore, format_instant
+from affidavit.certificate.policy import open_document
 from affidavit.service.policies import evaluation
 
 Document = Callable[..., dict[str, Any]]
