@@ -82,6 +82,12 @@ class RequestModel(StrictModel):
         return replace(reason, remedy=remedies.get(reason.code, reason.remedy))
 
 
+class QueryModel(BaseModel):
+    """Base of query parameters that a route takes together: closed to unknown names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class ResponseModel(BaseModel):
     """Base of JSON response bodies; reads attributes, so that a dataclass row can fill it."""
 

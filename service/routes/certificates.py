@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.plan import Name
@@ -25,6 +25,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON, CertificateId, Instant, read_body, syntax_of_body
@@ -83,10 +84,8 @@ async def certify(
     )
 
 
-class CertificateQuery(BaseModel):
+class CertificateQuery(QueryModel):
     """The parameters; an unknown one is refused, for a misspelt filter would show all."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     verdict: Verdict | None = None
     status: Status | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.concurrency import run_in_threadpool
 
@@ -15,7 +15,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
 from affidavit.service.log.reader import NotLogged
 from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
-from affidavit.service.models import ResponseModel
+from affidavit.service.models import QueryModel, ResponseModel
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import read_body
@@ -34,29 +34,23 @@ Hash = Annotated[str, Field(json_schema_extra={"format": "byte"}, description="3
 _LINES = {"content": {TEXT: {"schema": {"type": "string"}}}}
 
 
-class InclusionQuery(BaseModel):
+class InclusionQuery(QueryModel):
     """A leaf by its index or by its hash, and the size of the tree."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     index: Index | None = None
     hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     size: Size | None = None
 
 
-class ConsistencyQuery(BaseModel):
+class ConsistencyQuery(QueryModel):
     """The sizes of two trees; the second defaults to the newest."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     first: Size
     second: Size | None = None
 
 
-class EntriesQuery(BaseModel):
+class EntriesQuery(QueryModel):
     """The first and the last leaf, both included."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     start: Index = 0
     end: Index = MOST_LEAVES

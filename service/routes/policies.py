@@ -7,12 +7,13 @@ from typing import Annotated
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import body, problems
 from affidavit.service.policies.models import (
     PolicyList,
@@ -48,10 +49,8 @@ def parsed_policy(
 PolicyBody = Annotated[Policy, Depends(parsed_policy)]
 
 
-class Page(BaseModel):
+class Page(QueryModel):
     """Which page of certificates to judge."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     cursor: Annotated[str, Field(max_length=512)] | None = None
     limit: Annotated[int, Field(ge=1, le=200)] = 50

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import DIGEST
+from affidavit.service.models import DIGEST, QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.policies.models import WaiverList, WaiverRequest, WaiverView
 from affidavit.service.policies.service import grant, revoke
@@ -27,10 +27,8 @@ WaiverId = Annotated[
 ]
 
 
-class RevocationQuery(BaseModel):
+class RevocationQuery(QueryModel):
     """Why a waiver is revoked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     reason: Annotated[str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$")]
 
