@@ -115,7 +115,7 @@ class _Document(FPDF):
         if self.will_page_break(8):
             self.add_page()
         self.set_text_color(85)
-        self.label(MARGIN, self.get_y() + BODY * 0.38, name, BODY)
+        self.label(MARGIN + self.c_margin, self.get_y() + BODY * 0.38, name, BODY)
         self.set_text_color(0)
         self.set_left_margin(MARGIN + 46)
         self.set_x(MARGIN + 46)
