@@ -1,61 +1,151 @@
-"""``affidavit batch``: a result a line for a plan a line."""
+"""``affidavit batch``: certify one JSON plan per line, and print one result per line.
+
+A pool of processes works a bounded number of lines ahead of the output, so that a sweep of any
+length streams. A result is printed as soon as it and all earlier ones are known, even while the
+next line has not arrived. A line that is malformed, whose accounting dies, or that triggers an
+internal error yields a result of its own and does not stop the batch.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Timeout
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import typer
+from pebble import ProcessExpired, ProcessPool
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from affidavit.gate.answering import answers
-from affidavit.gate.console import err, require_engine, stop
-from affidavit.gate.exits import Exit, worst
-from affidavit.gate.files import print_json
-from affidavit.gate.options import EngineOption
-from affidavit.gate.reading import lines_as_they_come
+from affidavit.certificate import certify, malformed_result
+from affidavit.gate.console import err, print_json, require_engine, stop
+from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
+from affidavit.gate.options import EngineOption, SecondOpinionOption
+from affidavit.gate.plan_io import poll_lines
+from affidavit.mechanisms import attach
+from affidavit.plan import MalformedPlan, Reason, parse_plan
+
+TIMEOUT = 120.0
+"""Seconds for one line."""
+AHEAD = 8
+"""Lines in flight per process."""
+
+HERE = Path()
+Result = tuple[dict[str, Any], Exit]
 
 
 def batch(
-    plans: Annotated[str, typer.Argument(help="One JSON plan a line; - reads stdin.")],
+    plans: Annotated[
+        str, typer.Argument(help="File with one JSON plan per line; - reads standard input.")
+    ],
     engine: EngineOption = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes to use.")] = os.cpu_count()
-    or 1,
-    second_opinion: Annotated[
-        bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
-    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of processes.")] = (
+        os.cpu_count() or 1
+    ),
+    second_opinion: SecondOpinionOption = False,
 ) -> None:
-    """One result a line, in the order of the plans; a bad line stops nothing."""
+    """Certify one plan per line, in order; a bad line does not stop the batch."""
     require_engine(engine)
     exits: set[Exit] = set()
     with _open(plans) as lines, _progress() as progress:
         total = None if plans == "-" else _count_lines(plans)
         task = progress.add_task("plans", total=total)
-        found = answers(
-            lines_as_they_come(lines),
+        results = certify_lines(
+            poll_lines(lines),
             jobs=jobs,
             engine=engine,
             second_opinion=second_opinion,
-            directory=Path() if plans == "-" else Path(plans).parent,
+            directory=HERE if plans == "-" else Path(plans).parent,
         )
-        for result, code in found:
+        for result, code in results:
             print_json(result)
             exits.add(code)
             progress.advance(task)
     if not exits:
-        err.print(f"{escape(plans)}: no plan in it, so nothing was checked.")
+        err.print(f"{escape(plans)}: no plans found, nothing was checked.")
     raise typer.Exit(worst(exits))
+
+
+def certify_line(
+    line: bytes, engine: str | None, second_opinion: bool, directory: Path = HERE
+) -> Result:
+    """The result document and exit code of one line; never raises."""
+    try:
+        plan = parse_plan(line, "json")
+        attach(plan, directory)
+        assessment = certify(plan, engine=engine, second_opinion=second_opinion)
+        return assessment.as_result(), OF_VERDICT[assessment.verdict]
+    except MalformedPlan as error:
+        return malformed_result(error.reasons), Exit.USAGE
+    except Exception as error:  # the other lines must still be certified
+        return _undecided(
+            "internal_error", f"internal error ({error!r}).", "Please report the plan."
+        )
+
+
+def certify_lines(
+    lines: Iterable[bytes | None],
+    *,
+    jobs: int,
+    engine: str | None,
+    second_opinion: bool,
+    directory: Path = HERE,
+) -> Iterator[Result]:
+    """The results of ``lines``, in order; None among the lines only marks that time has passed.
+
+    Files that a plan names are relative to ``directory``.
+    """
+    if jobs == 1:
+        for line in lines:
+            if line is not None:
+                yield certify_line(line, engine, second_opinion, directory)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["affidavit.gate.batch"])
+    pending: deque[Future[Result]] = deque()
+    with ProcessPool(max_workers=jobs, context=context) as pool:
+        try:
+            for line in lines:
+                if line is not None:
+                    arguments = (line, engine, second_opinion, directory)
+                    pending.append(pool.schedule(certify_line, args=arguments, timeout=TIMEOUT))
+                while pending and (pending[0].done() or len(pending) >= AHEAD * jobs):
+                    yield _result_of(pending.popleft())
+            while pending:
+                yield _result_of(pending.popleft())
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _result_of(future: Future[Result]) -> Result:
+    remedy = "Certify this plan alone, with --engine to choose a cheaper accountant."
+    try:
+        return future.result()
+    except Timeout:
+        message = f"accounting did not finish within {TIMEOUT:g} s."
+    except ProcessExpired:
+        message = "the accounting process died."
+    return _undecided("accounting_failed", message, remedy)
+
+
+def _undecided(code: str, message: str, remedy: str) -> Result:
+    reason = Reason(code=code, pointer="", message=message, remedy=remedy)
+    return {**malformed_result((reason,)), "verdict": "undecided"}, Exit.UNDECIDED
 
 
 def _open(name: str) -> BinaryIO:
     try:
         return sys.stdin.buffer if name == "-" else Path(name).open("rb")
     except OSError as error:
-        stop(f"{name} cannot be read: {error.strerror}.")
+        stop(f"cannot read {name}: {error.strerror}.")
 
 
 def _count_lines(name: str) -> int:
@@ -64,7 +154,7 @@ def _count_lines(name: str) -> int:
 
 
 def _progress() -> Progress:
-    """A bar on the terminal; silent where stderr is not one."""
+    """A progress bar on standard error, if that is a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

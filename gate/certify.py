@@ -1,4 +1,4 @@
-"""``affidavit certify``: the noise that a plan needs or the ε it has, signed if there is a key."""
+"""``affidavit certify``: certify a plan, and sign the certificate if there is a key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from affidavit.certificate import (
     Assessment,
@@ -22,13 +21,12 @@ from affidavit.certificate import (
 from affidavit.certificate import certify as assess
 from affidavit.certificate.policy import BUILT_IN, judge
 from affidavit.certificate.signers import private_key_source
-from affidavit.gate.console import out, read, require_engine, stop, write
-from affidavit.gate.exits import OF_VERDICT
-from affidavit.gate.files import print_json
+from affidavit.gate.console import out, print_json, read, require_engine, say, stop, write
+from affidavit.gate.exit_codes import OF_VERDICT
 from affidavit.gate.options import EngineOption, JsonOption, PlanArgument, PolicyFileOption
+from affidavit.gate.plan_io import PlanFile
 from affidavit.gate.policy import read_policy
-from affidavit.gate.reading import PlanFile
-from affidavit.gate.report import print_assessment
+from affidavit.gate.render import print_assessment
 
 
 def certify(
@@ -40,7 +38,7 @@ def certify(
     engine: EngineOption = None,
     policy: PolicyFileOption = None,
 ) -> None:
-    """The noise a plan needs, or the ε it really has, as a bracket with the reasons."""
+    """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons."""
     require_engine(engine)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
@@ -64,11 +62,11 @@ def certify(
             else certificate.as_result(assessment)
         )
     else:
-        _print_for_people(file, assessment, certificate, bundle)
+        _print(file, assessment, certificate, bundle)
     raise typer.Exit(OF_VERDICT[assessment.verdict])
 
 
-def _print_for_people(
+def _print(
     file: PlanFile,
     assessment: Assessment,
     certificate: Certificate | None,
@@ -76,11 +74,11 @@ def _print_for_people(
 ) -> None:
     print_assessment(out, file.name, file.locate(assessment.reasons), assessment)
     if certificate is None:
-        out.print("not signed: run `affidavit keys new` to sign certificates.", highlight=False)
+        say("not signed; create a signing key with `affidavit keys new`.")
     else:
-        out.print(f"certificate {certificate.id}", highlight=False)
+        say(f"certificate {certificate.id}")
     if bundle is not None:
-        out.print(f"bundle written to {escape(str(bundle))}", highlight=False)
+        say(f"bundle written to {bundle}")
 
 
 def _signing_key(*, required: bool) -> SigningPort | None:
@@ -89,7 +87,7 @@ def _signing_key(*, required: bool) -> SigningPort | None:
     except KeyFailure as failure:
         stop(str(failure))
     if key is None and required:
-        stop("--out needs a signing key and there is none; run `affidavit keys new`.")
+        stop("--out needs a signing key; create one with `affidavit keys new`.")
     return key
 
 

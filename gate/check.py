@@ -1,4 +1,4 @@
-"""``affidavit check``: the gate that fails when a plan may not run as it stands."""
+"""``affidavit check``: fail if a plan may not run as it stands."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from rich.markup import escape
 
 from affidavit.gate.checking.cache import Cache, folder
 from affidavit.gate.checking.discovery import candidates
-from affidavit.gate.checking.finding import Finding, Fix
+from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
 from affidavit.gate.checking.formats import WRITERS
 from affidavit.gate.checking.source import Source, sources_of
-from affidavit.gate.checking.verdict import Judged, unreadable
 from affidavit.gate.console import err, out, stop, write
-from affidavit.gate.exits import Exit, worst
-from affidavit.gate.options import PolicyFileOption
-from affidavit.gate.report import printable
+from affidavit.gate.exit_codes import Exit, worst
+from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
+from affidavit.gate.render import printable
 from affidavit.plan import MalformedPlan
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
-    from affidavit.gate.checking.server import Server
 
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
@@ -36,214 +34,206 @@ def check(
     plans: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Plans, folders or patterns; without any, those that [tool.affidavit] of "
-            "pyproject.toml names."
+            help="Plan files, folders or patterns; default: [tool.affidavit] in pyproject.toml."
         ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="On standard output: " + ", ".join(FORMATS) + ".")
+        str, typer.Option("--format", help="Output format: " + ", ".join(FORMATS) + ".")
     ] = "text",
     report: Annotated[
         list[str] | None,
-        typer.Option("--report", help="Write a report beside it, as FORMAT=FILE; repeatable."),
+        typer.Option("--report", help="Also write a report, as FORMAT=FILE; repeatable."),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Make the first certified fix of each finding in place.")
+        bool, typer.Option("--fix", help="Apply the first certified fix of each finding in place.")
     ] = False,
     diff: Annotated[
         str | None,
-        typer.Option("--diff", help="Show which change since this commit, or file, moved ε."),
+        typer.Option("--diff", help="Show which change since this commit or file moved ε."),
     ] = None,
-    second_opinion: Annotated[
-        bool, typer.Option("--second-opinion", help="Ask a second engine about each plan.")
-    ] = False,
+    second_opinion: SecondOpinionOption = False,
     policy: PolicyFileOption = None,
     server: Annotated[
         str | None,
         typer.Option(
             "--server",
-            help="Ask this service too: policy, waivers, approvals, revocation. The token is "
-            "AFFIDAVIT_TOKEN.",
+            help="Also ask this service about policy, waivers, approvals and revocation. The "
+            "token is read from AFFIDAVIT_TOKEN.",
         ),
     ] = None,
     cached: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Reuse what was judged before.")
+        bool, typer.Option("--cache/--no-cache", help="Reuse earlier results.")
     ] = True,
 ) -> None:
-    """The gate: fail when a plan is under-noised, refused or malformed."""
-    reports = _reports(format_, report or [])
+    """Fail if a plan is under-noised, refused or malformed."""
+    reports = _parse_reports(format_, report or [])
     cache = Cache(folder()) if cached and not fix else None
-    judged: list[Judged] = []
-    asked = Asked(second_opinion, None if policy is None else _read_policy(policy))
-    service = None if server is None else _server(server)
-    for one, source in _judged(plans or [], cache, asked):
-        found = (_mend(source, one, asked) if fix and source is not None else None) or one
+    results: list[CheckResult] = []
+    evaluator = Evaluator(second_opinion, None if policy is None else _read_policy(policy), cache)
+    service = None
+    if server is not None:
+        # Imported here because offline checks need no network.
+        from affidavit.gate.checking.service_check import ServiceCheck
+
+        service = ServiceCheck(server, folder())
+    for first, source in _results(plans or [], evaluator):
+        fixed = _apply_fixes(source, first, evaluator) if fix and source is not None else None
+        result = fixed or first
         if service is not None and source is not None:
-            found = service.judge(source, found)
-        judged.append(found)
+            result = service.apply(source, result)
+        results.append(result)
         if format_ == "text":
-            _print(judged[-1])
+            _print(result)
         if diff is not None and source is not None:
             _print_difference(source, diff)
     if cache is not None and cache.corrupt:
-        judged.append(_corrupt(cache))
-        _print(judged[-1])
-    if not judged:
-        err.print("no plan was found, so nothing was checked.", highlight=False)
+        results.append(_corrupt(cache))
+        _print(results[-1])
+    if not results:
+        err.print("no plans found, nothing was checked.", highlight=False)
     if format_ != "text":
-        out.out(WRITERS[format_](judged), end="", highlight=False)
+        out.out(WRITERS[format_](results), end="", highlight=False)
     for kind, path in reports:
-        write(path, WRITERS[kind](judged).encode("utf-8", "backslashreplace"))
-    raise typer.Exit(worst(one.exit for one in judged))
+        write(path, WRITERS[kind](results).encode("utf-8", "backslashreplace"))
+    raise typer.Exit(worst(result.exit for result in results))
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """How every plan is judged."""
+class Evaluator:
+    """Evaluates plans with the options of the command."""
 
     second_opinion: bool
     policy: Policy | None
+    cache: Cache | None
 
-    def judge(self, source: Source) -> Judged:
-        """What is to be said about one plan."""
-        # Loaded when something is judged: a cached answer needs no accountant.
-        from affidavit.gate.checking.judge import judge
+    def evaluate(self, source: Source) -> CheckResult:
+        """Evaluate a plan."""
+        # Imported here because a cached result needs no accountant.
+        from affidavit.gate.checking.evaluate import evaluate
 
-        return judge(source, second_opinion=self.second_opinion, policy=self.policy)
+        return evaluate(source, second_opinion=self.second_opinion, policy=self.policy)
+
+    def cached(self, source: Source) -> CheckResult:
+        """The cached result of a plan, or a new one."""
+        if self.cache is None or not source.text or source.names_a_file:
+            return self.evaluate(source)
+        text = hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()
+        question = {
+            "file": source.file,
+            "pointer": source.pointer,
+            "text": text,
+            "second_opinion": self.second_opinion,
+            "policy": None if self.policy is None else self.policy.digest(),
+        }
+        return self.cache.get(question, lambda: self.evaluate(source))
 
 
-def _judged(
-    names: Sequence[str], cache: Cache | None, asked: Asked
-) -> Iterator[tuple[Judged, Source | None]]:
-    """Everything that was found, judged, in the order of the names."""
+def _results(
+    names: Sequence[str], evaluator: Evaluator
+) -> Iterator[tuple[CheckResult, Source | None]]:
+    """The results of all plans, in the order of the names."""
     try:
         for candidate in candidates(names):
             try:
-                found = list(sources_of(candidate.file, asked_for=candidate.asked_for))
+                sources = list(sources_of(candidate.file, explicit=candidate.explicit))
             except MalformedPlan as error:
                 yield unreadable(candidate.file, error.reasons), None
                 continue
-            for source in found:
-                yield _judge(source, cache, asked), source
+            for source in sources:
+                yield evaluator.cached(source), source
     except MalformedPlan as error:
         yield unreadable("affidavit check", error.reasons), None
 
 
-def _server(address: str) -> Server:
-    # Loaded when it is asked for: a gate that works offline needs no network.
-    from affidavit.gate.checking.server import Server
-
-    return Server(address, folder())
-
-
 def _read_policy(path: Path) -> Policy:
-    # Loaded when it is asked for: most checks have none.
+    # Imported here because most checks have no policy.
     from affidavit.gate.policy import read_policy
 
     return read_policy(path)
 
 
-def _judge(source: Source, cache: Cache | None, asked: Asked) -> Judged:
-    if cache is None or not source.text or source.names_a_file:
-        return asked.judge(source)
-    text = hashlib.sha256(source.text.encode("utf-8", "surrogatepass")).hexdigest()
-    question = {
-        "file": source.file,
-        "pointer": source.pointer,
-        "text": text,
-        "second_opinion": asked.second_opinion,
-        "policy": None if asked.policy is None else asked.policy.digest(),
-    }
-    return cache.get(question, lambda: asked.judge(source))
-
-
-def _mend(source: Source, found: Judged, asked: Asked) -> Judged | None:
-    """What is judged after the first fixes were made in the file, if there were any to make."""
-    from affidavit.gate.checking.edits import applied
-
-    # Where a link leads, so that the link stays; a pipe was read and has nothing to mend.
+def _apply_fixes(source: Source, result: CheckResult, evaluator: Evaluator) -> CheckResult | None:
+    """Apply the first fix of each finding, and evaluate again; None if there are no fixes."""
+    # Resolve a symbolic link so that it stays one; a pipe cannot be edited.
     file = Path(source.file).resolve()
-    if not _fixes(found) or source.file == "-" or not file.is_file():
+    if not _fixes(result) or source.file == "-" or not file.is_file():
         return None
-    whole = file.read_bytes()
-    now = source.same_in(whole)
-    if now is not None and now.text != source.text:
-        # Another plan of the same file was mended before, and its edits have moved this one.
-        found = asked.judge(now)
-    fixes = _fixes(found)
+    from affidavit.gate.checking.fixes import apply_edits
+
+    content = file.read_bytes()
+    current = source.same_in(content)
+    if current is not None and current.text != source.text:
+        # A fix of another plan in the same file has moved this one.
+        result = evaluator.evaluate(current)
+    fixes = _fixes(result)
     edits = tuple(edit for fix in fixes for edit in fix.edits)
-    text = applied(whole.decode("utf-8"), edits)
+    text = apply_edits(content.decode("utf-8"), edits)
     write(file, text.encode(), mode=stat.S_IMODE(file.stat().st_mode))
-    for item in fixes:
-        err.print(f"{escape(printable(source.name))}: fixed: {escape(item.description)}")
-    again = source.same_in(text.encode())
-    return None if again is None else asked.judge(again)
+    for fix in fixes:
+        err.print(f"{escape(printable(source.name))}: fixed: {escape(fix.description)}")
+    fixed = source.same_in(text.encode())
+    return None if fixed is None else evaluator.evaluate(fixed)
 
 
-def _fixes(found: Judged) -> list[Fix]:
+def _fixes(result: CheckResult) -> list[Fix]:
     return [
-        finding.fixes[0] for finding in found.findings if finding.fixes and finding.fixes[0].edits
+        finding.fixes[0] for finding in result.findings if finding.fixes and finding.fixes[0].edits
     ]
 
 
-def _print(one: Judged) -> None:
-    for finding in one.findings:
+def _print(result: CheckResult) -> None:
+    for finding in result.findings:
         place = f":{finding.line}:{finding.column}" if finding.line is not None else ""
         field = f" {finding.pointer}" if finding.pointer else ""
         waived = " (waived)" if finding.waiver is not None else ""
         line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
         style = "dim" if finding.waiver is not None else LEVELS[finding.level]
         err.print(f"[{style}]{escape(line)}[/]", highlight=False)
-    if one.exit is Exit.CERTIFIED:
-        line = printable(f"{one.name}: {one.headline}")
+    if result.exit is Exit.CERTIFIED:
+        line = printable(f"{result.name}: {result.headline}")
         out.print(f"[green]{escape(line)}[/]", highlight=False)
 
 
 def _print_difference(source: Source, base: str) -> None:
-    from affidavit.gate.checking.base import NoBase, former
-    from affidavit.gate.checking.diff import difference
+    from affidavit.gate.checking.diff import NoBase, difference, read_base
 
     try:
-        raw = former(source.file, base)
+        raw = read_base(source.file, base)
     except NoBase as error:
         stop(f"--diff: {error}.")
     name = escape(printable(source.name))
     before = None if raw is None else source.same_in(raw)
     if before is None:
-        err.print(f"{name}: there was no such plan in {escape(base)}.", highlight=False)
+        err.print(f"{name}: not found in {escape(base)}.", highlight=False)
         return
-    found = difference(before.data, source.data)
-    err.print(f"{name}: {found.before} -> {found.after}", highlight=False)
-    for change in found.changes:
+    result = difference(before.data, source.data)
+    err.print(f"{name}: {result.before} -> {result.after}", highlight=False)
+    for change in result.changes:
         line = printable(
             f"  {change.pointer}: {change.before} -> {change.after}; alone: {change.alone}"
         )
         err.print(escape(line), highlight=False)
 
 
-def _corrupt(cache: Cache) -> Judged:
-    message = (
-        f"{len(cache.corrupt)} entries of the cache did not fit their checksums, like "
-        f"{cache.corrupt[0].name}; they were removed and their plans judged anew."
-    )
-    remedy = "Run the check again; if it comes back, find out what writes to the cache."
-    told = Finding(
+def _corrupt(cache: Cache) -> CheckResult:
+    finding = GateFinding(
         file=str(cache.corrupt[0]),
         rule="corrupt_cache",
         level="error",
-        message=message,
-        remedy=remedy,
+        message=f"{len(cache.corrupt)} corrupt cache entries, like {cache.corrupt[0].name}; they "
+        "were removed and their plans checked again.",
+        remedy="Run the check again; if this happens again, find out what writes to the cache.",
     )
-    return Judged(file=told.file, name="cache", exit=Exit.UNDECIDED, findings=(told,))
+    return CheckResult(file=finding.file, name="cache", exit=Exit.UNDECIDED, findings=(finding,))
 
 
-def _reports(format_: str, given: list[str]) -> list[tuple[str, Path]]:
+def _parse_reports(format_: str, options: list[str]) -> list[tuple[str, Path]]:
     if format_ not in FORMATS:
-        stop(f"--format {format_} is not known; choose one of {', '.join(FORMATS)}.")
-    found: list[tuple[str, Path]] = []
-    for item in given:
-        kind, _, file = item.partition("=")
+        stop(f"unknown --format {format_}; choose one of {', '.join(FORMATS)}.")
+    reports: list[tuple[str, Path]] = []
+    for option in options:
+        kind, _, file = option.partition("=")
         if kind not in WRITERS or not file:
-            stop(f"--report {item} is not FORMAT=FILE with one of {', '.join(WRITERS)}.")
-        found.append((kind, Path(file)))
-    return found
+            stop(f"--report {option}: use FORMAT=FILE with one of {', '.join(WRITERS)}.")
+        reports.append((kind, Path(file)))
+    return reports

@@ -1,10 +1,10 @@
-"""The command line: what people and pipelines ask, and the service's own commands.
+"""The command line.
 
-It works offline. Exit codes: 0 certified, 1 blocked (under-noised, refused, or a bundle
-that does not verify), 2 usage or malformed input, 3 could not decide, or nobody read on.
+It works offline. Exit codes: 0 certified, 1 blocked (under-noised, refused, or a bundle that does
+not verify), 2 usage or malformed input, 3 undecided or broken pipe.
 
-A command's file is loaded when the command is run, or when all are listed: a gate that runs
-on every commit should not wait for what another command needs.
+The module of a command is imported when the command runs, or when all are listed, so that a
+check on every commit starts fast.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ COMMANDS = {
     "check": "check",
     "batch": "batch",
     "verify": "verify",
-    "serve": "serve",
-    "migrate": "serve",
-    "backup": "serve",
+    "serve": "programs",
+    "migrate": "programs",
+    "backup": "programs",
     "curve": "curve",
     "diagnose": "diagnose",
     "mechanisms": "mechanisms",
     "compare": "compare",
     "strategy": "strategy",
-    "advise": "advise",
+    "advise": "strategy",
     "keys": "keys",
-    "roots": "roots",
+    "roots": "keys",
     "keyset": "keyset",
     "policy": "policy",
-    "tokens": "tokens",
-    "ledger": "ledger",
-    "approve": "lifecycle",
-    "revoke": "lifecycle",
-    "status": "lifecycle",
-    "audit": "audit",
-    "train": "train",
-    "worker": "worker",
+    "tokens": "programs",
+    "ledger": "service_commands",
+    "approve": "service_commands",
+    "revoke": "service_commands",
+    "status": "service_commands",
+    "audit": "programs",
+    "train": "programs",
+    "worker": "programs",
     "runs": "runs",
     "conformance": "conformance",
 }
-"""Every command, with the file of this folder that has it, a function or a group by that name."""
+"""Every command, with the module that defines a function or group of that name."""
 
 
 class Commands(TyperGroup):
-    """The commands, each loaded when it is needed."""
+    """The command group, which imports commands lazily."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """Their names, in the order above."""
+        """The names of all commands, in the order above."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
-        """The command of that name, or None."""
+        """The command with this name, or None."""
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"affidavit.gate.{COMMANDS[cmd_name]}")
-        found = getattr(module, cmd_name)
-        if not isinstance(found, typer.Typer):
-            alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            alone.command(cmd_name)(found)
-            found = alone
-        command = get_command(found)
+        target = getattr(module, cmd_name)
+        if not isinstance(target, typer.Typer):
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single.command(cmd_name)(target)
+            target = single
+        command = get_command(target)
         command.name = cmd_name
         return command
 
@@ -76,7 +76,7 @@ class Commands(TyperGroup):
 app = typer.Typer(
     cls=Commands,
     name="affidavit",
-    help="Certify differentially private training plans, and check what was certified.",
+    help="Certify differentially private training plans and verify certificates.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,14 +85,14 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Certify differentially private training plans, and check what was certified."""
+    """Certify differentially private training plans and verify certificates."""
     if version:
         out.print(__version__, highlight=False)
         raise typer.Exit
 
 
 def main() -> None:
-    """Entry point."""
+    """RecordEntry point."""
     app()

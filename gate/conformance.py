@@ -1,7 +1,7 @@
-"""``affidavit conformance``: a run's record against its certificate, and what it is charged.
+"""``affidavit conformance``: check a run record against its certificate.
 
-Exit codes: 0 the run did what was certified; 1 it did not, or that cannot be shown; 2 usage,
-or a certificate that cannot be read, or a record whose first line is nested beyond reading.
+Exit codes: 0 the run did what was certified; 1 it did not, or that cannot be shown; 2 usage, an
+unreadable certificate, or a record whose first line is nested too deeply.
 """
 
 from __future__ import annotations
@@ -22,38 +22,31 @@ from affidavit.certificate import (
     PlanNotClosed,
     TrustRoot,
     VerificationError,
+    check_conformance,
     verify,
 )
-from affidavit.certificate import check_conformance as compare
-from affidavit.gate.console import err, out, stop
-from affidavit.gate.exits import Exit
-from affidavit.gate.files import print_json
+from affidavit.gate.console import err, out, print_json, read_file, say, stop
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.plan import PlanError
 
 
 def conformance(
-    record: Annotated[Path, typer.Option(help="The run's record, run/record.jsonl.")],
-    certificate: Annotated[Path, typer.Option(help="The bundle that the run was certified by.")],
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option("--keys", help="Public keys to trust, instead of your own."),
-    ] = None,
-    keyset: Annotated[
-        list[Path] | None, typer.Option("--keyset", help="The keyset whose keys to trust.")
-    ] = None,
-    root: Annotated[
-        Path | None, typer.Option("--root", help="With --keyset: trusted roots, or the last one.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a document.")] = False,
+    record: Annotated[Path, typer.Option(help="Run record, run/record.jsonl.")],
+    certificate: Annotated[Path, typer.Option(help="Certificate bundle of the run.")],
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Compare what a run did with what was certified; 0 only if it conforms."""
-    said, bundle = _read(record), _read(certificate)
-    began = _began(record, said)
+    """Check that a run did what was certified; exits 0 only if it conforms."""
+    content, bundle = read_file(record), read_file(certificate)
+    started_at = _started_at(record, content)
     try:
         verified = verify(
-            bundle, TrustRoot(keys or [], keyset or [], root).public_keys(), now=began
+            bundle, TrustRoot(keys or [], keyset or [], root).public_keys(), now=started_at
         )
-        found = compare(said, verified.predicate)
+        report = check_conformance(content, verified.predicate)
     except VerificationError as error:
         err.print(
             f"[red]✗ {escape(str(certificate))}: {error.code}:[/] {escape(error.message)} "
@@ -66,23 +59,23 @@ def conformance(
     except (PlanNotClosed, PlanError, ValueError) as error:
         stop(f"{certificate}: {error}")
     if as_json:
-        print_json(found.as_dict())
+        print_json(report.as_dict())
     else:
-        _print(found)
-    raise typer.Exit(Exit.CERTIFIED if found.conformant else Exit.BLOCKED)
+        _print(report)
+    raise typer.Exit(Exit.CERTIFIED if report.conformant else Exit.BLOCKED)
 
 
-def _print(found: Conformance) -> None:
-    for finding in found.findings:
+def _print(report: Conformance) -> None:
+    for finding in report.findings:
         out.print(_line(finding), highlight=False)
-    verdict = "[green]✓ conformant[/]" if found.conformant else "[red]✗ not conformant[/]"
+    verdict = "[green]✓ conformant[/]" if report.conformant else "[red]✗ not conformant[/]"
     out.print(
-        f"{verdict}: {found.steps_charged} of {found.steps_certified} certified steps were "
-        f"charged, {found.steps_released} released; to charge: {found.steps_to_charge}",
+        f"{verdict}: {report.steps_charged} of {report.steps_certified} certified steps were "
+        f"charged, {report.steps_released} released; steps to charge: {report.steps_to_charge}",
         highlight=False,
     )
-    if found.head is not None:
-        out.print(f"the record ends in {found.head}", highlight=False)
+    if report.head is not None:
+        say(f"the record ends with {report.head}")
 
 
 def _line(finding: ConformanceFinding) -> str:
@@ -91,19 +84,12 @@ def _line(finding: ConformanceFinding) -> str:
     return f"{sign} {where}{finding.code}: {escape(finding.message)}"
 
 
-def _began(path: Path, record: bytes) -> datetime | None:
-    """When the run says that it began, which the certificate must have been valid at."""
+def _started_at(path: Path, record: bytes) -> datetime | None:
+    """The recorded start of the run, when the certificate must have been valid."""
     try:
         header = json.loads(record.split(b"\n", 1)[0])
         return datetime.strptime(header["started_at"], TIME_FORMAT).replace(tzinfo=UTC)
     except (ValueError, KeyError, TypeError):
         return None
     except RecursionError:
-        stop(f"{path} is no run record: its first line is nested too deeply to be read.")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        stop(f"{path} cannot be read: {error.strerror}.")
+        stop(f"{path} is not a run record: its first line is nested too deeply.")

@@ -1,14 +1,16 @@
-"""How every command speaks, reads its plan, writes its files and stops.
+"""Input, output and errors of every command.
 
-What a command found goes to standard output, what went wrong to standard error. With
-``--json`` a plan that cannot be read still yields a result document, so that a program
-that reads standard output finds the reasons there.
+Results go to standard output, errors to standard error. With ``--json`` a malformed plan still
+yields a result document, so that programs find the reasons on standard output.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -16,54 +18,109 @@ from rich.markup import escape
 
 from affidavit.accountants import NAMES
 from affidavit.certificate import malformed_result, write_atomically
-from affidavit.gate.exits import Exit
-from affidavit.gate.files import Output, print_json
-from affidavit.gate.reading import PlanFile, read_plan
-from affidavit.gate.report import finding
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.plan_io import PlanFile, read_plan
+from affidavit.gate.render import reason_line
 from affidavit.plan import MalformedPlan, Reason
+
+
+class Output(Console):
+    """Standard output for people; exits quietly on a broken pipe."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Exit without a verdict."""
+        exit_broken_pipe()
+
 
 out = Output(soft_wrap=True)
 err = Console(stderr=True, soft_wrap=True)
 
 
+def say(text: str) -> None:
+    """Print one line of plain text, without markup, to standard output."""
+    out.print(escape(text), highlight=False, soft_wrap=True)
+
+
 def read(name: str, *, as_json: bool) -> PlanFile:
-    """The plan in ``name``; a malformed one is told of and ends the command."""
+    """Read the plan in ``name``; reports a malformed plan and exits."""
     try:
         return read_plan(name)
     except MalformedPlan as error:
         refuse(name, error.reasons, Exit.USAGE, as_json=as_json)
 
 
+def read_file(path: Path) -> bytes:
+    """The bytes of ``path``; reports an unreadable file and exits."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        stop(f"cannot read {path}: {error.strerror}.")
+
+
 def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write ``path`` whole with ``mode``, or say why that cannot be done and end the command."""
+    """Write ``path`` atomically with ``mode``; reports a failure and exits."""
     try:
         write_atomically(path, content, mode=mode)
     except OSError as error:
-        stop(f"{path} cannot be written: {error.strerror}.")
+        stop_unwritable(path, error)
 
 
-def print_findings(name: str, reasons: tuple[Reason, ...]) -> None:
-    """One line a reason, with the place in ``name`` that it speaks of."""
+def as_json_file(document: dict[str, Any]) -> bytes:
+    """An indented JSON file."""
+    return (json.dumps(document, ensure_ascii=False, indent=2) + "\n").encode()
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print a JSON document on one line, and flush it."""
+    try:
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        exit_broken_pipe()
+
+
+def exit_broken_pipe() -> NoReturn:
+    """Exit without a verdict when nobody reads standard output; 1 would mean blocked.
+
+    Raises ``SystemExit``.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    raise SystemExit(Exit.UNDECIDED)
+
+
+def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
+    """Print one line per reason, with its position in ``name``."""
     for reason in reasons:
-        err.print(escape(finding(name, reason)), highlight=False)
+        err.print(escape(reason_line(name, reason)), highlight=False)
 
 
 def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool) -> NoReturn:
-    """Tell of ``reasons`` and end the command with ``code``."""
+    """Report ``reasons`` and exit with ``code``."""
     if as_json:
         print_json(malformed_result(reasons))
     else:
-        print_findings(name, reasons)
+        print_reasons(name, reasons)
     raise typer.Exit(code)
 
 
 def require_engine(name: str | None) -> None:
-    """End the command unless ``name`` is an accountant, or none was chosen."""
+    """Exit unless ``name`` is an accountant or None."""
     if name is not None and name not in NAMES:
-        stop(f"--engine {name} is not known; choose one of {', '.join(NAMES)}.")
+        stop(f"unknown --engine {name}; choose one of {', '.join(NAMES)}.")
 
 
 def stop(message: str) -> NoReturn:
-    """Say what is wrong with how the command was given, and end it."""
+    """Report a usage error and exit."""
     err.print(f"[red]error[/] {escape(message)}", highlight=False)
     raise typer.Exit(Exit.USAGE)
+
+
+def stop_unwritable(path: Path | str, error: OSError) -> NoReturn:
+    """Report that ``path`` cannot be written and exit."""
+    stop(f"cannot write {path}: {error.strerror}.")
+
+
+def fail(message: str, code: Exit = Exit.BLOCKED) -> NoReturn:
+    """Report a failed check or request and exit with ``code``."""
+    err.print(f"[red]✗[/] {escape(message)}", highlight=False)
+    raise typer.Exit(code)

@@ -1,8 +1,8 @@
-"""``affidavit curve``: all that a plan's guarantee says, as tables and as a picture."""
+"""``affidavit curve``: the privacy curves of a plan, as tables and as a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants import NAMES, Bracket, belief, decimal_down, decimal_up
+from affidavit.accountants import Bracket, belief, decimal_down, decimal_up
 from affidavit.certificate import (
     ALPHAS,
     CURVE_CHARTS,
@@ -20,76 +20,83 @@ from affidavit.certificate import (
     curves,
     draw_curves,
 )
-from affidavit.gate.console import err, out, print_findings, read, require_engine, stop, write
-from affidavit.gate.exits import OF_VERDICT
-from affidavit.gate.files import print_json
-from affidavit.gate.report import headline
+from affidavit.gate.console import (
+    err,
+    out,
+    print_json,
+    print_reasons,
+    read,
+    require_engine,
+    say,
+    stop,
+    write,
+)
+from affidavit.gate.exit_codes import OF_VERDICT
+from affidavit.gate.options import EngineOption, JsonOption, PlanArgument
+from affidavit.gate.render import headline
 
 DIGITS = 5
 
 
 def curve(
-    plan: Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")],
-    svg: Annotated[Path | None, typer.Option("--svg", help="Draw the curves to this file.")] = None,
+    plan: PlanArgument,
+    svg: Annotated[
+        Path | None, typer.Option("--svg", help="Draw the curves to this SVG file.")
+    ] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(
-            "--kind", help="Draw these only: " + ", ".join(CURVE_CHARTS) + "; repeatable."
-        ),
+        typer.Option("--kind", help="Draw only: " + ", ".join(CURVE_CHARTS) + "; repeatable."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document of curves.")] = False,
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="Use one accountant only: " + ", ".join(NAMES) + "."),
-    ] = None,
+    as_json: JsonOption = False,
+    engine: EngineOption = None,
 ) -> None:
-    """What the guarantee says beside one ε: δ at any ε, attacks, beliefs, as table and picture."""
+    """Show the whole guarantee: δ at any ε, attack success, beliefs, as tables and a picture."""
     kinds = tuple(dict.fromkeys(kind or ()))
     _require_known(kinds, engine, svg)
     file = read(plan, as_json=as_json)
     with err.status("accounting ...") as status:
-        found = curves(
+        result = curves(
             file.plan,
             engine=engine,
-            progress=lambda what, points: status.update(
-                f"{what} ..." if not points else f"{what}: {points} points"
+            progress=lambda label, points: status.update(
+                f"{label} ..." if not points else f"{label}: {points} points"
             ),
         )
-    if isinstance(found, Assessment):
+    if isinstance(result, Assessment):
         if as_json:
-            print_json(found.as_result())
+            print_json(result.as_result())
         else:
-            print_findings(file.name, file.locate(found.reasons))
-        raise typer.Exit(OF_VERDICT[found.verdict])
+            print_reasons(file.name, file.locate(result.reasons))
+        raise typer.Exit(OF_VERDICT[result.verdict])
     if svg is not None:
-        write(svg, draw_curves(found, kinds).encode())
+        write(svg, draw_curves(result, kinds).encode())
     if as_json:
-        print_json(found.as_document())
+        print_json(result.as_document())
     else:
-        _print(found)
+        _print(result)
         if svg is not None:
-            out.print(f"drawn to {escape(str(svg))}", highlight=False)
-    raise typer.Exit(OF_VERDICT[found.assessment.verdict])
+            say(f"written to {svg}")
+    raise typer.Exit(OF_VERDICT[result.assessment.verdict])
 
 
-def _print(found: Curves) -> None:
-    out.print(f"[bold]{escape(headline(found.assessment))}[/]", highlight=False)
-    out.print(f"by {found.engine['name']} ({found.engine['version']})", highlight=False)
-    if found.mu is not None:
-        rho = decimal_up(found.rho or 0.0, DIGITS)
-        mu = decimal_up(found.mu, DIGITS)
+def _print(result: Curves) -> None:
+    out.print(f"[bold]{escape(headline(result.assessment))}[/]", highlight=False)
+    out.print(f"by {result.engine['name']} ({result.engine['version']})", highlight=False)
+    if result.mu is not None:
+        rho = decimal_up(result.rho or 0.0, DIGITS)
+        mu = decimal_up(result.mu, DIGITS)
         out.print(f"exactly Gaussian: μ = {mu}, ρ = {rho} (zCDP)", highlight=False)
-    for table in _tables(found):
+    for table in _tables(result):
         out.print()
         out.print(table)
-    out.print(f"\ncurve {found.digest}", highlight=False)
+    out.print(f"\ncurve {result.digest}", highlight=False)
 
 
-def _tables(found: Curves) -> list[Table]:
-    trade, at = found.trade_off, f"{found.delta:g}"
+def _tables(result: Curves) -> list[Table]:
+    trade, delta = result.trade_off, f"{result.delta:g}"
     tables = [
-        _table("ε at δ", ("δ", "ε ≥", "ε ≤"), [(f"{d:g}", *_ends(e)) for d, e in found.epsilon_of]),
-        _table("δ at ε", ("ε", "δ ≥", "δ ≤"), [(f"{e:g}", *_ends(d)) for e, d in found.delta_of]),
+        _table("ε at δ", ("δ", "ε ≥", "ε ≤"), _rows(result.epsilon_of)),
+        _table("δ at ε", ("ε", "δ ≥", "δ ≤"), _rows(result.delta_of)),
         _table(
             "membership attack",
             ("false-positive rate", "true-positive rate ≥", "≤"),
@@ -100,10 +107,10 @@ def _tables(found: Curves) -> list[Table]:
         ),
         _table(
             "belief about one record",
-            ("before", f"after, except with probability {at} ≤", "right guesses ≤"),
+            ("before", f"after, except with probability {delta} ≤", "right guesses ≤"),
             [
-                (f"{p:g}", decimal_up(belief(p, found.odds_exponent), DIGITS), _ends(guess)[1])
-                for p, guess in found.guesses
+                (f"{p:g}", decimal_up(belief(p, result.odds_exponent), DIGITS), _ends(guess)[1])
+                for p, guess in result.guesses
             ],
         ),
         _table(
@@ -112,9 +119,9 @@ def _tables(found: Curves) -> list[Table]:
             [(f"{a:g}", *_ends(trade.type_two(a))) for a in ALPHAS],
         ),
     ]
-    if found.renyi:
-        end = "=" if found.mu is not None else "≤"
-        rows = [(f"{order:g}", decimal_up(upper, DIGITS)) for order, upper in found.renyi]
+    if result.renyi:
+        end = "=" if result.mu is not None else "≤"
+        rows = [(f"{order:g}", decimal_up(upper, DIGITS)) for order, upper in result.renyi]
         tables.append(_table("Rényi divergence", ("order", f"nats {end}"), rows))
     return tables
 
@@ -128,6 +135,10 @@ def _table(title: str, headings: tuple[str, ...], rows: Sequence[tuple[str, ...]
     return table
 
 
+def _rows(brackets: Iterable[tuple[float, Bracket]]) -> list[tuple[str, ...]]:
+    return [(f"{at:g}", *_ends(bracket)) for at, bracket in brackets]
+
+
 def _ends(bracket: Bracket) -> tuple[str, str]:
     return decimal_down(bracket.lower, DIGITS), decimal_up(bracket.upper, DIGITS)
 
@@ -135,9 +146,9 @@ def _ends(bracket: Bracket) -> tuple[str, str]:
 def _require_known(kinds: tuple[str, ...], engine: str | None, svg: Path | None) -> None:
     unknown = [kind for kind in kinds if kind not in CURVE_CHARTS]
     if unknown:
-        stop(f"--kind {unknown[0]} is not known; choose among {', '.join(CURVE_CHARTS)}.")
+        stop(f"unknown --kind {unknown[0]}; choose from {', '.join(CURVE_CHARTS)}.")
     if kinds and svg is None:
-        stop("--kind says what to draw; give --svg FILE too.")
+        stop("--kind needs --svg FILE.")
     require_engine(engine)
     if svg is not None and not svg.parent.is_dir():
-        stop(f"{svg} cannot be written: {svg.parent} is not a directory.")
+        stop(f"cannot write {svg}: {svg.parent} is not a directory.")

@@ -1,7 +1,7 @@
-"""``affidavit keyset``: which keys may sign, written down, signed by the roots, published.
+"""``affidavit keyset``: draft, sign, check and publish the list of keys that may sign.
 
-The file travels: it is drafted where the signing keys' records are, signed in turn where
-each root key is kept, checked, and published to the service.
+The keyset file is drafted where the public records of the signing keys are, signed by each root
+key where that key is stored, checked, and published to the service.
 """
 
 from __future__ import annotations
@@ -31,43 +31,48 @@ from affidavit.certificate import (
     read_public_keys,
     read_root_key,
 )
-from affidavit.gate.console import err, out, stop, write
-from affidavit.gate.exits import Exit
-from affidavit.gate.roots import read_roots
-from affidavit.gate.service_client import SERVER, ServerOption, ask
+from affidavit.gate.client import SERVER, ServerOption, connect
+from affidavit.gate.console import err, out, read_file, say, stop, write
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.keys import read_roots
 
-keyset = typer.Typer(help="The keyset that root keys sign.", no_args_is_help=True)
+keyset = typer.Typer(
+    help="Keysets: the keys that may sign, themselves signed by root keys.", no_args_is_help=True
+)
 
-FileArgument = Annotated[Path, typer.Argument(help="The keyset.")]
+FileArgument = Annotated[Path, typer.Argument(help="Keyset file.")]
 
 
 @keyset.command("new")
 def keyset_new(
-    file: Annotated[Path, typer.Option("--out", help="The draft to be signed.")],
+    file: Annotated[Path, typer.Option("--out", help="File for the draft.")],
     previous: Annotated[
-        Path | None, typer.Option("--previous", help="The version before; none for the first.")
+        Path | None, typer.Option("--previous", help="Previous version; omit it for the first.")
     ] = None,
     root: Annotated[
         list[Path] | None,
-        typer.Option("--root", help="A root key's public record; all, or the previous version's."),
+        typer.Option(
+            "--root",
+            help="Public record of a root key; default: the previous roots.",
+        ),
     ] = None,
     threshold: Annotated[
-        int | None, typer.Option(min=1, help="How many roots have to sign.")
+        int | None, typer.Option(min=1, help="Number of roots that must sign.")
     ] = None,
     keys: Annotated[
         list[Path] | None,
-        typer.Option("--keys", help="Records of keys that sign, instead of your own."),
+        typer.Option("--keys", help="Public records of signing keys, instead of your own."),
     ] = None,
     revoke: Annotated[
         list[str] | None,
         typer.Option("--revoke", help="KEY_ID, or KEY_ID=YYYY-MM-DDThh:mm:ssZ: from then on."),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3660, help="Days until it expires.")] = 90,
+    days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
-    """Draft the next version; without --previous the first one."""
+    """Draft the next version, or without --previous the first one."""
     try:
-        last = None if previous is None else read_keyset(_read(previous))
-        made = draft_keyset(
+        last = None if previous is None else read_keyset(read_file(previous))
+        keyset_draft = draft_keyset(
             last,
             roots=_roots(last, root or [], threshold),
             keys=(signing := _keys(last, keys or [])),
@@ -77,25 +82,25 @@ def keyset_new(
         )
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))
-    write(file, made.as_bytes())
-    out.print(f"version {made.keyset.version}, to be signed: {escape(str(file))}", highlight=False)
+    write(file, keyset_draft.as_bytes())
+    say(f"version {keyset_draft.keyset.version} drafted, to be signed: {file}")
 
 
 @keyset.command("sign")
 def keyset_sign(
     file: FileArgument,
-    key: Annotated[Path, typer.Option("--key", help="The root key's private half, PEM.")],
+    key: Annotated[Path, typer.Option("--key", help="Private root key, PEM.")],
 ) -> None:
-    """Add the signature of a root key to the file."""
+    """Sign the keyset with a root key."""
     try:
         signer = read_root_key(key)
-        found = read_keyset(_read(file))
+        signed = read_keyset(read_file(file))
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))
-    listed = {item.key_id for item in found.keyset.roots.keys}
-    write(file, found.signed_by(signer).as_bytes())
-    known = "" if signer.key_id in listed else ", a root of the version before"
-    out.print(f"signed by {signer.key_id[:16]}{known}", highlight=False)
+    listed = {root.key_id for root in signed.keyset.roots.keys}
+    write(file, signed.signed_by(signer).as_bytes())
+    former = "" if signer.key_id in listed else ", a root of the previous version"
+    say(f"signed by {signer.key_id[:16]}{former}")
 
 
 @keyset.command("check")
@@ -103,34 +108,34 @@ def keyset_check(
     file: FileArgument,
     root: Annotated[
         Path | None,
-        typer.Option("--root", help="Roots that you trust, or the keyset that you saw last."),
+        typer.Option("--root", help="Trusted roots, or the last keyset seen."),
     ] = None,
 ) -> None:
-    """Whether the keyset counts: 0 if it does, 1 with the reason if it does not."""
+    """Check whether a keyset is valid; exits 1 with the reason if not."""
     try:
-        anchor = None if root is None else read_anchor(_read(root))
-        found = accept_keyset([read_keyset(_read(file))], anchor, datetime.now(UTC))
+        anchor = None if root is None else read_anchor(read_file(root))
+        accepted = accept_keyset([read_keyset(read_file(file))], anchor, datetime.now(UTC))
     except KeysetError as error:
         err.print(f"[red]✗[/] {error.code}: {escape(str(error))}", highlight=False)
         raise typer.Exit(Exit.BLOCKED) from None
-    against = "" if root is not None else " (by its own roots alone: give --root)"
+    caveat = "" if root is not None else " (only by its own roots: give --root)"
     out.print(
-        f"[green]✓[/] version {found.version}, {len(found.keys)} keys, {len(found.revoked)} "
-        f"revoked, until {found.expires_at}{against}",
+        f"[green]✓[/] version {accepted.version}, {len(accepted.keys)} keys, "
+        f"{len(accepted.revoked)} revoked, valid until {accepted.expires_at}{caveat}",
         highlight=False,
     )
 
 
 @keyset.command("publish")
 def keyset_publish(file: FileArgument, server: ServerOption = SERVER) -> None:
-    """Hand the signed keyset to the service, which checks it and serves it."""
+    """Publish the signed keyset on the service, which checks and serves it."""
     try:
-        found = read_keyset(_read(file))
+        signed = read_keyset(read_file(file))
     except KeysetError as failure:
         stop(str(failure))
-    ask(server, "POST", "/v1/keysets", found.envelope.as_document())
-    version = found.keyset.version
-    out.print(f"version {version} is published ({found.digest})", highlight=False)
+    with connect(server) as client:
+        client.publish_keyset(signed.envelope.as_document())
+    say(f"version {signed.keyset.version} published ({signed.digest})")
 
 
 def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None) -> Roots:
@@ -138,39 +143,32 @@ def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None
         default = len(records) if last is None else last.keyset.roots.threshold
         return read_roots(records, threshold or default)
     if last is None:
-        stop("the first version needs its root keys; give --root for each, and --threshold.")
+        stop("the first version needs --root for each root key, and --threshold.")
     if threshold is None:
         return last.keyset.roots
     return last.keyset.roots.model_copy(update={"threshold": threshold})
 
 
 def _keys(last: SignedKeyset | None, files: list[Path]) -> list[PublicKey]:
-    """The keys given, and those of ``last`` beside them, for what they signed still counts."""
-    given = (
+    """The given keys, and those of ``last``, whose signatures remain valid."""
+    new = (
         [key for file in files for key in read_public_keys(file)]
         if files
         else KeyStore(home() / "keys").public_keys()
     )
-    before = () if last is None else last.keyset.public_keys()
-    return list({key.key_id: key for key in (*before, *given)}.values())
+    previous = () if last is None else last.keyset.public_keys()
+    return list({key.key_id: key for key in (*previous, *new)}.values())
 
 
 def _revoked(
-    last: SignedKeyset | None, keys: list[PublicKey], wanted: list[str]
+    last: SignedKeyset | None, keys: list[PublicKey], options: list[str]
 ) -> list[Revocation]:
     begins = {key.key_id: format_instant(key.not_before) for key in keys}
-    found = {} if last is None else {entry.key_id: entry for entry in last.keyset.revoked}
-    for item in wanted:
-        key_id, _, since = item.partition("=")
+    revoked = {} if last is None else {entry.key_id: entry for entry in last.keyset.revoked}
+    for option in options:
+        key_id, _, since = option.partition("=")
         if key_id not in begins:
-            stop(f"--revoke {key_id}: no such key among the keyset's; give a whole key id.")
+            stop(f"--revoke {key_id}: no such key in the keyset; give a full key id.")
         document = {"key_id": key_id, "since": since or begins[key_id]}
-        found[key_id] = read_model(Revocation, document)
-    return list(found.values())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        stop(f"{path} cannot be read: {error.strerror}.")
+        revoked[key_id] = read_model(Revocation, document)
+    return list(revoked.values())

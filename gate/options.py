@@ -1,4 +1,4 @@
-"""Arguments and options that several commands take."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,13 +9,36 @@ import typer
 
 from affidavit.accountants import NAMES
 
-PlanArgument = Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result document.")]
+PlanArgument = Annotated[
+    str, typer.Argument(help="Plan file, YAML or JSON; - reads standard input.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 EngineOption = Annotated[
     str | None,
-    typer.Option("--engine", help="Use one accountant only: " + ", ".join(NAMES) + "."),
+    typer.Option("--engine", help="Use only this accountant: " + ", ".join(NAMES) + "."),
+]
+SecondOpinionOption = Annotated[
+    bool, typer.Option("--second-opinion", help="Check each plan with a second accountant.")
 ]
 PolicyFileOption = Annotated[
     Path | None,
-    typer.Option("--policy", help="Judge by this policy file too, YAML or JSON."),
+    typer.Option("--policy", help="Also apply this policy file, YAML or JSON."),
+]
+KeysOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--keys",
+        help="Trusted public keys, as returned by GET /v1/keys, instead of your own.",
+    ),
+]
+KeysetOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--keyset",
+        help="Keyset whose keys to trust (GET /v1/keyset); give several oldest first.",
+    ),
+]
+RootOption = Annotated[
+    Path | None,
+    typer.Option("--root", help="With --keyset: the trusted roots, or the last keyset seen."),
 ]

@@ -1,7 +1,6 @@
-"""``affidavit policy check FILE``, and policies as other commands take them.
+"""``affidavit policy check FILE``: validate policy files offline, and print their digests.
 
-A policy file is judged offline, by itself: that it is well-formed, and by which digest
-certificates will name it. Exit codes: 0 it is a policy, 2 it is none.
+Exit codes: 0 valid, 2 not a valid policy.
 """
 
 from __future__ import annotations
@@ -13,45 +12,46 @@ import typer
 from rich.markup import escape
 
 from affidavit.certificate.policy import MalformedPolicy, Policy, parse_policy
-from affidavit.gate.console import out, print_findings
-from affidavit.gate.exits import Exit
-from affidavit.gate.files import print_json
+from affidavit.gate.console import out, print_json, print_reasons
+from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
-from affidavit.gate.reading import read_bytes
+from affidavit.gate.plan_io import read_bytes
 from affidavit.plan import MalformedPlan, syntax_of
 
-policy = typer.Typer(help="Policies: what an organisation lets through.", no_args_is_help=True)
+policy = typer.Typer(help="Check policy files.", no_args_is_help=True)
 
 
 @policy.callback()
 def _group() -> None:
-    """Policies: what an organisation lets through."""
+    """Check policy files."""
 
 
 @policy.command("check")
 def check(
-    files: Annotated[list[str], typer.Argument(help="Policies, YAML or JSON; - reads stdin.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Policy files, YAML or JSON; - reads standard input.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Whether each file is a policy, and the digest that certificates will name it by."""
+    """Validate policy files, and print the digest that certificates will name."""
     code = Exit.CERTIFIED
     for name in files:
         try:
-            found = parsed(name)
+            checked = parse_file(name)
         except MalformedPolicy as error:
-            print_findings(name, error.reasons)
+            print_reasons(name, error.reasons)
             code = Exit.USAGE
             continue
         if as_json:
-            print_json({**found.reference(), "policy": found.as_document()})
+            print_json({**checked.reference(), "policy": checked.as_document()})
         else:
-            line = f"{name}: {found.name} version {found.version}, for {_datasets(found)}"
-            out.print(f"[green]{escape(line)}[/]\n{found.digest()}", highlight=False)
+            line = f"{name}: {checked.name} version {checked.version}, for {_datasets(checked)}"
+            out.print(f"[green]{escape(line)}[/]\n{checked.digest()}", highlight=False)
     raise typer.Exit(code)
 
 
-def parsed(name: str) -> Policy:
-    """The policy in a file or on standard input; raises ``MalformedPolicy``."""
+def parse_file(name: str) -> Policy:
+    """Parse a policy file or standard input; raises ``MalformedPolicy``."""
     try:
         raw = read_bytes(name)
     except MalformedPlan as error:
@@ -60,15 +60,15 @@ def parsed(name: str) -> Policy:
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy of an option; a malformed one is told of and ends the command."""
+    """Read the policy of an option; reports a malformed one and exits."""
     try:
-        return parsed(str(path))
+        return parse_file(str(path))
     except MalformedPolicy as error:
-        print_findings(str(path), error.reasons)
+        print_reasons(str(path), error.reasons)
         raise typer.Exit(Exit.USAGE) from None
 
 
-def _datasets(found: Policy) -> str:
-    if found.datasets == "default":
-        return "every data set that no other policy names"
-    return ", ".join(found.datasets) or "no data set"
+def _datasets(policy: Policy) -> str:
+    if policy.datasets == "default":
+        return "every data set not named by another policy"
+    return ", ".join(policy.datasets) or "no data set"

@@ -1,8 +1,8 @@
-"""``affidavit runs``: watch a run, stop it, and check offline what was signed of it.
+"""``affidavit runs``: watch or cancel a run, and verify its provenance offline.
 
 Exit codes of ``watch``: 0 the run was settled; 1 it failed or was cancelled, or the service
-refuses; 3 the service cannot be reached. Of ``verify``: 0 what is given is what a trusted worker
-signed, of a run that conforms; 1 it is not; 2 usage.
+refused; 3 the service cannot be reached. Of ``verify``: 0 a trusted worker signed these files, and
+the run conforms; 1 otherwise; 2 usage.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import hashlib
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from affidavit.certificate import (
     START,
@@ -26,19 +25,18 @@ from affidavit.certificate import (
     decode_line,
     read_provenance,
 )
-from affidavit.gate.console import err, out, stop
-from affidavit.gate.exits import Exit
-from affidavit.gate.files import print_json
+from affidavit.gate.client import SERVER, ServerOption, connect
+from affidavit.gate.console import fail, out, print_json, say, stop
+from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
-from affidavit.gate.service_client import SERVER, ServerOption, ask, document_of, events
 
 RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-OVER = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}
+FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}
 
-RunArgument = Annotated[str, typer.Argument(metavar="ID", help="The run, as it was answered.")]
+RunArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the run.")]
 
 runs = typer.Typer(
-    help="Watch a run, cancel it, verify what was signed of it.",
+    help="Watch, cancel and verify runs.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -47,96 +45,96 @@ runs = typer.Typer(
 
 @runs.command("watch")
 def watch(run: RunArgument, server: ServerOption = SERVER, as_json: JsonOption = False) -> None:
-    """Show states, steps and the ε spent so far, until the run is over."""
+    """Follow the state, steps and spent ε of a run until it ends."""
     _require_id(run)
     state = None
-    for name, data in events(server, f"/v1/runs/{run}/events"):
-        if as_json:
-            out.print(json.dumps({"event": name, **data}), markup=False, highlight=False)
-        elif told := _told(name, data):
-            out.print(escape(told), highlight=False)
-        state = data.get("state") if name == "state" else state
-    if state not in OVER:  # told of before, or by another
-        state = document_of(ask(server, "GET", f"/v1/runs/{run}"))["state"]
-    raise typer.Exit(OVER.get(str(state), Exit.UNDECIDED))
+    with connect(server) as client:
+        for name, data in client.run_events(run):
+            if as_json:
+                out.print(json.dumps({"event": name, **data}), markup=False, highlight=False)
+            elif line := _event_line(name, data):
+                say(line)
+            state = data.get("state") if name == "state" else state
+        if state not in FINAL_STATES:  # the event was sent before we connected
+            state = client.run(run)["state"]
+    raise typer.Exit(FINAL_STATES.get(str(state), Exit.UNDECIDED))
 
 
 @runs.command("cancel")
 def cancel(
     run: RunArgument,
-    reason: Annotated[str, typer.Option(help="Why, in words.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason for the audit log.")] = "",
     server: ServerOption = SERVER,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a run: at once if it waits, after the step that it is in if it trains."""
+    """Cancel a run: at once if it is queued, after the current step if it is training."""
     _require_id(run)
-    found = document_of(ask(server, "POST", f"/v1/runs/{run}/cancel", {"reason": reason}))
+    with connect(server) as client:
+        document = client.cancel_run(run, reason)
     if as_json:
-        print_json(found)
+        print_json(document)
     else:
-        out.print(f"{found['state']}, and it is asked to stop", highlight=False)
+        say(f"{document['state']}, cancellation requested")
 
 
 @runs.command("verify")
 def verify(
-    provenance: Annotated[Path, typer.Argument(help="provenance.json of a run.")],
-    keys: Annotated[
-        list[Path], typer.Option("--keys", help="Public keys of workers that you trust.")
-    ],
+    provenance: Annotated[Path, typer.Argument(help="The run's provenance.json.")],
+    keys: Annotated[list[Path], typer.Option("--keys", help="Public keys of trusted workers.")],
     weights: Annotated[
-        Path | None, typer.Option(help="The weights that it has to be about.")
+        Path | None, typer.Option(help="Weights file that the provenance must name.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="The run record that it has to be about.")
+        Path | None, typer.Option(help="Run record that the provenance must name.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check offline who signed a run's provenance, and that weights and record are its."""
+    """Verify offline who signed a run's provenance, and that weights and record match it."""
     try:
         document = json.loads(provenance.read_bytes())
-        found = read_provenance(document, TrustRoot(keys).public_keys(), later=True)
+        report = read_provenance(document, TrustRoot(keys).public_keys(), later=True)
         if weights is not None:
-            _require_weights(found, weights)
+            _require_weights(report, weights)
         if record is not None:
-            _require_record(found, record)
+            _require_record(report, record)
     except OSError as error:
-        stop(f"{error.filename} cannot be read: {error.strerror}.")
+        stop(f"cannot read {error.filename}: {error.strerror}.")
     except KeyFailure as failure:
         stop(str(failure))
     except BadProvenance as error:
-        _block(str(error))
+        fail(str(error))
     except (ValueError, RecursionError):
-        _block(f"{provenance} is no JSON document.")
-    told = _document(found, weights=weights is not None, record=record is not None)
+        fail(f"{provenance} is not a JSON document.")
+    document = _document(report, weights=weights is not None, record=record is not None)
     if as_json:
-        print_json(told)
+        print_json(document)
     else:
-        for name, value in told.items():
-            out.print(f"{name.replace('_', ' ')}: {escape(str(value))}", highlight=False)
-    raise typer.Exit(Exit.CERTIFIED if found.conformant else Exit.BLOCKED)
+        for name, value in document.items():
+            say(f"{name.replace('_', ' ')}: {value}")
+    raise typer.Exit(Exit.CERTIFIED if report.conformant else Exit.BLOCKED)
 
 
-def _told(name: str, data: dict[str, Any]) -> str:
-    """An event as a line; empty where there is nothing to tell."""
+def _event_line(name: str, data: dict[str, Any]) -> str:
+    """An event as a line; empty if there is nothing to print."""
     if name == "state":
-        found = [data.get(item) for item in ("at", "event", "code", "worker", "message")]
-        return " ".join(str(entry) for entry in found if entry)
+        fields = [data.get(field) for field in ("at", "event", "code", "worker", "message")]
+        return " ".join(str(field) for field in fields if field)
     spent = data.get("spent")
-    paid = f", ε ≤ {spent['epsilon']} at δ = {spent['delta']} spent" if spent else ""
-    return f"step {data.get('steps')} of {data.get('certified')}{paid}"
+    cost = f", ε ≤ {spent['epsilon']} at δ = {spent['delta']} spent" if spent else ""
+    return f"step {data.get('steps')} of {data.get('certified')}{cost}"
 
 
-def _require_weights(found: RunProvenance, path: Path) -> None:
+def _require_weights(report: RunProvenance, path: Path) -> None:
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found.subject != ("weights.pt", digest):
+    if report.subject != ("weights.pt", digest):
         raise BadProvenance(
-            f"it is about {found.subject[0]} {found.subject[1]}, and {path} is {digest}."
+            f"it names {report.subject[0]} {report.subject[1]}, but {path} is {digest}."
         )
 
 
-def _require_record(found: RunProvenance, path: Path) -> None:
-    """Raise unless the chain holds to the line that was signed, and ends there."""
+def _require_record(report: RunProvenance, path: Path) -> None:
+    """Raise ``BadProvenance`` unless the chain is intact and ends with the signed line."""
     head = START
     try:
         with path.open("rb") as stream:
@@ -144,38 +142,33 @@ def _require_record(found: RunProvenance, path: Path) -> None:
                 head = decode_line(line, head)["digest"]
     except BrokenLine as error:
         raise BadProvenance(f"{path}: {error.code}: {error}") from None
-    if head != found.record:
+    if head != report.record:
         raise BadProvenance(
-            f"it is about a record that ends in {found.record}, and {path} in {head}."
+            f"it names a record that ends in {report.record}, but {path} ends in {head}."
         )
 
 
-def _document(found: RunProvenance, *, weights: bool, record: bool) -> dict[str, Any]:
+def _document(report: RunProvenance, *, weights: bool, record: bool) -> dict[str, Any]:
     checked = ["signature", *(["weights"] if weights else []), *(["record"] if record else [])]
     return {
-        "run": found.run,
-        "conformant": found.conformant,
-        "findings": found.summary,
-        "steps_to_charge": found.steps_to_charge,
-        "certificate": found.certificate,
-        "plan_digest": found.plan_digest,
-        "data": found.data,
-        "model": found.model,
-        "code": found.code,
-        "subject": f"{found.subject[0]} sha256:{found.subject[1]}",
-        "record": found.record,
-        "worker": found.worker,
-        "key": found.key_id,
-        "finished": found.finished_at.isoformat(),
+        "run": report.run,
+        "conformant": report.conformant,
+        "findings": report.summary,
+        "steps_to_charge": report.steps_to_charge,
+        "certificate": report.certificate,
+        "plan_digest": report.plan_digest,
+        "data": report.data,
+        "model": report.model,
+        "code": report.code,
+        "subject": f"{report.subject[0]} sha256:{report.subject[1]}",
+        "record": report.record,
+        "worker": report.worker,
+        "key": report.key_id,
+        "finished": report.finished_at.isoformat(),
         "checked": ", ".join(checked),
     }
 
 
 def _require_id(run: str) -> None:
     if RUN.fullmatch(run) is None:
-        stop(f"{run[:80]!r} is no id of a run; it looks like 6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11.")
-
-
-def _block(message: str) -> NoReturn:
-    err.print(f"[red]✗[/] {escape(message)}", highlight=False)
-    raise typer.Exit(Exit.BLOCKED)
+        stop(f"{run[:80]!r} is not a run id, like 6f1c0c9e-7d0b-4b52-9a37-0f5f4f7f9d11.")

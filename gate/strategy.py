@@ -1,4 +1,4 @@
-"""``affidavit strategy``: what a plan's noise costs, and what independent noise would."""
+"""``affidavit strategy`` and ``affidavit advise``: compare noise mechanisms for a plan."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, MechanismCost, StrategyComparison, compare
-from affidavit.gate.console import err, out, print_findings, read, refuse, stop, write
-from affidavit.gate.exits import OF_VERDICT, Exit
-from affidavit.gate.files import print_json
-from affidavit.gate.report import headline
+from affidavit.certificate import Advice, Assessment, MechanismCost, StrategyComparison, compare
+from affidavit.certificate import advise as advice_for
+from affidavit.gate.console import (
+    err,
+    out,
+    print_json,
+    print_reasons,
+    read,
+    refuse,
+    say,
+    stop,
+    write,
+)
+from affidavit.gate.exit_codes import OF_VERDICT, Exit
+from affidavit.gate.options import JsonOption, PlanArgument
+from affidavit.gate.render import headline
 from affidavit.mechanisms.strategies import Strategy, TooLarge, content_digest
 from affidavit.plan import RefusedPlan
 
@@ -25,49 +36,50 @@ FORMATS = (".json", ".npy", ".npz")
 
 
 def strategy(
-    plan: Annotated[str, typer.Argument(help="A plan, YAML or JSON; - reads it from stdin.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the document.")] = False,
+    plan: PlanArgument,
+    as_json: JsonOption = False,
     svg: Annotated[
-        Path | None, typer.Option("--svg", help="Draw the error of each step to this file.")
+        Path | None,
+        typer.Option("--svg", help="Write a chart of the error per step to this SVG file."),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option("--export", help="Write the injected noise, as .json, .npy or .npz."),
+        typer.Option("--export", help="Export the injected noise as .json, .npy or .npz."),
     ] = None,
 ) -> None:
-    """Sensitivity, errors and buffers of a plan's noise, beside independent noise."""
+    """Compare a plan's noise with independent noise: sensitivity, error and buffers."""
     if export is not None and export.suffix not in FORMATS:
         stop(f"--export {export} must end in {', '.join(FORMATS)}.")
     file = read(plan, as_json=as_json)
     try:
         with err.status("certifying ...") as status:
-            found = compare(file.plan, lambda what: status.update(f"{what} ..."))
+            result = compare(file.plan, lambda label: status.update(f"{label} ..."))
     except RefusedPlan as refusal:
         refuse(plan, file.locate(refusal.reasons), Exit.BLOCKED, as_json=as_json)
-    if isinstance(found, Assessment):
+    if isinstance(result, Assessment):
         if as_json:
-            print_json(found.as_result())
+            print_json(result.as_result())
         else:
-            print_findings(plan, file.locate(found.reasons))
+            print_reasons(plan, file.locate(result.reasons))
         raise typer.Exit(Exit.BLOCKED)
-    written = _write(found, svg, export)
+    written = _write(result, svg, export)
     if as_json:
-        print_json({**found.as_document(), "written": written})
+        print_json({**result.as_document(), "written": written})
     else:
-        _print(found)
+        _print(result)
         for name, digest in written.items():
             out.print(f"{escape(name)} sha256 {digest}", highlight=False)
-    raise typer.Exit(OF_VERDICT[found.assessment.verdict])
+    raise typer.Exit(OF_VERDICT[result.assessment.verdict])
 
 
-def _write(found: StrategyComparison, svg: Path | None, export: Path | None) -> dict[str, str]:
-    """Files that were asked for, whole or not at all, with the digests to name them by."""
+def _write(result: StrategyComparison, svg: Path | None, export: Path | None) -> dict[str, str]:
+    """Write the requested files; returns their digests by path."""
     contents: dict[Path, bytes] = {}
     if svg is not None:
-        contents[svg] = found.picture().encode()
+        contents[svg] = result.picture().encode()
     if export is not None:
         try:
-            contents[export] = exported(found.strategy, export.suffix)
+            contents[export] = exported(result.strategy, export.suffix)
         except TooLarge as error:
             stop(f"--export: {error} is too large to write.")
         except NotSquare as error:
@@ -78,7 +90,7 @@ def _write(found: StrategyComparison, svg: Path | None, export: Path | None) -> 
 
 
 class NotSquare(ValueError):
-    """Noise that no plan can name by a file."""
+    """The noise matrix is not square, so no plan can name it by a file."""
 
 
 def exported(strategy: Strategy, suffix: str) -> bytes:
@@ -89,7 +101,7 @@ def exported(strategy: Strategy, suffix: str) -> bytes:
     column = strategy.noise_coefficients
     noise = strategy.noise_matrix() if column is None else np.trim_zeros(column, "b")
     if noise.ndim == 2 and noise.shape[0] != noise.shape[1]:
-        raise NotSquare(f"a {strategy.kind} has a noise a node, not a step; name it by its kind")
+        raise NotSquare(f"a {strategy.kind} has noise per node, not per step; name it by kind")
     if suffix == ".json":
         document = (
             {"kind": "toeplitz_inverse", "coefficients": noise.tolist()}
@@ -105,41 +117,41 @@ def exported(strategy: Strategy, suffix: str) -> bytes:
     return stream.getvalue()
 
 
-def _print(found: StrategyComparison) -> None:
-    out.print(f"[bold]{escape(headline(found.assessment))}[/]", highlight=False)
-    for entry in found.assessment.strategies:
+def _print(result: StrategyComparison) -> None:
+    out.print(f"[bold]{escape(headline(result.assessment))}[/]", highlight=False)
+    for entry in result.assessment.strategies:
         bound = "exactly" if entry["exact"] else "at most"
         turns = entry["participation"]
         out.print(
-            f"{entry['kind']} noise over {found.strategy.steps} steps: sensitivity {bound} "
+            f"{entry['kind']} noise over {result.strategy.steps} steps: sensitivity {bound} "
             f"{decimal_up(entry['sensitivity'], 6)} for {turns['participations']} participations "
             f"({turns['schema']}, {turns['separation']} apart)",
             highlight=False,
         )
-    streaming = found.strategy.streaming
+    streaming = result.strategy.streaming
     out.print(
-        f"a trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}",
+        f"the trainer keeps {streaming.buffers} buffers: {escape(streaming.recurrence)}",
         highlight=False,
     )
-    out.print(table("noise in clip norms", found.rows))
-    for remark in found.remarks:
+    out.print(table("noise in clip norms", result.rows))
+    for remark in result.remarks:
         out.print(escape(remark), highlight=False)
-    for row in found.rows:
+    for row in result.rows:
         for reason in row.reasons:
             out.print(f"{escape(row.label)}: {escape(str(reason))}", highlight=False)
-    for warning in found.assessment.warnings:
+    for warning in result.assessment.warnings:
         out.print(f"[yellow]warning[/] {warning.code}: {escape(warning.message)}", highlight=False)
 
 
 def table(title: str, rows: tuple[MechanismCost, ...]) -> Table:
-    """Rows of mechanisms with what each costs."""
-    found = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    found.add_column("mechanism")
-    found.add_column("sampler", min_width=len("cyclic_poisson"))
+    """A table of mechanisms and their costs."""
+    columns = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    columns.add_column("mechanism")
+    columns.add_column("sampler", min_width=len("cyclic_poisson"))
     for heading in ("σ", "ε ≤", "per step", "rms", "max", "buffers"):
-        found.add_column(heading, justify="right")
+        columns.add_column(heading, justify="right")
     for row in rows:
-        found.add_row(
+        columns.add_row(
             escape(row.label),
             row.sampler,
             _number(None if row.assessment is None else row.assessment.joint),
@@ -147,7 +159,7 @@ def table(title: str, rows: tuple[MechanismCost, ...]) -> Table:
             *(_number(item) for item in (row.step, row.rms, row.max)),
             "" if row.buffers is None else str(row.buffers),
         )
-    return found
+    return columns
 
 
 def _number(value: float | None) -> str:
@@ -156,8 +168,73 @@ def _number(value: float | None) -> str:
 
 def _epsilon(row: MechanismCost) -> str:
     """The certified ε, with its confidence where it rests on draws; or the verdict."""
-    found = row.assessment
-    if found is None or found.epsilon is None:
+    result = row.assessment
+    if result is None or result.epsilon is None:
         return "refused"
-    chance = "" if found.confidence is None else f" {found.confidence}"
-    return decimal_up(found.epsilon.upper, 6) + chance
+    chance = "" if result.confidence is None else f" {result.confidence}"
+    return decimal_up(result.epsilon.upper, 6) + chance
+
+
+def advise(
+    plan: PlanArgument,
+    as_json: JsonOption = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", help="Write a chart of error against memory to this SVG file."),
+    ] = None,
+) -> None:
+    """Compare mechanisms that meet the plan's ε and δ: noise per step, error, buffers."""
+    file = read(plan, as_json=as_json)
+    try:
+        with err.status("certifying ...") as status:
+            result = advice_for(file.plan, lambda label: status.update(f"{label} ..."))
+    except RefusedPlan as refusal:
+        refuse(plan, file.locate(refusal.reasons), Exit.USAGE, as_json=as_json)
+    if svg is not None:
+        write(svg, result.picture().encode())
+    if as_json:
+        print_json(result.as_document())
+    else:
+        _print_advice(result)
+        if svg is not None:
+            say(f"written to {svg}")
+    raise typer.Exit(Exit.CERTIFIED if result.certified else Exit.BLOCKED)
+
+
+def _print_advice(result: Advice) -> None:
+    out.print(
+        f"[bold]for ε = {result.epsilon:g} at δ = {result.delta:g} over {result.steps} steps[/], "
+        "noise in clip norms",
+        highlight=False,
+    )
+    for adjacency, rows in result.groups:
+        out.print()
+        out.print(table(f"under {adjacency}", rows))
+        front = ", ".join(row.label for row in result.front(rows))
+        out.print(f"Pareto front of rms error and buffers: {escape(front) or 'empty'}")
+        for row in rows:
+            for reason in row.reasons:
+                out.print(f"{escape(row.label)}: {escape(str(reason))}", highlight=False)
+    out.print()
+    for line in _conditions(result):
+        out.print(escape(line), highlight=False)
+
+
+def _conditions(result: Advice) -> list[str]:
+    """Which rows are comparable, and the assumption of each sampler."""
+    lines = [
+        "within a group rows protect the same neighbours, if lots are drawn as the row states:"
+    ]
+    seen: dict[str, str] = {}
+    for _, rows in result.groups:
+        for row in rows:
+            if row.assessment is not None and row.assessment.assumptions:
+                seen.setdefault(row.sampler, row.assessment.assumptions[-1])
+    lines += [f"  {sampler}: {assumption}" for sampler, assumption in seen.items()]
+    if len(result.groups) > 1:
+        lines.append(
+            "rows of different groups are not comparable: under zero_out a record becomes a zero "
+            "contribution and nothing else moves; under add_remove a fixed order cannot be "
+            "certified, because a removal moves the other records."
+        )
+    return lines

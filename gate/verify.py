@@ -1,15 +1,29 @@
-"""``affidavit verify``: a certificate checked offline, step by step."""
+"""``affidavit verify``: verify a certificate offline, step by step."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from affidavit.certificate import KeyFailure, TrustRoot, VerificationOptions
-from affidavit.gate.console import out, read, stop
-from affidavit.gate.demands import (
+from affidavit.certificate import (
+    KeyFailure,
+    TrustRoot,
+    VerificationError,
+    VerificationOptions,
+    VerifiedCertificate,
+    certify,
+)
+from affidavit.certificate import verify as verify_bundle
+from affidavit.certificate.policy import accounted
+from affidavit.gate.checkpoint_store import BadStore, CheckpointStore, StatusStore
+from affidavit.gate.console import out, print_json, read, read_file, say, stop
+from affidavit.gate.exit_codes import OF_VERDICT, Exit
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.plan_io import read_bytes
+from affidavit.gate.render import contents
+from affidavit.gate.verify_options import (
     AccountantOption,
     ConsistencyOption,
     LogOriginOption,
@@ -19,46 +33,29 @@ from affidavit.gate.demands import (
     StatusOption,
     StoreOption,
     accepted_policies,
-    consistency_of,
-    floors_of,
-    lowest_versions,
-    status_of,
+    minimum_versions,
+    read_consistency_file,
+    required_policies,
 )
-from affidavit.gate.options import JsonOption
-from affidavit.gate.seen import BadStore, SeenCheckpoints
-from affidavit.gate.seen_status import SeenStatusLists
-from affidavit.gate.verifying import Reporting, verify_bundle
-from affidavit.plan import MalformedPlan
+from affidavit.plan import MalformedPlan, plan_from
+
+RECOMPUTE_TOLERANCE = 1e-3
+"""Relative difference allowed between releases of an accountant."""
 
 
 def verify(
-    bundle: Annotated[str, typer.Argument(help="A certificate bundle; - reads stdin.")],
+    bundle: Annotated[str, typer.Argument(help="Certificate bundle; - reads standard input.")],
     plan: Annotated[
-        str | None, typer.Option("--plan", help="The plan that it must be about.")
+        str | None, typer.Option("--plan", help="Plan that the certificate must be about.")
     ] = None,
-    keys: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--keys",
-            help="Public keys to trust, as GET /v1/keys answers them, instead of your own.",
-        ),
-    ] = None,
-    keyset: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--keyset",
-            help="The keyset whose keys to trust (GET /v1/keyset); several: oldest first.",
-        ),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option("--root", help="With --keyset: trusted roots, or the keyset seen last."),
-    ] = None,
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Print what the certificate says, once it is verified.")
+        bool, typer.Option("--show", help="Print the contents of the verified certificate.")
     ] = False,
     accountants: AccountantOption = None,
     policies: PolicyOption = None,
@@ -70,25 +67,128 @@ def verify(
     require_status: RequireStatusOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a certificate offline, step by step; 0 only if it verifies and certifies."""
+    """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
     trust = TrustRoot(keys or [], keyset or [], root)
-    seen, lists = SeenCheckpoints(checkpoint_store), SeenStatusLists()
+    checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
         demands = VerificationOptions(
-            accountants=lowest_versions(accountants),
+            accountants=minimum_versions(accountants),
             policies=accepted_policies(policies),
-            floors=floors_of(policies),
+            floors=required_policies(policies),
             require_log=require_log,
             log_origin=log_origin,
-            seen=seen.notes(),
-            consistency=consistency_of(consistency),
-            status=status_of(status),
+            seen=checkpoints.notes(),
+            consistency=read_consistency_file(consistency),
+            status=None if status is None else read_file(status),
             require_status=require_status,
-            status_seen={} if status is None else lists.known(),
+            status_seen={} if status is None else lists.newest(),
         )
-        how = Reporting(recompute=recompute, show=show, as_json=as_json)
-        code = verify_bundle(out, bundle, file, trust, demands, seen, lists, how)
+        raw = read_bytes(bundle)
+        trusted = trust.public_keys()
+        lists.update(demands, trusted)
+        expected = None if file is None else file.plan
+        verified = verify_bundle(raw, trusted, plan=expected, demands=demands)
+        if verified.checkpoint is not None:
+            checkpoints.update(verified.checkpoint)
+    except VerificationError as error:
+        _print_failure(bundle, error, as_json=as_json)
+        raise typer.Exit(Exit.BLOCKED) from None
     except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))
-    raise typer.Exit(code)
+    problem = _recompute(verified) if recompute else None
+    if as_json:
+        print_json(_as_document(verified, problem, recompute=recompute))
+    else:
+        _print(verified, problem, recompute=recompute, show=show)
+    verdict = OF_VERDICT[verified.predicate["verdict"]]
+    raise typer.Exit(verdict if problem is None else Exit.UNDECIDED)
+
+
+def _print(
+    verified: VerifiedCertificate, problem: str | None, *, recompute: bool, show: bool
+) -> None:
+    for number, step, detail in verified.steps:
+        mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
+        out.print(f"{mark} {number}. {step}: {escape(detail)}", highlight=False)
+    if problem is not None:
+        out.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
+    elif recompute:
+        out.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
+    for line in contents(verified.predicate) if show else ():
+        say(f"  {line}")
+    say(_conclusion(verified))
+
+
+def _conclusion(verified: VerifiedCertificate) -> str:
+    predicate = verified.predicate
+    guarantee = predicate["guarantee"]
+    verdict = f"the certificate verifies; its verdict is {predicate['verdict']}"
+    if guarantee is None:
+        return verdict + "."
+    epsilon, delta = guarantee["epsilon"]["upper"], guarantee["delta"]["upper"]
+    level = guarantee.get("confidence")
+    confidence = "" if level is None else f" with confidence {level}"
+    return f"{verdict}: ε ≤ {epsilon} at δ = {delta}{confidence} under {guarantee['adjacency']}."
+
+
+def _recompute(verified: VerifiedCertificate) -> str | None:
+    """How a new run of the accountants contradicts the certificate; None if it agrees."""
+    predicate = verified.predicate
+    fresh = certify(plan_from(predicate["plan"]))
+    # A policy may refuse a proved guarantee; only the accountants are compared here.
+    if fresh.verdict != accounted(predicate):
+        reason = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])
+        return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}.{reason}"
+    if predicate["guarantee"] is None or fresh.epsilon is None:
+        return None
+    stated = float(predicate["guarantee"]["epsilon"]["upper"])
+    if fresh.epsilon.lower > stated * (1 + RECOMPUTE_TOLERANCE):
+        return f"ε is at least {fresh.epsilon.lower:.6g}, above the {stated:.6g} certified."
+    seed = predicate["guarantee"].get("seed")
+    if fresh.confidence is None or seed != fresh.confidence.seed:
+        return None
+    if abs(fresh.epsilon.upper / stated - 1) > RECOMPUTE_TOLERANCE:
+        return f"draws from its seed give ε ≤ {fresh.epsilon.upper:.6g}, not {stated:.6g}."
+    return None
+
+
+def _as_document(
+    verified: VerifiedCertificate, problem: str | None, *, recompute: bool
+) -> dict[str, Any]:
+    return {
+        "verified": True,
+        "verdict": verified.predicate["verdict"],
+        "steps": [
+            {
+                "step": number,
+                "name": step,
+                "detail": detail,
+                "checked": number not in verified.unchecked,
+            }
+            for number, step, detail in verified.steps
+        ],
+        "recomputed": None if not recompute else problem is None,
+        "reasons": [] if problem is None else [{"code": "recomputed", "message": problem}],
+        "statement": verified.statement,
+    }
+
+
+def _print_failure(name: str, error: VerificationError, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "verified": False,
+                "step": error.step,
+                "step_name": error.step_name,
+                "code": error.code,
+                "message": error.message,
+                "remedy": error.remedy,
+            }
+        )
+        return
+    out.print(
+        f"[red]✗ {escape(name)}: rejected at step {error.step} ({error.step_name}), "
+        f"{error.code}:[/] {escape(error.message)} {escape(error.remedy)}",
+        highlight=False,
+    )

@@ -1,10 +1,12 @@
-"""What the gate has to say about one place of one file."""
+"""Findings about plans, their fixes, and the result of checking a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from affidavit.gate.exit_codes import Exit
 from affidavit.plan import Reason
 
 Level = Literal["error", "warning", "note"]
@@ -12,7 +14,7 @@ Level = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edit:
-    """Characters ``start`` to ``end`` of the file replaced; lines and columns count from 1."""
+    """Replace the characters ``start`` to ``end``; lines and columns count from 1."""
 
     start: int
     end: int
@@ -26,22 +28,22 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fix:
-    """A change after which the plan was certified, with ε at most ``epsilon``."""
+    """A change with which the plan is certified, with ε at most ``epsilon``."""
 
     description: str
     changes: tuple[tuple[str, Any, Any], ...]
     """Pointer, value before and value after, of each field."""
     epsilon: float
     edits: tuple[Edit, ...] = ()
-    """How to make the change in the file; none where it must be made by hand."""
+    """Edits of the file; empty if the change must be made by hand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One finding; only those of level ``error`` that nobody waived block.
+class GateFinding:
+    """A finding; only unwaived findings of level ``error`` block.
 
-    ``rule`` is a reason's code and ``mistake`` the known mistakes that explain it, joined
-    by " + ". ``numbers`` are those of the message, for programs.
+    ``rule`` is a reason's code, ``mistake`` the known mistakes that explain it (joined by " + "),
+    and ``numbers`` those of the message, for programs.
     """
 
     file: str
@@ -58,8 +60,8 @@ class Finding:
     waiver: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, file: str, reason: Reason, level: Level = "error") -> Finding:
-        """A reason as a finding in ``file``."""
+    def of(cls, file: str, reason: Reason, level: Level = "error") -> GateFinding:
+        """The finding for a reason in ``file``."""
         return cls(
             file=file,
             rule=reason.code,
@@ -73,11 +75,32 @@ class Finding:
 
     @property
     def blocks(self) -> bool:
-        """Whether the plan may not run because of it."""
+        """Whether the finding blocks the plan."""
         return self.level == "error" and self.waiver is None
 
     @property
     def text(self) -> str:
         """Message and remedy in one paragraph."""
-        named = f" Known mistake: {self.mistake}." if self.mistake else ""
-        return f"{self.message}{named} {self.remedy}".rstrip()
+        mistake = f" Known mistake: {self.mistake}." if self.mistake else ""
+        return f"{self.message}{mistake} {self.remedy}".rstrip()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckResult:
+    """A checked plan; ``result`` is None if the plan could not be read.
+
+    ``result`` is the result document and ``headline`` the verdict in one sentence.
+    """
+
+    file: str
+    name: str
+    exit: Exit
+    findings: tuple[GateFinding, ...]
+    result: dict[str, Any] | None = None
+    headline: str = ""
+
+
+def unreadable(file: str, reasons: Iterable[Reason], name: str | None = None) -> CheckResult:
+    """The result for a file whose plan could not be read."""
+    findings = tuple(GateFinding.of(file, reason) for reason in reasons)
+    return CheckResult(file=file, name=name or file, exit=Exit.USAGE, findings=findings)

@@ -1,57 +1,63 @@
 """Fixes for an under-noised plan: more noise, fewer steps or smaller lots, each certified.
 
-A fix is tried on a copy of the plan's document and proposed only if the plan so changed is
-certified, with the very decimals that are proposed.
+A fix is tried on a copy of the document and proposed only if the changed plan is certified with
+exactly the proposed decimals. It edits single values in YAML or JSON text and keeps every other
+character.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterator
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
 from affidavit.accountants import decimal_up
 from affidavit.certificate import Assessment, certify
-from affidavit.gate.checking.edits import Tokens, edit
-from affidavit.gate.checking.finding import Fix
+from affidavit.gate.checking.finding import Edit, Fix
 from affidavit.gate.checking.source import Source
 from affidavit.plan import Plan, PlanError, plan_from, pointer_to
 
 DIGITS = 7
 
+Tokens = tuple[str | int, ...]
 Change = tuple[Tokens, Any, Any]
-"""Where, the value before and the value after."""
+"""Path, value before and value after."""
 
 
-def fixes_for(source: Source, plan: Plan, found: Assessment) -> tuple[Fix, ...]:
-    """The fixes of ``plan``, read from ``source``, that ``found`` calls under-noised."""
+def fixes_for(source: Source, plan: Plan, assessment: Assessment) -> tuple[Fix, ...]:
+    """Fixes of the under-noised ``plan`` from ``source``."""
     if plan.target.epsilon is None or plan.target.delta is None:
         return ()
-    tried = (_certified(source, changes, words) for words, changes in _proposals(source, found))
+    tried = (_certified(source, *proposal) for proposal in _proposals(source, assessment))
     return tuple(fix for fix in tried if fix is not None)
 
 
-def _proposals(source: Source, found: Assessment) -> Iterator[tuple[str, list[Change]]]:
-    if more := list(_more_noise(source, found)):
-        yield "raise " + ", ".join(_words(source, more)), more
+def _proposals(source: Source, assessment: Assessment) -> Iterator[tuple[str, list[Change]]]:
+    if more := list(_more_noise(source, assessment)):
+        yield "raise " + ", ".join(_descriptions(source, more)), more
     if len(_phases(source.data)) == 1:
         base = _phases(source.data)[0]
         if fewer := _fewer_steps(source, base):
-            yield "or train for fewer steps: " + ", ".join(_words(source, [fewer])), [fewer]
+            yield "or train for fewer steps: " + ", ".join(_descriptions(source, [fewer])), [fewer]
         if smaller := _smaller_lots(source, base):
-            yield "or draw smaller lots: " + ", ".join(_words(source, [smaller])), [smaller]
+            yield "or draw smaller lots: " + ", ".join(_descriptions(source, [smaller])), [smaller]
 
 
-def _more_noise(source: Source, found: Assessment) -> Iterator[Change]:
+def _more_noise(source: Source, assessment: Assessment) -> Iterator[Change]:
     places = [
         (*base, "releases", index)
         for base in _phases(source.data)
         for index in range(len(_at(source.data, (*base, "releases"))))
     ]
-    if len(places) != len(found.releases):
+    if len(places) != len(assessment.releases):
         return
-    for place, noise in zip(places, found.releases, strict=True):
+    for place, noise in zip(places, assessment.releases, strict=True):
         if noise.required is None:
             continue
         release = _at(source.data, place)
@@ -65,9 +71,9 @@ def _more_noise(source: Source, found: Assessment) -> Iterator[Change]:
 def _fewer_steps(source: Source, base: Tokens) -> Change | None:
     phase = _at(source.data, base)
     document = copy.deepcopy(source.data)
-    asked = _at(document, base)
-    before = asked.pop("epochs", None)
-    asked["steps"] = None
+    unsolved = _at(document, base)
+    before = unsolved.pop("epochs", None)
+    unsolved["steps"] = None
     answer = _assessed(document)
     if answer is None or not answer.sampling or answer.verdict != "certified":
         return None
@@ -76,7 +82,7 @@ def _fewer_steps(source: Source, base: Tokens) -> Change | None:
         return None
     if before is None:
         return ((*base, "steps"), phase.get("steps"), int(steps))
-    # Epochs are cut in proportion, rounded down; what they come to is certified afterwards.
+    # Reduce epochs in proportion, rounded down; the result is certified afterwards.
     whole = _assessed(source.data)
     now = whole.sampling[0].get("steps") if whole is not None and whole.sampling else None
     if not now:
@@ -98,22 +104,22 @@ def _smaller_lots(source: Source, base: Tokens) -> Change | None:
     return ((*base, "sampling", "lot_size"), sampling["lot_size"], int(lot)) if lot else None
 
 
-def _certified(source: Source, changes: list[Change], words: str) -> Fix | None:
+def _certified(source: Source, description: str, changes: list[Change]) -> Fix | None:
     document = copy.deepcopy(source.data)
     for tokens, _, after in changes:
         _at(document, tokens[:-1])[tokens[-1]] = after
-    found = _assessed(document)
-    if found is None or found.verdict != "certified" or found.epsilon is None:
+    fixed = _assessed(document)
+    if fixed is None or fixed.verdict != "certified" or fixed.epsilon is None:
         return None
     edits = [
-        edit(source.text, tokens, after) if source.text else None for tokens, _, after in changes
+        edit_of(source.text, tokens, after) if source.text else None for tokens, _, after in changes
     ]
-    made = tuple(item for item in edits if item is not None)
+    possible = tuple(edit for edit in edits if edit is not None)
     return Fix(
-        description=f"{words} (ε ≤ {decimal_up(found.epsilon.upper, 6)})",
+        description=f"{description} (ε ≤ {decimal_up(fixed.epsilon.upper, 6)})",
         changes=tuple((pointer_to(*tokens), before, after) for tokens, before, after in changes),
-        epsilon=found.epsilon.upper,
-        edits=made if len(made) == len(changes) else (),
+        epsilon=fixed.epsilon.upper,
+        edits=possible if len(possible) == len(changes) else (),
     )
 
 
@@ -124,16 +130,16 @@ def _assessed(document: Any) -> Assessment | None:
         return None
 
 
-def _words(source: Source, changes: list[Change]) -> list[str]:
-    return [_word(source, tokens, before, after) for tokens, before, after in changes]
+def _descriptions(source: Source, changes: list[Change]) -> list[str]:
+    return [_description(source, tokens, before, after) for tokens, before, after in changes]
 
 
-def _word(source: Source, tokens: Tokens, before: Any, after: Any) -> str:
-    whose = ""
+def _description(source: Source, tokens: Tokens, before: Any, after: Any) -> str:
+    owner = ""
     if "releases" in tokens:
         name = _at(source.data, tokens[:-1]).get("name", tokens[-2])
-        whose = f" of {name}"
-    return f"{tokens[-1]}{whose} from {before} to {after}"
+        owner = f" of {name}"
+    return f"{tokens[-1]}{owner} from {before} to {after}"
 
 
 def _phases(data: Any) -> list[Tokens]:
@@ -144,3 +150,53 @@ def _at(data: Any, tokens: Tokens) -> Any:
     for token in tokens:
         data = data[token]
     return data
+
+
+def edit_of(text: str, tokens: Tokens, value: Any) -> Edit | None:
+    """The edit that sets the field at ``tokens`` to ``value``; None if it is not a plain scalar.
+
+    ``text`` is the file with everything but the plan blanked out, so that offsets match the file.
+    """
+    try:
+        node = YAML(typ="safe", pure=True).compose(text)
+    except YAMLError:
+        return None
+    for token in tokens:
+        node = _child(node, token)
+    if not isinstance(node, ScalarNode) or node.style in ("|", ">"):
+        return None
+    start, end = node.start_mark, node.end_mark
+    return Edit(
+        start=start.index,
+        end=end.index,
+        line=start.line + 1,
+        column=start.column + 1,
+        end_line=end.line + 1,
+        end_column=end.column + 1,
+        before=text[start.index : end.index],
+        after=json.dumps(value),
+    )
+
+
+def apply_edits(text: str, edits: tuple[Edit, ...]) -> str:
+    """``text`` with all ``edits`` applied; duplicates count once.
+
+    Raises ``ValueError`` if the text is not the one the edits were made for.
+    """
+    for edit in sorted(set(edits), key=lambda edit: -edit.start):
+        if text[edit.start : edit.end] != edit.before:
+            raise ValueError("the text is not the one that the edits were made for")
+        text = text[: edit.start] + edit.after + text[edit.end :]
+    return text
+
+
+def _child(node: Node | None, token: str | int) -> Node | None:
+    if isinstance(node, MappingNode):
+        for key, value in node.value:
+            if isinstance(key, ScalarNode) and key.value == str(token):
+                child: Node = value
+                return child
+    if isinstance(node, SequenceNode) and int(token) < len(node.value):
+        element: Node = node.value[int(token)]
+        return element
+    return None

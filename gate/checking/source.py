@@ -1,4 +1,4 @@
-"""A plan as it was found: in which file, where in it, and what its text allows."""
+"""Read plans from files of any supported format, with positions for findings."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from affidavit.gate.checking import toml
+from affidavit.gate.checking import pyproject
 from affidavit.gate.checking.importers import imported
-from affidavit.gate.checking.importers.partial import Partial
-from affidavit.gate.checking.project import given_for
+from affidavit.gate.checking.importers.base import Partial
+from affidavit.gate.checking.pyproject import given_for
 from affidavit.gate.checking.sections import (
     Section,
-    alone,
-    loosely_decoded,
+    decode_leniently,
+    isolate,
     mentions_a_plan,
     sections,
 )
-from affidavit.gate.reading import read_bytes
+from affidavit.gate.plan_io import read_bytes
 from affidavit.mechanisms import attach
 from affidavit.plan import (
     Document,
@@ -38,11 +38,11 @@ from affidavit.plan import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A plan's tree, not validated yet, with the text that it came from.
+    """An unvalidated plan document with the text it came from.
 
-    ``pointer`` leads to the plan inside the file, "" if it is the whole; ``text`` is as long
-    as the file and holds nothing but the plan, or is empty where edits are not possible.
-    ``imported`` is the kind of another library's document that it was made from.
+    ``pointer`` leads to the plan inside the file, "" if it is the whole; ``text`` is as long as
+    the file and blank outside the plan, or empty if edits are impossible. ``imported`` is the
+    kind of the other library's document that the plan was imported from.
     """
 
     file: str
@@ -56,82 +56,82 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The file, with the place of the plan in it where it is not the whole."""
+        """The file, with the pointer if the plan is not the whole file."""
         return f"{self.file}#{self.pointer}" if self.pointer else self.file
 
     def plan(self) -> Plan:
-        """The plan, with its files; raises ``MalformedPlan`` with positions in the file."""
+        """The plan with its attached files; raises ``MalformedPlan`` with positions."""
         try:
-            found = plan_from(self.data)
-            attach(found, Path() if self.file == "-" else Path(self.file).parent)
+            plan = plan_from(self.data)
+            attach(plan, Path() if self.file == "-" else Path(self.file).parent)
         except MalformedPlan as error:
             reasons = self.locate(error.reasons)
             if self.imported is not None:
-                reasons = tuple(self._asked(reason) for reason in reasons)
+                reasons = tuple(self._with_hint(reason) for reason in reasons)
             raise MalformedPlan(*reasons) from None
-        return found
+        return plan
 
-    def _asked(self, reason: Reason) -> Reason:
-        """What another library's document leaves open, with where to say it."""
+    def _with_hint(self, reason: Reason) -> Reason:
+        """A missing field of an imported document, with where to give it."""
         if reason.code not in ("missing_field", "incomplete"):
             return reason
-        remedy = f'{reason.remedy} Say it in [tool.affidavit.given."{self.file}"].'
+        remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.file}"].'
         return replace(reason, message=f"{self.imported}: {reason.message}", remedy=remedy)
 
     @property
     def names_a_file(self) -> bool:
-        """Whether the plan takes noise from another file, on which it then depends too."""
+        """Whether the plan reads its noise from another file."""
         return '"file"' in json.dumps(self.data, default=str)
 
     def same_in(self, raw: bytes) -> Source | None:
-        """The plan at the same place of another text of the file, if there is one."""
+        """The plan at the same pointer in another text of the file, if any."""
         try:
-            found = list(_sources(self.file, raw, asked_for=True))
+            sources = list(_sources(self.file, raw, explicit=True))
         except MalformedPlan:
             return None
-        return next((one for one in found if one.pointer == self.pointer), None)
+        return next((source for source in sources if source.pointer == self.pointer), None)
 
     def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
         """``reasons`` with line and column in the file."""
         return located(reasons, self.places)
 
 
-def sources_of(name: str, *, asked_for: bool) -> Iterator[Source]:
+def sources_of(name: str, *, explicit: bool) -> Iterator[Source]:
     """The plans in the file ``name``; raises ``MalformedPlan`` where one cannot be read.
 
-    A file that was ``asked_for`` by name holds a plan, or it is malformed; one that was come
-    across is left alone unless it looks as if it held one.
+    A file that was ``explicit`` by name holds a plan, or it is malformed; one that was come
+    across is left isolate unless it looks as if it held one.
     """
-    yield from _sources(name, read_bytes(name), asked_for=asked_for)
+    yield from _sources(name, read_bytes(name), explicit=explicit)
 
 
-def _sources(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
-    kind = name.lower()  # the suffix says the kind in any case
+def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
+    kind = name.lower()  # suffixes are case-insensitive
     if kind.endswith(".toml"):
-        yield from _in_toml(name, raw, asked_for=asked_for)
+        yield from _in_toml(name, raw, explicit=explicit)
         return
-    if (foreign := imported(kind, raw)) is not None:
-        yield _completed(name, foreign)
+    if (partial := imported(kind, raw)) is not None:
+        yield _complete(name, partial)
         return
     if kind.endswith(".py"):
-        if asked_for:
-            raise _no_plan("this script makes nothing private by Opacus.")
+        if explicit:
+            raise _no_plan("this script does not call Opacus' make_private.")
         return
     syntax = syntax_of(kind, raw)
     text = raw.decode("utf-8", errors="replace")
-    loosely = loosely_decoded(raw)
-    if not asked_for and not mentions_a_plan(loosely):
+    lenient = decode_leniently(raw)
+    if not explicit and not mentions_a_plan(lenient):
         return
-    found = sections(loosely)
-    # What is not plain UTF-8 is left to the strict reader as a whole: its places are others.
-    if found is None or (found and loosely != text) or (not found and asked_for):
-        found = [Section("", 0, len(text))]
-    for section in found:
+    plans = sections(lenient)
+    # The strict parser reads text that is not plain UTF-8 as a whole: positions would differ.
+    if plans is None or (plans and lenient != text) or (not plans and explicit):
+        plans = [Section("", 0, len(text))]
+    for section in plans:
         yield _read(name, raw, text, syntax, section)
 
 
 def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) -> Source:
-    inside = text if section.pointer == "" else alone(text, section)
+    inside = text if section.pointer == "" else isolate(text, section)
     plan = raw if section.pointer == "" else inside.encode()
     if syntax == "yaml":
         document = load_yaml(plan)
@@ -143,30 +143,32 @@ def _read(name: str, raw: bytes, text: str, syntax: Syntax, section: Section) ->
     )
 
 
-def _in_toml(name: str, raw: bytes, *, asked_for: bool) -> Iterator[Source]:
-    document = toml.plan_in(raw)
+def _in_toml(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
+    document = pyproject.plan_in(raw)
     if document is not None:
         yield Source(file=name, pointer="/tool/affidavit/plan", data=document.data, places=document)
-    elif asked_for:
-        raise _no_plan("there is no table [tool.affidavit.plan].")
+    elif explicit:
+        raise _no_plan("there is no [tool.affidavit.plan] table.")
 
 
-def _completed(name: str, foreign: Partial) -> Source:
-    """What another library wrote, with what is given beside it."""
+def _complete(name: str, partial: Partial) -> Source:
+    """An imported plan, completed with the fields of pyproject.toml."""
     places = {(): (1, 1)} | {
-        tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in foreign.lines
+        tuple(pointer.split("/")[1:]): (line, 1) for pointer, line in partial.lines
     }
     return Source(
         file=name,
         pointer="",
-        data=foreign.completed(given_for(name), name),
+        data=partial.completed(given_for(name), name),
         places=Document(None, places),
-        assumed=foreign.assumed,
-        imported=foreign.kind,
+        assumed=partial.assumed,
+        imported=partial.kind,
     )
 
 
 def _no_plan(message: str) -> MalformedPlan:
     return MalformedPlan(
-        Reason(code="no_plan", pointer="", message=message, remedy="Name a file that holds a plan.")
+        Reason(
+            code="no_plan", pointer="", message=message, remedy="Give a file that contains a plan."
+        )
     )

@@ -1,9 +1,9 @@
-"""The runtime guard: a training loop that is not ours, held to a certificate while it runs.
+"""The runtime guard: enforce a certificate in a training loop of another framework.
 
-``opacus`` watches a run of Opacus, ``Guard`` any other loop that tells it what it does. Both
-verify the certificate, compare what the loop is about to do with the certified plan, stop it
-with ``GuardStop`` before anything is released that does not fit, and write the record that
-``affidavit conformance`` reads. Neither imports PyTorch: a loop that uses it has done so.
+``opacus`` guards a run of Opacus, ``Guard`` any other loop that declares its releases. Both verify
+the certificate, compare each release with the certified plan before it happens, stop the run with
+``GuardStop`` if it does not match, and write the record for ``affidavit conformance``. Neither
+imports PyTorch.
 
     from affidavit.gate import guard
 

@@ -1,3 +1,3 @@
+from .errors import GuardStop as GuardStop
 from .loop import Guard as Guard
 from .opacus_run import opacus as opacus
-from .stopping import GuardStop as GuardStop

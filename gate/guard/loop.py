@@ -1,17 +1,17 @@
-"""``Guard``: any training loop, held to a certificate by what it says before each release.
+"""``Guard``: enforce a certificate in any training loop that declares each release.
 
     run = Guard(certificate="bundle.json", plan="plan.yaml", sampler="poisson", dataset_size=1438,
                 lot_size=64, blocks={"all": parameters}, generator="chacha20")
     ...
     run.step(clip_norm=1.0, noise_multiplier=1.1, sums=sums, released=noisy)
 
-stand where a run begins and, in the loop, between drawing the noise and using it. What is said
-is compared with the certificate; ``sums`` (clipped, before noise) and ``released`` (after it),
-by tensor, let the guard see that every tensor has its noise. Where they are left out the
-noise is only declared, and ``notes`` says so. A right run is stopped with a probability of
-at most 1e-12 (``affidavit.gate.guard.watching``). No framework is imported.
+Call ``Guard`` before the loop, and ``step`` between drawing the noise and using it. The declared
+values are compared with the certificate. ``sums`` (clipped, before noise) and ``released`` (after
+noise) let the guard test the noise of every tensor; without them the noise is only declared, and
+``notes`` says so. A correct run is stopped with a probability of at most 1e-12
+(``affidavit.gate.guard.noise_test``). No framework is imported.
 
-The record is finished by ``close``, at the end of a ``with`` block, or when the process ends.
+``close`` finishes the record, as does the end of a ``with`` block or of the process.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ from types import TracebackType
 from typing import Any
 
 from affidavit.certificate import StepRequirement, VerificationOptions
-from affidavit.gate.guard.arrays import digest_of_arrays, noise_in, shape_of
-from affidavit.gate.guard.blocks import entries_of, require_tensors
-from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
-from affidavit.gate.guard.holding import require_public, std_of
+from affidavit.gate.guard.errors import GuardStop, StopState
+from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in, shape_of
+from affidavit.gate.guard.obligations import Certificate, CertifiedRun, Keys, certified_run
+from affidavit.gate.guard.pinning import (
+    assign_tensors,
+    require_certified_parameters,
+    std_of,
+    tensor_entries,
+)
 from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.stopping import GuardStop, Stops
-from affidavit.gate.guard.watching import NoiseWatch
 from affidavit.plan import Plan, exactly
 
 Amount = float | Mapping[str, float]
@@ -41,10 +44,10 @@ Amount = float | Mapping[str, float]
 
 
 class Guard:
-    """One guarded run; every method raises ``GuardStop`` where it must not go on.
+    """One guarded run; every method raises ``GuardStop`` if the run must stop.
 
-    ``blocks`` has, by release of the plan, its trainable tensors by name: all that are updated,
-    each once. ``generator`` names what lots and noise are drawn from, one name or
+    ``blocks`` maps each release of the plan to its trainable tensors by name; every updated tensor
+    appears once. ``generator`` names the random generators, one name or
     ``{"sampling": ..., "noise": ...}``; conformance accepts ``chacha20``.
     """
 
@@ -64,27 +67,29 @@ class Guard:
         demands: VerificationOptions | None = None,
         now: datetime | None = None,
     ) -> None:
-        self._stops, self._watch, self._open = Stops(), NoiseWatch(), False
+        self._stop_state, self._noise_test, self._open = StopState(), NoiseTest(), False
         self._keys: set[str] = set()
         self.notes: tuple[str, ...] = ()
-        with self._stops.guarded():
-            self.bound = bind(certificate, plan=plan, keys=keys, demands=demands, now=now)
-            _require_sampler(self.bound, sampler, dataset_size, lot_size, probability)
-            self._tensors = require_tensors(self.bound, blocks)
+        with self._stop_state.guarded():
+            self.certified = certified_run(
+                certificate, plan=plan, keys=keys, demands=demands, now=now
+            )
+            _require_sampler(self.certified, sampler, dataset_size, lot_size, probability)
+            self._tensors = assign_tensors(self.certified, blocks)
             drawn_from = _generators(generator)
             if set(drawn_from.values()) != {"chacha20"}:
                 self._note(
-                    "lots and noise are not said to come from chacha20: conformance will say "
+                    "lots and noise do not come from chacha20: conformance will report "
                     "statistical_generator."
                 )
             self._arrays = {name: array for of in blocks.values() for name, array in of.items()}
             self._record = RunRecord(Path(record))
             self._record.begin(
-                self.bound,
+                self.certified,
                 loop="own",
                 generator=drawn_from,
-                tensors=entries_of(
-                    self.bound,
+                tensors=tensor_entries(
+                    self.certified,
                     {name: shape_of(array) for name, array in self._arrays.items()},
                     self._tensors,
                 ),
@@ -95,8 +100,8 @@ class Guard:
 
     @property
     def steps_left(self) -> int:
-        """How many releases the certificate still allows."""
-        return self.bound.execution.steps - self._record.charged
+        """Number of releases that the certificate still allows."""
+        return self.certified.execution.steps - self._record.charged
 
     def step(
         self,
@@ -109,32 +114,31 @@ class Guard:
         released: Mapping[str, Any] | None = None,
         key: bytes | None = None,
     ) -> None:
-        """One release, said before it is used; returns if it may be.
+        """Declare one release before using it; returns if it is allowed.
 
-        ``noise_multiplier`` is σ of the clip norm given, or ``noise_std`` σC on the sum.
-        ``divisor`` is what the sum is divided by, if not the plan's B. ``key`` is the key, or
-        the state of the generator, that this release's noise came from; it is committed to
-        and never written.
+        The noise is ``noise_multiplier`` (σ, relative to the clip norm) or ``noise_std`` (σC, on
+        the sum). ``divisor`` divides the sum, if it is not the plan's B. ``key`` is the key or the
+        generator state of this release's noise; only a commitment to it is recorded.
         """
-        with self._stops.guarded():
+        with self._stop_state.guarded():
             self._close_release(None)
             required = self._next()
             names = required.clip_norm.keys()
             clips = _by_release("clip_norm", clip_norm, names)
             stds = _stds(clips, noise_multiplier, noise_std, names)
-            require_public(required, clip_norm=clips, noise_std=stds, divisor=divisor)
+            require_certified_parameters(required, clip_norm=clips, noise_std=stds, divisor=divisor)
             commitment = self._committed(key)
             self._see(stds, sums, released)
             self._record.charge(
-                self.bound, required, clip_norm=clips, noise_std=stds, commitment=commitment
+                self.certified, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
             self._open = True
 
     def close(self) -> None:
-        """The last update was made; the record of a whole run gets its last line."""
-        with self._stops.guarded():
+        """Finish the run; the record of a complete run gets its final line."""
+        with self._stop_state.guarded():
             atexit.unregister(self._finish)
-            whole = self._record.charged == self.bound.execution.steps
+            whole = self._record.charged == self.certified.execution.steps
             digest = digest_of_arrays(self._arrays) if whole else None
             self._close_release(digest)
             if whole:
@@ -142,7 +146,7 @@ class Guard:
             self._record.close()
 
     def _finish(self) -> None:
-        if self._stops.reason is None and os.getpid() == self._process:
+        if self._stop_state.reason is None and os.getpid() == self._process:
             self.close()
 
     def __enter__(self) -> Guard:
@@ -164,10 +168,10 @@ class Guard:
         if self.steps_left <= 0:
             raise GuardStop(
                 "too_many_steps",
-                f"the {self.bound.execution.steps} certified steps were taken.",
-                "Certify a plan with more steps, and begin a run of its own.",
+                f"all {self.certified.execution.steps} certified steps were taken.",
+                "Certify a plan with more steps, and start a new run.",
             )
-        return self.bound.execution.at(self._record.charged)
+        return self.certified.execution.at(self._record.charged)
 
     def _close_release(self, digest: str | None) -> None:
         if self._open:
@@ -181,7 +185,7 @@ class Guard:
         if found in self._keys:
             raise GuardStop(
                 "noise_repeated",
-                "this release's noise is drawn from a key that was used already.",
+                "the noise of this release comes from a key that was already used.",
                 "Draw a new key for every release.",
             )
         self._keys.add(found)
@@ -198,16 +202,16 @@ class Guard:
                 raise GuardStop(
                     "bad_argument", "sums and released go together.", "Give both, or neither."
                 )
-            self._note("the noise of some releases was declared, and not seen.")
+            self._note("the noise of some releases was declared but not tested.")
             return
         missing = sorted(self._tensors.keys() - (sums.keys() & released.keys()))
         if missing:
             raise GuardStop(
                 "tensor_not_noised",
-                f"{', '.join(missing)}: no noisy sum is given, and the tensor is trained.",
+                f"{', '.join(missing)}: the tensor is trained, but has no noisy sum.",
                 "Release every trainable tensor with noise, or freeze it.",
             )
-        self._watch.see(
+        self._noise_test.see(
             {
                 name: (noise_in(released[name], sums[name]), stds[release])
                 for name, release in self._tensors.items()
@@ -219,22 +223,23 @@ class Guard:
             self.notes = (*self.notes, note)
 
 
-def _by_release(what: str, said: Amount, names: Any) -> dict[str, float]:
-    given = dict(said) if isinstance(said, Mapping) else dict.fromkeys(names, said)
-    if given.keys() != set(names):
+def _by_release(what: str, amount: Amount, names: Any) -> dict[str, float]:
+    """``amount`` for every release; raises ``GuardStop`` unless each is a positive number."""
+    amounts = dict(amount) if isinstance(amount, Mapping) else dict.fromkeys(names, amount)
+    if amounts.keys() != set(names):
         raise GuardStop(
             "other_blocks",
-            f"{what} is given for {', '.join(sorted(given)) or 'nothing'}; the plan releases "
+            f"{what} is given for {', '.join(sorted(amounts)) or 'nothing'}; the plan releases "
             f"{', '.join(sorted(names))}.",
             "Give one number, or one for each release of the plan.",
         )
-    for name, value in given.items():
+    for name, value in amounts.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise GuardStop(
                 "bad_argument", f"{what} of {name} is {value!r}.", "Give a positive number."
             )
-    return {name: float(value) for name, value in given.items()}
+    return {name: float(value) for name, value in amounts.items()}
 
 
 def _stds(
@@ -242,7 +247,7 @@ def _stds(
 ) -> dict[str, float]:
     if (multiplier is None) == (std is None):
         raise GuardStop(
-            "bad_argument", "noise_multiplier or noise_std says the noise.", "Give one of them."
+            "bad_argument", "either noise_multiplier or noise_std is required.", "Give exactly one."
         )
     if std is not None:
         return _by_release("noise_std", std, names)
@@ -252,45 +257,49 @@ def _stds(
 
 
 def _require_sampler(
-    bound: Bound, sampler: str, size: int, lot_size: int | None, probability: float | None
+    certified: CertifiedRun,
+    sampler: str,
+    size: int,
+    lot_size: int | None,
+    probability: float | None,
 ) -> None:
-    certified = bound.phase.sampling.scheme
-    if sampler != certified:
+    scheme = certified.phase.sampling.scheme
+    if sampler != scheme:
         raise GuardStop(
             "other_sampler",
-            f"lots are drawn by {sampler}, and {certified} was certified.",
-            "Draw lots as certified, or certify the sampler that you have.",
+            f"lots are drawn by {sampler}, but {scheme} was certified.",
+            "Draw lots as certified, or certify a plan with your sampler.",
         )
-    if size != bound.plan.dataset.size:
+    if size != certified.plan.dataset.size:
         raise GuardStop(
             "dataset_size",
-            f"the data has {size} records, and {bound.plan.dataset.size} were certified.",
-            "Give the data that was meant, or certify the plan for this size.",
+            f"the data has {size} records, but {certified.plan.dataset.size} were certified.",
+            "Use the certified data set, or certify the plan for this size.",
         )
-    if lot_size is None and probability is None and certified != "full_batch":
-        raise GuardStop(
-            "bad_argument", "nothing says how large lots are.", "Give lot_size or probability."
-        )
-    for what, said, right in (
-        ("lot_size", lot_size, bound.divisor),
-        ("probability", probability, bound.probability),
+    if lot_size is None and probability is None and scheme != "full_batch":
+        raise GuardStop("bad_argument", "the lot size is missing.", "Give lot_size or probability.")
+    for name, value, expected in (
+        ("lot_size", lot_size, certified.divisor),
+        ("probability", probability, certified.probability),
     ):
-        if said is None:
-            continue
-        if abs(exactly(float(said)) - right) > right / 10**12:
+        if value is not None and abs(exactly(float(value)) - expected) > expected / 10**12:
             raise GuardStop(
                 "other_probability",
-                f"{what} is {said}, and {float(right):g} was certified.",
-                "Draw lots as certified, or certify the plan for these.",
+                f"{name} is {value}, but {float(expected):g} was certified.",
+                "Draw lots as certified, or certify the plan for these values.",
             )
 
 
-def _generators(said: str | Mapping[str, str]) -> dict[str, str]:
-    found = {"sampling": said, "noise": said} if isinstance(said, str) else dict(said)
-    if found.keys() != {"sampling", "noise"}:
+def _generators(generator: str | Mapping[str, str]) -> dict[str, str]:
+    names = (
+        {"sampling": generator, "noise": generator}
+        if isinstance(generator, str)
+        else dict(generator)
+    )
+    if names.keys() != {"sampling", "noise"}:
         raise GuardStop(
             "bad_argument",
-            "generator says what sampling and noise are drawn from.",
+            "generator must name the generators of sampling and noise.",
             'Give one name, or {"sampling": ..., "noise": ...}.',
         )
-    return found
+    return names

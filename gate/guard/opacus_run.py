@@ -1,4 +1,4 @@
-"""``guard.opacus``: a run of Opacus, held to a certificate from its first release to its last.
+"""``guard.opacus``: enforce a certificate in a run of Opacus.
 
     model, optimizer, data_loader = privacy_engine.make_private(...)
     run = guard.opacus(privacy_engine, optimizer, data_loader, "bundle.json")
@@ -32,23 +32,30 @@ from types import MethodType
 from typing import Any, Literal
 
 from affidavit.certificate import StepRequirement, VerificationOptions
-from affidavit.gate.guard import opacus_fit as fit
-from affidavit.gate.guard.arrays import digest_of_arrays, noise_in
-from affidavit.gate.guard.blocks import entries_of, require_tensors
-from affidavit.gate.guard.bound import Bound, Certificate, Keys, bind
-from affidavit.gate.guard.holding import require_public, std_of
-from affidavit.gate.guard.lots import guarded_lots, rows_of
-from affidavit.gate.guard.opacus_model import TrainedModel, require_all_noised
-from affidavit.gate.guard.opacus_noise import generator_of, put_noise, state_of
-from affidavit.gate.guard.randomness import Stream
+from affidavit.gate.guard import opacus_checks as checks
+from affidavit.gate.guard.errors import GuardStop, StopState
+from affidavit.gate.guard.noise_test import NoiseTest, digest_of_arrays, noise_in
+from affidavit.gate.guard.obligations import Certificate, CertifiedRun, Keys, certified_run
+from affidavit.gate.guard.opacus_model import (
+    TrainedModel,
+    add_noise,
+    generator_of,
+    require_all_noised,
+    state_of,
+)
+from affidavit.gate.guard.pinning import (
+    assign_tensors,
+    require_certified_parameters,
+    std_of,
+    tensor_entries,
+)
 from affidavit.gate.guard.record import RunRecord
-from affidavit.gate.guard.stopping import GuardStop, Stops
-from affidavit.gate.guard.watching import NoiseWatch
+from affidavit.gate.guard.sampler import Stream, gradient_rows, guard_sampler
 from affidavit.plan import Plan
 
 Generator = Literal["chacha20", "opacus"]
-LOOKED_AT = 2
-"""Releases in which Opacus' own noise is drawn and looked at, though it is replaced."""
+TESTED_RELEASES = 2
+"""Releases in which Opacus' own noise is drawn and tested, although it is replaced."""
 
 
 def opacus(
@@ -66,69 +73,73 @@ def opacus(
     demands: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> OpacusRun:
-    """Guard what ``make_private`` returned; raises ``GuardStop`` if it does not fit.
+    """Guard what ``make_private`` returned; raises ``GuardStop`` if it does not checks.
 
     ``keys`` are the issuer's, your own key directory's if None. ``blocks`` says, by release of
     the plan, which tensors it has, where there are several releases. ``module`` is the model,
     if it is not to be looked for.
     """
-    stops = Stops()
-    with stops.guarded():
+    stop_state = StopState()
+    with stop_state.guarded():
         if generator not in ("chacha20", "opacus"):
             raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
-        bound = bind(certificate, plan=plan, keys=keys, demands=demands, now=now)
-        fit.require_optimizer(bound, privacy_engine, optimizer)
-        sampler = fit.poisson_sampler(bound, data_loader)
-        notes = fit.aligned(bound, optimizer, sampler)
-        run = OpacusRun(bound, optimizer, stops, notes, module, blocks, secure=generator)
+        certified = certified_run(certificate, plan=plan, keys=keys, demands=demands, now=now)
+        checks.require_optimizer(certified, privacy_engine, optimizer)
+        sampler = checks.poisson_sampler(certified, data_loader)
+        notes = checks.align(certified, optimizer, sampler)
+        run = OpacusRun(certified, optimizer, stop_state, notes, module, blocks, secure=generator)
         run.begin(Path(record), sampler)
         return run
 
 
 class OpacusRun:
-    """The run that is guarded; ``notes`` say what was set to the certified value.
+    """A guarded run; ``notes`` list values that were set to the certified ones.
 
-    It holds for the lifetime of the optimiser; there is nothing to call.
+    The guard is active for the lifetime of the optimiser; there is nothing to call.
     """
 
     def __init__(
         self,
-        bound: Bound,
+        certified: CertifiedRun,
         optimizer: Any,
-        stops: Stops,
+        stop_state: StopState,
         notes: tuple[str, ...],
         module: Any,
         blocks: dict[str, list[str]] | None,
         *,
         secure: Generator,
     ) -> None:
-        self.bound, self.notes = bound, notes
-        self._optimizer, self._stops, self._secure = optimizer, stops, secure == "chacha20"
-        self._watch = NoiseWatch()
+        self.certified, self.notes = certified, notes
+        self._optimizer, self._stop_state, self._secure = (
+            optimizer,
+            stop_state,
+            secure == "chacha20",
+        )
+        self._noise_test = NoiseTest()
         self._parameters = list(optimizer.params)
         self._model = TrainedModel(self._parameters, module)
         require_all_noised(self._model, self._parameters)
         found = self._model.tensors()
         self._names = [found[id(parameter)][0] for parameter in self._parameters]
-        self._tensors = require_tensors(bound, blocks or self._one_release())
+        self._tensors = assign_tensors(certified, blocks or self._one_release())
         if missing := set(self._names) ^ self._tensors.keys():
             raise GuardStop(
                 "other_blocks",
                 f"{', '.join(sorted(missing))}: not in exactly one of the blocks and the model.",
                 "Name every trainable tensor of the model in blocks=.",
             )
-        self._require_public(bound.execution.at(0))
+        self._require_public(certified.execution.at(0))
         self._noised: set[int] = set()
         self._states: set[bytes] = set()
         self._rows = 0
 
     @property
     def steps_left(self) -> int:
-        """How many releases the certificate still allows."""
-        return self.bound.execution.steps - self._record.charged
+        """Number of releases that the certificate still allows."""
+        return self.certified.execution.steps - self._record.charged
 
     def begin(self, folder: Path, sampler: Any) -> None:
-        """Write the header and put the guard around the optimiser."""
+        """Write the header and wrap the optimiser."""
         optimizer, stream = self._optimizer, Stream() if self._secure else None
         drawn_from = "chacha20" if self._secure else generator_of(optimizer)
         self._record = RunRecord(folder)
@@ -136,17 +147,17 @@ class OpacusRun:
             name: list(each.shape) for name, each in zip(self._names, self._parameters, strict=True)
         }
         self._record.begin(
-            self.bound,
+            self.certified,
             loop=f"opacus {getattr(sys.modules.get('opacus'), '__version__', 'unknown')}",
             generator={"sampling": drawn_from, "noise": drawn_from},
-            tensors=entries_of(self.bound, shapes, self._tensors),
+            tensors=tensor_entries(self.certified, shapes, self._tensors),
             parameters=self._digest(),
         )
         if not self._secure:
             note = f"lots and noise come from {drawn_from}, which is not cryptographic."
             self.notes = (*self.notes, note)
             warnings.warn(note, stacklevel=4)
-        self._lots = guarded_lots(sampler, self.bound.probability, stream)
+        self._lots = guard_sampler(sampler, self.certified.probability, stream)
         self._step, self._add_noise = optimizer.step, optimizer.add_noise
         optimizer.step, optimizer.add_noise = self._method_for_step(), self._guarded_noise
         guard = weakref.ref(self)
@@ -160,7 +171,7 @@ class OpacusRun:
         weakref.finalize(self, self._hook.remove)
 
     def _method_for_step(self) -> MethodType:
-        """A method of the optimiser, because learning-rate schedulers bind its function anew."""
+        """A method of the optimiser, because learning-rate schedulers rebind its function."""
 
         def step(_optimizer: Any, closure: Callable[[], float] | None = None) -> Any:
             return self._guarded_step(closure)
@@ -169,19 +180,19 @@ class OpacusRun:
         return MethodType(step, self._optimizer)
 
     def _one_release(self) -> dict[str, list[str]]:
-        releases = self.bound.phase.releases
+        releases = self.certified.phase.releases
         if len(releases) > 1:
             raise GuardStop(
                 "other_blocks",
-                "the plan has several releases, and nothing says which tensors each has.",
-                "Say it: blocks={release: [names of tensors]}.",
+                "the plan has several releases; their tensors are not given.",
+                "Give blocks={release: [tensor names]}.",
             )
         return {releases[0].name: self._names}
 
     def _guarded_step(self, closure: Callable[[], float] | None = None) -> Any:
-        """What stands for ``optimizer.step``: a release, or a virtual step."""
-        with self._stops.guarded():
-            self._rows += rows_of(self._parameters[0])
+        """Replacement of ``optimizer.step``: a release or a virtual step."""
+        with self._stop_state.guarded():
+            self._rows += gradient_rows(self._parameters[0])
             charged = self._record.charged
         try:
             result = self._step(closure)
@@ -189,13 +200,13 @@ class OpacusRun:
             raise
         except BaseException:
             if self._record.charged > charged:
-                self._stops.reason = GuardStop(
+                self._stop_state.reason = GuardStop(
                     "step_lost",
-                    f"step {charged + 1} was charged and did not come to its end.",
-                    "Begin a run of its own, with a certificate of its own; this one is charged.",
+                    f"step {charged + 1} was charged but did not finish.",
+                    "Start a new run with a new certificate; this one stays charged.",
                 )
             raise
-        with self._stops.guarded():
+        with self._stop_state.guarded():
             if not self._optimizer._is_last_step_skipped:
                 self._released(charged)
         return result
@@ -204,7 +215,7 @@ class OpacusRun:
         if self._record.charged != charged + 1:
             raise GuardStop(
                 "tensor_not_noised",
-                "the optimizer took a step and drew no noise.",
+                "the optimizer took a step without noise.",
                 "Do not replace add_noise, step or pre_step of the private optimizer.",
             )
         self._noised, self._rows = set(), 0
@@ -217,49 +228,49 @@ class OpacusRun:
             self._hook.remove()
 
     def _guarded_noise(self) -> None:
-        """What stands for ``optimizer.add_noise``: charge the release, noise it, look at it."""
+        """Replacement of ``optimizer.add_noise``: charge the release, add noise, test it."""
         optimizer = self._optimizer
-        with self._stops.guarded():
+        with self._stop_state.guarded():
             self._require_lot()
             self._require_same_tensors()
             step = self._record.charged
             if self.steps_left <= 0:
                 raise GuardStop(
                     "too_many_steps",
-                    f"the {step} certified steps were taken.",
-                    "Certify a plan with more steps, and begin a run of its own.",
+                    f"all {step} certified steps were taken.",
+                    "Certify a plan with more steps, and start a new run.",
                 )
-            required = self.bound.execution.at(step)
+            required = self.certified.execution.at(step)
             clips, stds = self._require_public(required)
-            theirs = not self._secure or step < LOOKED_AT
+            theirs = not self._secure or step < TESTED_RELEASES
             state = self._require_fresh_state() if theirs else None
             ours = Stream() if self._secure else None
             commitment = ours.commitment if ours else state or f"undisclosed:{step}"
             self._record.charge(
-                self.bound, required, clip_norm=clips, noise_std=stds, commitment=commitment
+                self.certified, required, clip_norm=clips, noise_std=stds, commitment=commitment
             )
             if theirs:
                 self._add_noise()
-                self._look()
+                self._test_noise()
             if ours is not None:
                 std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
-                put_noise(ours, std, self._names, self._parameters, replacing=theirs)
+                add_noise(ours, std, self._names, self._parameters, replacing=theirs)
             self._noised = {id(parameter) for parameter in self._parameters}
 
     def _require_lot(self) -> None:
         if not self._lots.sizes:
             raise GuardStop(
                 "other_loader",
-                "a step is taken on records that the guarded loader did not draw.",
-                "Train on the data loader that make_private returned and the guard was given.",
+                "a step uses records that the guarded loader did not draw.",
+                "Train with the guarded data loader that make_private returned.",
             )
         gathered = self._optimizer.accumulated_iterations != 1
         if gathered or self._rows > max(self._lots.sizes):
             raise GuardStop(
                 "accumulation",
-                "a release gathers several lots, or more than one gradient of a record.",
-                "Take a step for each lot (BatchMemoryManager splits one that is too large), one "
-                "gradient a record.",
+                "a release combines several lots, or several gradients of a record.",
+                "Take one step per lot (BatchMemoryManager splits large ones), with one gradient "
+                "per record.",
             )
 
     def _require_same_tensors(self) -> None:
@@ -268,8 +279,8 @@ class OpacusRun:
         ]:
             raise GuardStop(
                 "other_blocks",
-                "the optimizer's parameters are not those that the run began with.",
-                "Freeze and add parameters before the run begins.",
+                "the optimizer's parameters changed after the run started.",
+                "Freeze and add parameters before the run starts.",
             )
         require_all_noised(self._model, self._parameters)
 
@@ -277,13 +288,13 @@ class OpacusRun:
         self, required: StepRequirement
     ) -> tuple[dict[str, float], dict[str, float]]:
         optimizer = self._optimizer
-        clips = fit.clips_of(optimizer, self._tensors, self._names)
+        clips = checks.clip_norms(optimizer, self._tensors, self._names)
         for norm in self._model.clip_norms():
             clips = {release: max(norm, other) for release, other in clips.items()}
         std = std_of(float(optimizer.noise_multiplier), float(optimizer.max_grad_norm))
         stds = dict.fromkeys(clips, std)
         divisor = optimizer.expected_batch_size
-        require_public(required, clip_norm=clips, noise_std=stds, divisor=divisor)
+        require_certified_parameters(required, clip_norm=clips, noise_std=stds, divisor=divisor)
         return clips, stds
 
     def _require_fresh_state(self) -> str | None:
@@ -295,16 +306,16 @@ class OpacusRun:
         if digest in self._states:
             raise GuardStop(
                 "noise_repeated",
-                "the noise's generator is where it was before: this release would have the noise "
-                "of an earlier one, and their difference shows the data.",
-                "Seed no generator a second time.",
+                "the noise generator has an earlier state: this release would repeat the noise of "
+                "an earlier one, and their difference reveals the data.",
+                "Do not seed a generator twice.",
             )
         self._states.add(digest)
         return "sha256:" + hashlib.sha256(b"affidavit commitment " + digest).hexdigest()
 
-    def _look(self) -> None:
+    def _test_noise(self) -> None:
         std = float(self._optimizer.noise_multiplier) * float(self._optimizer.max_grad_norm)
-        self._watch.see(
+        self._noise_test.see(
             {
                 name: (noise_in(each.grad, each.summed_grad), std)
                 for name, each in zip(self._names, self._parameters, strict=True)
@@ -312,20 +323,20 @@ class OpacusRun:
         )
 
     def _before_update(self, stepping: Any) -> None:
-        """Stop any optimiser that would update a tensor of the model without its noise."""
-        tensors = [item for group in stepping.param_groups for item in group["params"]]
+        """Stop any optimiser that would update a tensor of the model without noise."""
+        tensors = [tensor for group in stepping.param_groups for tensor in group["params"]]
         model = self._model.tensors()
         ours = [tensor for tensor in tensors if id(tensor) in model and tensor.grad is not None]
         if not ours:
             return
-        with self._stops.guarded():
+        with self._stop_state.guarded():
             for our in ours:
                 if id(our) not in self._noised:
                     raise GuardStop(
                         "tensor_not_noised",
                         f"{type(stepping).__name__} would update {model[id(our)][0]} "
                         "without noise.",
-                        "Let the private optimizer's step be the only one of the model.",
+                        "Update the model only with the private optimizer.",
                     )
 
     def _digest(self) -> str:

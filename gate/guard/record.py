@@ -1,12 +1,11 @@
-"""The run record of a guarded loop, as ``affidavit.certificate.run_record`` defines it.
+"""The run record of a guarded loop, in the format of ``affidavit.certificate.run_record``.
 
-A header and a first checkpoint when the guard has seen that everything fits; then, for each
-step, a charge that is on the disk before its noise may leave the process, and what came of
-it; at the end the last line. A guarded run is not resumed: a record that breaks off is charged
-every certified step, since nobody can show that it ran fewer.
+A header and a first checkpoint after the initial checks; for each step a charge, on disk before
+its noise leaves the process, and a release; and a final line. A guarded run cannot be resumed: an
+incomplete record is charged all certified steps, because nobody can prove that it ran fewer.
 
-What the guard does not know it leaves out (None): it reads no data, so that nothing is
-committed to of the data set or of lot sizes.
+Unknown values are None: the guard reads no data, so it commits to neither the data set nor the
+lot sizes.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
@@ -36,14 +35,14 @@ from affidavit.certificate import (
     encode_line,
     fsync_directory,
 )
-from affidavit.gate.guard.bound import Bound
-from affidavit.gate.guard.stopping import GuardStop
+from affidavit.gate.guard.errors import GuardStop
+from affidavit.gate.guard.obligations import CertifiedRun
 
 NAME = "record.jsonl"
 
 
 class RunRecord:
-    """A record that only grows, each line but releases on the disk before ``append`` returns."""
+    """An append-only record; every line except releases is durable when ``append`` returns."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -57,19 +56,19 @@ class RunRecord:
         except FileExistsError:
             raise GuardStop(
                 "record_exists",
-                f"{self.path} is there: {folder} holds a run already.",
-                "Choose another folder (record=); a run that broke off stays charged.",
+                f"{self.path} exists: {folder} already holds a run.",
+                "Choose another folder (record=); an interrupted run stays charged.",
             ) from None
         except OSError as error:
             raise self._not_written(error) from None
 
     def append(self, entry: RecordEntry, *, durable: bool = True) -> None:
-        """Write one line, and unless ``durable`` is false have it on the disk.
+        """Append one line, and sync it to disk if ``durable``.
 
-        Raises ``GuardStop`` where it cannot be written.
+        Raises ``GuardStop`` if it cannot be written.
         """
         if self._stream is None:
-            raise GuardStop("step_lost", "the record has ended.", "Begin a run of its own.")
+            raise GuardStop("step_lost", "the record has ended.", "Start a new run.")
         line, digest = encode_line(entry, self.head)
         try:
             left = memoryview(line)
@@ -83,30 +82,30 @@ class RunRecord:
 
     def begin(
         self,
-        bound: Bound,
+        certified: CertifiedRun,
         *,
         loop: str,
         generator: Mapping[str, str],
         tensors: list[dict[str, Any]],
         parameters: str | None,
     ) -> None:
-        """The header, and the checkpoint that a run begins from."""
-        plan = bound.plan
+        """Write the header and the first checkpoint."""
+        plan = certified.plan
         self.append(
             {
                 "type": "header",
                 "version": VERSION,
                 "run": secrets.token_hex(16),
-                "certificate_id": bound.certificate_id,
-                "plan_digest": bound.plan_digest,
+                "certificate_id": certified.certificate_id,
+                "plan_digest": certified.plan_digest,
                 "started_at": _now(),
                 "code": {**_code(), "loop": loop},
                 "generator": dict(generator),
                 "adjacency": plan.adjacency,
                 "unit": plan.dataset.unit,
-                "steps": bound.execution.steps,
+                "steps": certified.execution.steps,
                 "data": {"size": plan.dataset.size, "commitment": None},
-                "phases": bound.execution.phases(),
+                "phases": certified.execution.phases(),
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
                 "tensors": tensors,
                 "parameters": parameters,
@@ -117,20 +116,20 @@ class RunRecord:
 
     def charge(
         self,
-        bound: Bound,
+        certified: CertifiedRun,
         required: StepRequirement,
         *,
         clip_norm: Mapping[str, float],
         noise_std: Mapping[str, float],
         commitment: str,
     ) -> None:
-        """The next step is spent, whatever becomes of it."""
+        """Charge the next step, even if it fails afterwards."""
         self.append(
             {
                 "type": "charge",
                 "step": self.charged,
                 "phase": required.phase,
-                "plan_digest": bound.plan_digest,
+                "plan_digest": certified.plan_digest,
                 "clip_norm": dict(clip_norm),
                 "noise_std": dict(noise_std),
                 "divisor": required.divisor,
@@ -141,7 +140,7 @@ class RunRecord:
         self.charged += 1
 
     def release(self, parameters: str | None) -> None:
-        """What the step that was charged last came to."""
+        """Record the release of the last charged step."""
         self.append(
             {
                 "type": "release",
@@ -154,7 +153,7 @@ class RunRecord:
         self.released += 1
 
     def end(self, parameters: str | None) -> None:
-        """The last line of a run that took every certified step."""
+        """Write the final line of a complete run."""
         self.append(
             {
                 "type": "final",
@@ -168,7 +167,7 @@ class RunRecord:
         self.close()
 
     def close(self) -> None:
-        """Give the file back; nothing is written any more."""
+        """Close the file."""
         if self._stream is not None:
             os.close(self._stream)
             self._stream = None
@@ -176,8 +175,8 @@ class RunRecord:
     def _not_written(self, error: OSError) -> GuardStop:
         return GuardStop(
             "not_written",
-            f"{self.path} cannot be written: {error.strerror}.",
-            "Mend that and begin a run in another folder (record=).",
+            f"cannot write {self.path}: {error.strerror}.",
+            "Fix this and start a run in another folder (record=).",
         )
 
 
@@ -186,8 +185,8 @@ def _now() -> str:
 
 
 def _code() -> dict[str, str]:
-    """This release, and the sources of the guard."""
-    found = hashlib.sha256()
+    """This release, and a digest of the guard's sources."""
+    digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        found.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return {"version": affidavit.__version__, "digest": "sha256:" + found.hexdigest()}
+        digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return {"version": affidavit.__version__, "digest": "sha256:" + digest.hexdigest()}

@@ -15,7 +15,7 @@ from affidavit.accountants.monte_carlo.accountant import FAILURE_PROBABILITY
 from affidavit.certificate.assessment import Assessment
 from affidavit.certificate.certification import certify
 from affidavit.certificate.statement import statement
-from affidavit.gate.report import headline, print_assessment
+from affidavit.gate.render import headline, print_assessment
 from affidavit.plan import BallsInBinsGaussian, Gaussian, Gram, Plan, RandomAllocationGaussian
 
 BINNED: dict[str, Any] = {

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Assessment, certify
-from affidavit.gate import answering
-from affidavit.gate.reading import lines_as_they_come
+from affidavit.gate import batch
+from affidavit.gate.plan_io import poll_lines
 from affidavit.plan import Plan
 
 Make = Callable[..., dict[str, Any]]
@@ -86,7 +86,7 @@ def test_a_fault_of_ours_is_one_lines_answer_and_stops_nothing(
             raise TypeError("a fault")
         return certify(plan, **options)
 
-    monkeypatch.setattr(answering, "certify", certify_or_fail)
+    monkeypatch.setattr(batch, "certify", certify_or_fail)
     content = "\n".join(json.dumps(document(steps=steps)) for steps in (1, 2, 3))
     result = run("batch", save(content, "plans.jsonl"), "--jobs", "1")
     first, failed, last = results(result.stdout)
@@ -180,15 +180,15 @@ def test_lines_are_whole_however_they_arrive(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(content)
     with path.open("rb") as stream:
-        assert [line for line in lines_as_they_come(stream) if line is not None] == whole
-    in_memory = [line.rstrip(b"\n") for line in lines_as_they_come(io.BytesIO(content)) if line]
+        assert [line for line in poll_lines(stream) if line is not None] == whole
+    in_memory = [line.rstrip(b"\n") for line in poll_lines(io.BytesIO(content)) if line]
     assert in_memory == whole
 
 
 def test_a_moment_without_a_line_is_said() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as stream:
-        found = lines_as_they_come(stream)
+        found = poll_lines(stream)
         os.write(writer, b"be")
         assert next(found) is None
         os.write(writer, b"gun\nnext")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.exits import OF_VERDICT, Exit, worst
+from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 
 Make = Callable[..., dict[str, Any]]
 UNDER_NOISED = {"target": {"epsilon": 0.1, "delta": 1e-5}}

@@ -62,4 +62,4 @@ def test_the_text_says_why_guarantees_are_not_ranked(
 def test_a_plan_that_cannot_be_read_is_named(save: Save, document: Document, run: Run) -> None:
     found = run("compare", save(document()), "missing.yaml")
     assert found.exit_code == 2
-    assert "missing.yaml cannot be read" in found.stderr
+    assert "missing.yaml: unreadable" in found.stderr

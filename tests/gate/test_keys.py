@@ -49,7 +49,7 @@ def test_a_home_that_cannot_hold_keys_is_said(home: Path, run: Any) -> None:
     home.write_text("a file")
     result = run("keys", "new")
     assert result.exit_code == 2
-    assert "cannot be written" in result.stderr
+    assert "cannot write" in result.stderr
 
 
 def test_a_damaged_record_or_an_open_private_file_is_said(

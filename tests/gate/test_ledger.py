@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.gate.cli import app
-from affidavit.gate.exits import Exit
+from affidavit.gate.exit_codes import Exit
 
 RESERVATION = {
     "id": "7d5c0000-0000-0000-0000-000000000000",

@@ -123,7 +123,7 @@ def test_a_revocation_says_why(service: Service, run: Any, answer: Any) -> None:
     assert "is revoked" in told.stdout
     assert service.asked[0][3] == {"code": "plan_error", "reason": "wrong data"}
     service.answers(200, kept)
-    assert "was revoked before" in run(*given, "--digest", DIGEST).stdout
+    assert "already revoked" in run(*given, "--digest", DIGEST).stdout
     assert service.asked[1][3]["envelope"] == DIGEST
     assert answer(*given, "--json") == (0, kept)
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import START, Conformance, ConformanceFinding, SigningKey, encode_line
-from affidavit.gate import service_client
+from affidavit.certificate import START, Conformance, Finding, SigningKey, encode_line
+from affidavit.gate import client as gate_client
 from affidavit.gate.cli import app
 from affidavit.worker.job import provenance
 from affidavit.worker.lease import Job
@@ -57,7 +57,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
         client = httpx.Client(transport=httpx.MockTransport(handle))
         monkeypatch.setattr(httpx, "stream", client.stream)
         monkeypatch.setattr(httpx, "request", client.request)
-        monkeypatch.setattr(service_client, "PAUSE", 0)
+        monkeypatch.setattr(gate_client, "RECONNECT_DELAY", 0)
         return asked
 
     return prepare
@@ -115,7 +115,7 @@ def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) ->
 def test_it_ends_as_the_run_did_or_says_why_not(
     answers: Any, monkeypatch: pytest.MonkeyPatch, given: list[Any], code: int
 ) -> None:
-    monkeypatch.setattr(service_client, "MOST", 2)
+    monkeypatch.setattr(gate_client, "MAX_RECONNECTS", 2)
     answers(*given)
     found = run("watch", RUN, "--server", SERVER)
     assert found.exit_code == code, found.output
@@ -139,7 +139,7 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
     (tmp_path / "worker.json").write_text(json.dumps(key.public.as_record()))
     (tmp_path / "other.json").write_text(json.dumps(SigningKey.generate().public.as_record()))
 
-    def make(*findings: ConformanceFinding) -> list[str]:
+    def make(*findings: Finding) -> list[str]:
         names = dict.fromkeys(("certificate", "plan_digest"), "sha256:" + "0" * 64)
         others = {"data": "digits", "model": "mlp", "output": "o", "time_limit": None}
         job = Job(run=RUN, fence=1, **names, **others)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_what_a_worker_signed_is_verified_offline(signed: Any, tmp_path: Path) -
 
 
 def test_one_of_a_run_that_does_not_conform_is_told_of_and_blocks(signed: Any) -> None:
-    found = run(*signed(ConformanceFinding(code="wrong_noise", line=3, message="less")))
+    found = run(*signed(Finding(code="wrong_noise", line=3, message="less")))
     assert found.exit_code == 1
     assert "findings: wrong_noise" in found.stdout
 

@@ -98,7 +98,7 @@ def test_the_pictures_are_written_whole(plan: Callable[..., str], run: Run, tmp_
         assert ElementTree.parse(target).getroot().tag.endswith("svg")
         missing = run(command, plan(), "--svg", str(tmp_path / "nowhere" / "a.svg"))
         assert missing.exit_code == 2
-        assert "cannot be written" in missing.stderr
+        assert "cannot write" in missing.stderr
 
 
 def test_an_export_of_another_kind_is_refused_before_any_work(
@@ -116,7 +116,7 @@ def test_noise_that_no_plan_can_name_by_a_file_is_not_exported(
     target = tmp_path / "noise.npz"
     result = run("strategy", plan(noise={"kind": "tree"}), "--export", str(target))
     assert result.exit_code == 2
-    assert "by its kind" in result.stderr
+    assert "by kind" in result.stderr
     assert not target.exists()
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from affidavit.accountants import Bracket
 from affidavit.certificate import STEPS
-from affidavit.gate import verifying
-from affidavit.gate.contents import contents as in_words
+from affidavit.gate import verify as verify_module
+from affidavit.gate.render import contents as in_words
 from affidavit.mechanisms import correlation
 from affidavit.mechanisms.strategies import noise_files
 
@@ -148,7 +148,7 @@ def test_what_a_later_release_wrote_differently_is_told_of(form: Any) -> None:
 def test_a_bundle_in_place_of_its_plan_is_named(bundle: Path, run: Any) -> None:
     told = run("curve", str(bundle))
     assert told.exit_code == 2
-    assert "this is a certificate bundle and not a plan" in told.stderr.replace("\n", " ")
+    assert "no_plan" in told.stderr.replace("\n", " ")
 
 
 def test_what_cannot_be_read_is_a_mistake_of_use(bundle: Path, run: Any, save: Any) -> None:
@@ -207,8 +207,8 @@ def test_recomputing_to_another_answer_decides_nothing(
     monkeypatch: pytest.MonkeyPatch,
     otherwise: dict[str, Any],
 ) -> None:
-    certify = verifying.certify
-    monkeypatch.setattr(verifying, "certify", lambda plan: replace(certify(plan), **otherwise))
+    certify = verify_module.certify
+    monkeypatch.setattr(verify_module, "certify", lambda plan: replace(certify(plan), **otherwise))
     assert run("verify", str(bundle)).exit_code == 0
     told = run("verify", str(bundle), "--recompute")
     assert told.exit_code == 3

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate.log import Frontier, Place, leaf_hash, read_checkpoint, sign_checkpoint
-from affidavit.gate.seen import BadStore, SeenCheckpoints
+from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
 from tests.certificate.log.logged import KEY, NOW, ORIGIN, Log, certified, log_of
 
 Answer = Callable[..., tuple[int, dict[str, Any]]]
@@ -161,7 +161,7 @@ def test_a_memory_that_cannot_be_written_is_said_and_does_not_hide_the_verdict(
     def full(_self: Any, _note: str) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SeenCheckpoints, "keep", full)
+    monkeypatch.setattr(CheckpointStore, "_save", full)
     keys = save({"keys": [KEY.public.as_record()]}, "keys.json")
     found = run("verify", save(log.bundle(40)), "--keys", keys)
     assert found.exit_code == 0
@@ -174,11 +174,11 @@ def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:
     def keep(number: int) -> None:
         size, origin = number // 4 + 1, f"example.com/{number % 4}"
         note = sign_checkpoint(KEY, origin=origin, size=size, root_hash=bytes(32), at=NOW)
-        SeenCheckpoints(path).keep(note)
+        CheckpointStore(path).update(note)
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(keep, reversed(range(64))))
-    notes = SeenCheckpoints(path).notes()
+    notes = CheckpointStore(path).notes()
     assert {origin: read_checkpoint(note).size for origin, note in notes.items()} == {
         f"example.com/{number}": 16 for number in range(4)
     }
@@ -186,4 +186,4 @@ def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:
     for damaged in ("{", "[" * 100_000):
         path.write_text(damaged)
         with pytest.raises(BadStore):
-            SeenCheckpoints(path).notes()
+            CheckpointStore(path).notes()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from affidavit.gate.answering import answer
-from affidavit.gate.reading import read_plan
+from affidavit.gate.batch import certify_line
+from affidavit.gate.plan_io import read_plan
 from affidavit.mechanisms.attachments import attach
 from affidavit.mechanisms.lowering import lower
 from affidavit.mechanisms.strategies.noise_files import content_digest
@@ -50,9 +50,9 @@ def test_a_file_is_certified_as_its_rows_are(folder: Path, document: Document) -
 
 def test_a_line_of_a_batch_finds_its_file(folder: Path, document: Document) -> None:
     line = json.dumps(document(noise=noise_in(folder / "noise.npy"))).encode()
-    result, _ = answer(line, None, False, folder)
+    result, _ = certify_line(line, None, False, folder)
     assert result["strategy"]["kind"] == "matrix"
-    elsewhere, _ = answer(line, None, False, folder / "nowhere")
+    elsewhere, _ = certify_line(line, None, False, folder / "nowhere")
     assert elsewhere["reasons"][0]["code"] == "bad_file"
 
 

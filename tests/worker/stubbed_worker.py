@@ -39,8 +39,8 @@ def trained(
         time.sleep(min(left, 0.1))
         if poll() is not None:
             return trainer_process.TrainerExit(code=-15, stopped="kill")
-    sealed = json.loads(bundle.read_bytes())["envelope"]
-    predicate = json.loads(read_envelope(sealed).payload)["predicate"]
+    encode_line = json.loads(bundle.read_bytes())["envelope"]
+    predicate = json.loads(read_envelope(encode_line).payload)["predicate"]
     steps = Execution.of(certified_plan(predicate)).steps
     folder.mkdir(exist_ok=True)
     (folder / "weights.pt").write_bytes(b"weights")

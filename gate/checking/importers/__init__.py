@@ -1,44 +1,46 @@
-"""Importers: plans written down by other libraries, as far as what they wrote goes.
+"""Import plans from other libraries' documents.
 
-An importer turns a document into as much of a plan as it says, and tells what it took for
-granted. It never fills in a sampler, an adjacency or a target: what the document leaves open
-is asked for, and is given beside the file, in pyproject.toml::
+An importer returns the plan fields that a document contains, and lists its assumptions. It never
+adds a sampler, an adjacency or a target: missing fields must be given in pyproject.toml::
 
     [tool.affidavit.given."train.py"]
     adjacency = "add_remove"
     sampling = {scheme = "poisson"}
     target = {epsilon = 8.0, delta = 1e-5}
 
-A new one is a file with ``recognises`` and ``read``, and a line here.
+A new importer is a module with two functions, and an entry in ``DOCUMENTS``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from affidavit.gate.checking.importers import dp_event, jax_privacy, opacus_script, opacus_state
-from affidavit.gate.checking.importers.partial import Partial
+from affidavit.gate.checking.importers import dp_event, jax_privacy, opacus
+from affidavit.gate.checking.importers.base import Partial
 from affidavit.plan import MalformedPlan, load_json
 
-DOCUMENTS = (dp_event, opacus_state, jax_privacy)
+DOCUMENTS = (
+    (dp_event.recognises, dp_event.read),
+    (opacus.recognises_state, opacus.read_state),
+    (jax_privacy.recognises, jax_privacy.read),
+)
 """Importers of JSON documents."""
 
 
 def imported(name: str, raw: bytes) -> Partial | None:
-    """What another library's file says of a plan; None if it is none that is known.
+    """The plan fields of another library's document; None if the format is unknown.
 
-    Raises ``MalformedPlan`` where it is known but cannot be taken.
+    Raises ``MalformedPlan`` if a known document cannot be imported.
     """
     if name.endswith(".py"):
-        return opacus_script.read(raw)
+        return opacus.read(raw)
     if not name.endswith(".json"):
         return None
     try:
         document: Any = load_json(raw).data
     except MalformedPlan:
         return None
-    for importer in DOCUMENTS:
-        if importer.recognises(document):
-            found: Partial = importer.read(document)
-            return found
+    for recognises, read in DOCUMENTS:
+        if recognises(document):
+            return read(document)
     return None

@@ -1,19 +1,24 @@
-"""dp-accounting's ``DpEvent`` as JSON: its named tuples, with ``class_name`` and their fields.
+"""Import dp-accounting's ``DpEvent`` as JSON: named tuples with ``class_name`` and fields.
 
-Only the kinds below are read, by name; nothing that the document names is ever imported.
+Only the kinds below are read; classes that a document names are never imported.
 
-A Poisson sample of several Gaussians is one joint release of a step. Gaussians that are
-composed outside a sample are steps of their own. An event knows neither the clip norm (noise
-multipliers are relative to it) nor the adjacency, the size of the data set, or a target. It has
-all the fields of its kind and no other: what was run has nothing left to solve for.
+A Poisson sample of several Gaussians is one joint release of a step. Gaussians composed outside a
+sample are separate steps. An event has no clip norm (noise multipliers are relative to it), no
+adjacency, data set size or target. It must have all fields of its kind and no others.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from affidavit.gate.checking.importers.fields import only, positive, share, whole
-from affidavit.gate.checking.importers.partial import Partial, not_taken
+from affidavit.gate.checking.importers.base import (
+    Partial,
+    not_imported,
+    only,
+    positive,
+    share,
+    whole,
+)
 
 KIND = "DpEvent"
 FIELDS = {
@@ -31,28 +36,28 @@ FIELDS = {
         "noise_multiplier",
     ),
 }
-"""The kinds that are read, with their fields in dp-accounting 0.6."""
-MOST_PARTS = 1000
-MOST_TIMES = 10**9
+"""The supported kinds, with their fields in dp-accounting 0.6."""
+MAX_PARTS = 1000
+MAX_COUNT = 10**9
 
 Phase = dict[str, Any]
 
 
 def recognises(document: Any) -> bool:
-    """Whether this is a ``DpEvent``."""
+    """Whether a document is a ``DpEvent``."""
     return isinstance(document, dict) and str(document.get("class_name", "")).endswith("DpEvent")
 
 
 def read(document: dict[str, Any]) -> Partial:
-    """The plan's phases that the event says; raises ``MalformedPlan``."""
+    """The phases of the event; raises ``MalformedPlan``."""
     phases: list[Phase] = []
     extra: list[dict[str, Any]] = []
     _walk(document, 1, phases, extra, depth=0)
     if not phases:
-        raise not_taken(KIND, "it has no Gaussian event.", "Write a plan instead.")
+        raise not_imported(KIND, "it has no Gaussian event.", "Write a plan instead.")
     assumed = [
         "DpEvent: noise multipliers are taken as noise over the clip norm, and the clip norm as 1.",
-        "DpEvent: releases that are composed outside a sample are taken as steps of their own.",
+        "DpEvent: releases that are composed outside a sample are taken as separate steps.",
     ]
     if any(phase["sampling"]["scheme"] == "fixed_size" for phase in phases):
         assumed.append(
@@ -63,7 +68,7 @@ def read(document: dict[str, Any]) -> Partial:
     sizes = {phase.pop("_size") for phase in phases if "_size" in phase}
     data.pop("_size", None)
     if len(sizes) > 1:
-        raise not_taken(KIND, "its samples are of several data sets.", "Write a plan instead.")
+        raise not_imported(KIND, "its samples are of several data sets.", "Write a plan instead.")
     if sizes:
         data["dataset"] = {"size": sizes.pop()}
     if extra:
@@ -75,14 +80,14 @@ def _walk(
     event: Any, times: int, phases: list[Phase], extra: list[dict[str, Any]], depth: int
 ) -> None:
     name = _name(event)
-    if depth > 16 or len(phases) + len(extra) > MOST_PARTS:
-        raise not_taken(KIND, "it is nested too deep, or too long.", "Write a plan instead.")
+    if depth > 16 or len(phases) + len(extra) > MAX_PARTS:
+        raise not_imported(KIND, "it is nested too deep, or too long.", "Write a plan instead.")
     match name:
         case "NoOpDpEvent":
             return
         case "ComposedDpEvent":
-            for item in _list(event):
-                _walk(item, times, phases, extra, depth + 1)
+            for part in _list(event):
+                _walk(part, times, phases, extra, depth + 1)
         case "SelfComposedDpEvent":
             _walk(event["event"], times * _times(event), phases, extra, depth + 1)
         case "GaussianDpEvent":
@@ -102,21 +107,21 @@ def _walk(
             phases.append(_phase(sampling, times, _releases(event["event"], 1)))
         case "SampledWithoutReplacementDpEvent":
             sampling = {"scheme": "fixed_size", "lot_size": _count(event, "sample_size")}
-            found = _phase(sampling, times, _releases(event["event"], 1))
-            phases.append(found | {"_size": _count(event, "source_dataset_size")})
+            phase = _phase(sampling, times, _releases(event["event"], 1))
+            phases.append(phase | {"_size": _count(event, "source_dataset_size")})
         case "TruncatedSubsampledGaussianDpEvent":
             sampling = {
                 "scheme": "truncated_poisson",
                 "probability": _probability(event),
                 "max_lot_size": _count(event, "truncated_batch_size"),
             }
-            found = _phase(sampling, times, [_release(event, 1, 0)])
-            phases.append(found | {"_size": _count(event, "dataset_size")})
+            phase = _phase(sampling, times, [_release(event, 1, 0)])
+            phases.append(phase | {"_size": _count(event, "dataset_size")})
         case _:
-            raise not_taken(
+            raise not_imported(
                 KIND,
-                f"{name} is not among the kinds that are read.",
-                "Write a plan instead; docs/plan.md lists what it can say.",
+                f"{name} is not a supported kind.",
+                "Write a plan instead; docs/plan.md lists its fields.",
             )
 
 
@@ -128,10 +133,12 @@ def _releases(event: Any, times: int) -> list[dict[str, Any]]:
         case "SelfComposedDpEvent":
             return _releases(event["event"], times * _times(event))
         case "ComposedDpEvent":
-            found = [one for item in _list(event) for one in _releases(item, times)]
-            return [one | {"name": f"block-{index}"} for index, one in enumerate(found)]
+            releases = [release for part in _list(event) for release in _releases(part, times)]
+            return [release | {"name": f"block-{index}"} for index, release in enumerate(releases)]
         case other:
-            raise not_taken(KIND, f"{other} inside a sample is not read.", "Write a plan instead.")
+            raise not_imported(
+                KIND, f"{other} inside a sample is not supported.", "Write a plan instead."
+            )
 
 
 def _release(event: dict[str, Any], count: int, index: int) -> dict[str, Any]:
@@ -148,26 +155,26 @@ def _phase(sampling: dict[str, Any], steps: int, releases: list[dict[str, Any]])
 
 
 def _name(event: Any) -> str:
-    """The kind of an event that has all of its kind's fields and no other."""
+    """The kind of an event, after checking that it has exactly the fields of that kind."""
     if not isinstance(event, dict) or not isinstance(event.get("class_name"), str):
-        raise not_taken(KIND, "a part of it has no class_name.", "Write the whole named tuple.")
+        raise not_imported(KIND, "a part of it has no class_name.", "Write the whole named tuple.")
     name: str = event["class_name"]
     if not str(event.get("module_name", "dp_accounting")).startswith("dp_accounting"):
-        raise not_taken(KIND, f"{name[:80]} is not dp-accounting's.", "Write a plan instead.")
+        raise not_imported(KIND, f"{name[:80]} is not dp-accounting's.", "Write a plan instead.")
     if name not in FIELDS:
         return name[:80]
     only(f"{KIND}: {name}", event, ("module_name", "class_name", *FIELDS[name]))
     for field in FIELDS[name]:
         if event.get(field) is None:
-            raise not_taken(KIND, f"{name}: {field} is missing.", "Write the whole named tuple.")
+            raise not_imported(KIND, f"{name}: {field} is missing.", "Write the whole named tuple.")
     return name
 
 
 def _list(event: dict[str, Any]) -> list[Any]:
-    found = event["events"]
-    if not isinstance(found, list):
-        raise not_taken(KIND, "events is not a list.", "Write the whole named tuple.")
-    return found
+    events = event["events"]
+    if not isinstance(events, list):
+        raise not_imported(KIND, "events is not a list.", "Write the whole named tuple.")
+    return events
 
 
 def _noise(event: dict[str, Any]) -> float:
@@ -184,4 +191,4 @@ def _count(event: dict[str, Any], field: str) -> int:
 
 
 def _times(event: dict[str, Any]) -> int:
-    return whole(KIND, f"{event['class_name']}: count", event["count"], MOST_TIMES)
+    return whole(KIND, f"{event['class_name']}: count", event["count"], MAX_COUNT)

@@ -1,13 +1,13 @@
-"""jax-privacy's ``BandMFExecutionPlanConfig`` as JSON: its fields by name.
+"""Import jax-privacy's ``BandMFExecutionPlanConfig`` as JSON.
 
-One band is DP-SGD with Poisson lots; b bands are b groups in turn, each sampled, and noise
-correlated over b steps by the strategy's Toeplitz coefficients. Their lots are sampling_prob
-times a b-th of the data set, rounded up; without ``num_examples`` their size is asked for.
-``accountant`` is written as its neighbouring relation.
+One band is DP-SGD with Poisson lots; b bands are b groups in turn, each sampled, with noise
+correlated over b steps by the strategy's Toeplitz coefficients. The lot size is sampling_prob
+times a b-th of the data set, rounded up; without ``num_examples`` it must be given.
+``accountant`` is given as its neighbouring relation.
 
-The library draws noise of noise_multiplier times the norm of the coefficients, so that their
-scale changes nothing. A plan's noise_multiplier is that of the noise before it is correlated,
-which is the same number once the coefficients have norm 1.
+The library scales noise by noise_multiplier times the norm of the coefficients, so their scale
+has no effect. A plan's noise_multiplier applies before correlation, which is the same number for
+coefficients of norm 1.
 
 Reference: jax_privacy.experimental.execution_plan, release 2.0.
 """
@@ -17,8 +17,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from affidavit.gate.checking.importers.fields import is_number, only, positive, share, whole
-from affidavit.gate.checking.importers.partial import Partial, not_taken
+from affidavit.gate.checking.importers.base import (
+    Partial,
+    is_number,
+    not_imported,
+    only,
+    positive,
+    share,
+    whole,
+)
 
 KIND = "jax-privacy plan"
 RELATIONS = {
@@ -26,7 +33,7 @@ RELATIONS = {
     "REPLACE_ONE": "replace_one",
     "REPLACE_SPECIAL": "zero_out",
 }
-READ = (
+FIELDS = (
     "iterations",
     "strategy",
     "epsilon",
@@ -41,12 +48,12 @@ READ = (
     "accountant",
     "neighboring_relation",
 )
-WITHOUT_EFFECT = ("rescale_to_unit_norm", "normalize_by", "dtype", "noise_seed")
-"""Fields that scale what is clipped and the noise alike, or neither."""
+IGNORED_FIELDS = ("rescale_to_unit_norm", "normalize_by", "dtype", "noise_seed")
+"""Fields that scale the clipped sum and the noise alike, or neither."""
 
 
 def recognises(document: Any) -> bool:
-    """Whether this is such a configuration."""
+    """Whether a document is such a configuration."""
     return (
         isinstance(document, dict)
         and {
@@ -59,16 +66,18 @@ def recognises(document: Any) -> bool:
 
 
 def read(document: dict[str, Any]) -> Partial:
-    """The plan that it says; raises ``MalformedPlan``."""
-    only(KIND, document, (*READ, *WITHOUT_EFFECT))
+    """The plan fields of the configuration; raises ``MalformedPlan``."""
+    only(KIND, document, (*FIELDS, *IGNORED_FIELDS))
     if document.get("column_normalize", False) is not False:
-        raise not_taken(
-            KIND, "column_normalize is not read.", "Give the normalised matrix in a plan."
+        raise not_imported(
+            KIND, "column_normalize is not supported.", "Give the normalised matrix in a plan."
         )
     steps = whole(KIND, "iterations", document["iterations"])
     strategy = _normalised(document["strategy"])
     if len(strategy) > steps:
-        raise not_taken(KIND, "strategy is longer than iterations.", "Write what was run.")
+        raise not_imported(
+            KIND, "strategy is longer than iterations.", "Give the value that was used."
+        )
     release = {
         "name": "all",
         "clip_norm": positive(KIND, "l2_clip_norm", document.get("l2_clip_norm", 1.0)),
@@ -86,9 +95,9 @@ def read(document: dict[str, Any]) -> Partial:
     relation = _relation(document)
     in_turn = _splits_equally(document) and len(strategy) > 1
     if in_turn and relation == "add_remove":
-        raise not_taken(
+        raise not_imported(
             KIND,
-            "partition_type is EQUAL_SPLIT, which does not go with ADD_OR_REMOVE_ONE.",
+            "partition_type is EQUAL_SPLIT, which is incompatible with ADD_OR_REMOVE_ONE.",
             "Use INDEPENDENT, or REPLACE_SPECIAL.",
         )
     if relation is not None:
@@ -106,12 +115,14 @@ def read(document: dict[str, Any]) -> Partial:
 
 
 def _normalised(strategy: Any) -> list[float]:
-    """The coefficients over their norm, no smaller than exactly: the norm is at least 1."""
+    """The coefficients divided by their norm, rounded away from zero so that the norm is >= 1."""
     if not isinstance(strategy, list) or not strategy or not all(map(is_number, strategy)):
-        raise not_taken(KIND, "strategy is not a list of coefficients.", "Write it out.")
+        raise not_imported(KIND, "strategy is not a list of coefficients.", "Write it out.")
     norm = math.hypot(*strategy)
     if strategy[0] == 0 or not math.isfinite(norm):
-        raise not_taken(KIND, "strategy has no inverse, or is out of range.", "Write what was run.")
+        raise not_imported(
+            KIND, "strategy has no inverse, or is out of range.", "Give the value that was used."
+        )
     least = math.nextafter(norm, 0)
     return [math.nextafter(c / least, math.copysign(math.inf, c)) if c else 0.0 for c in strategy]
 
@@ -120,11 +131,11 @@ def _sampling(document: dict[str, Any], bands: int) -> dict[str, Any]:
     rate = share(KIND, "sampling_prob", document["sampling_prob"])
     most = document.get("truncated_batch_size")
     if bands > 1 and most is not None:
-        raise not_taken(
-            KIND, "truncated lots of groups in turn are not certified.", "Leave out the truncation."
+        raise not_imported(
+            KIND, "truncated lots of cyclic groups are not supported.", "Remove the truncation."
         )
     if bands > 1:
-        # A plan says how large the lots are; the size of the data set is often left out here.
+        # A plan needs the lot size; the size of the data set is often missing here.
         size = _size(document)
         lot = {} if size is None else {"lot_size": math.ceil(rate * size / bands)}
         return {"scheme": "cyclic_poisson", "groups": bands, **lot}
@@ -140,29 +151,27 @@ def _size(document: dict[str, Any]) -> int | None:
 
 
 def _target(document: dict[str, Any]) -> dict[str, float]:
-    found = {}
+    target = {}
     if (epsilon := document.get("epsilon")) is not None:
-        found["epsilon"] = positive(KIND, "epsilon", epsilon)
+        target["epsilon"] = positive(KIND, "epsilon", epsilon)
     if (delta := document.get("delta")) is not None:
-        found["delta"] = share(KIND, "delta", delta)
-    return found
+        target["delta"] = share(KIND, "delta", delta)
+    return target
 
 
 def _relation(document: dict[str, Any]) -> str | None:
-    said = (document.get(key) for key in ("accountant", "neighboring_relation"))
-    found = {_adjacency(item) for item in said if item is not None}
-    if len(found) > 1:
-        raise not_taken(KIND, "accountant and neighboring_relation differ.", "Keep one of them.")
-    return found.pop() if found else None
+    relations = (document.get(key) for key in ("accountant", "neighboring_relation"))
+    adjacencies = {_adjacency(relation) for relation in relations if relation is not None}
+    if len(adjacencies) > 1:
+        raise not_imported(KIND, "accountant and neighboring_relation differ.", "Keep one of them.")
+    return adjacencies.pop() if adjacencies else None
 
 
 def _splits_equally(document: dict[str, Any]) -> bool:
-    """Whether the groups are of one size, so that one record more would move the others."""
+    """Whether groups have equal size, so that adding a record moves others."""
     partition = str(document.get("partition_type", "EQUAL_SPLIT")).rpartition(".")[2]
     if partition not in ("EQUAL_SPLIT", "INDEPENDENT"):
-        raise not_taken(
-            KIND, "partition_type is not read.", "Write EQUAL_SPLIT or INDEPENDENT, by name."
-        )
+        raise not_imported(KIND, "partition_type is unknown.", "Use EQUAL_SPLIT or INDEPENDENT.")
     return partition == "EQUAL_SPLIT"
 
 
@@ -171,22 +180,26 @@ def _adjacency(accountant: Any) -> str:
         accountant = accountant.get("neighboring_relation")
     relation = RELATIONS.get(str(accountant).rpartition(".")[2])
     if relation is None:
-        raise not_taken(
-            KIND, "accountant is no neighbouring relation.", f"Write one of {', '.join(RELATIONS)}."
+        raise not_imported(
+            KIND,
+            "accountant is no neighbouring relation.",
+            f"Use one of {', '.join(RELATIONS)}.",
         )
     return relation
 
 
 def _assumed(document: dict[str, Any]) -> tuple[str, ...]:
-    found = [
+    notes = [
         "jax-privacy: noise_multiplier is taken as the noise over the clip norm and the norm of "
         "the strategy, whose coefficients are read divided by that norm."
     ]
     if document.get("noise_multiplier") is None:
-        found.append(
+        notes.append(
             "jax-privacy: without noise_multiplier the library calibrates its own, which is not "
-            "checked; what is certified is the noise that is found here."
+            "checked; the noise calculated here is certified instead."
         )
     if document.get("noise_seed") is not None:
-        found.append("jax-privacy: noise_seed is taken as secret, although it is in this file.")
-    return tuple(found)
+        notes.append(
+            "jax-privacy: noise_seed is assumed to be secret, although it is in this file."
+        )
+    return tuple(notes)

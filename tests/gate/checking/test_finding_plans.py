@@ -125,10 +125,10 @@ def test_a_fix_of_json_leaves_its_layout(run: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "nothing was named"),
+        ((), "nothing_checked"),
         (("*.nothing",), "matches no file"),
-        (("missing.yaml",), "cannot be read"),
-        ((".",), "no plan was found"),
+        (("missing.yaml",), "unreadable"),
+        ((".",), "no plans found"),
         (("other.yaml",), "missing_field"),
         (("empty.toml",), "no_plan"),
         (("--format", "pdf", "."), "--format pdf"),
@@ -235,7 +235,7 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
     assert [item["verdict"] for item in document["plans"]] == ["certified", "refused"]
     (found,) = document["plans"][1]["findings"]
     assert (found["rule"], found["blocks"]) == ("unreadable", True)
-    assert "plans/hidden cannot be read" in found["message"]
+    assert "cannot read plans/hidden" in found["message"]
 
 
 def test_what_is_no_file_is_passed_over(affidavit: Any) -> None:
@@ -278,7 +278,7 @@ def test_an_answer_is_judged_once_until_its_text_changes(
 ) -> None:
     Path("plan.yaml").write_text(WEAK)
     first = checked("plan.yaml")
-    monkeypatch.setattr("affidavit.gate.checking.judge.judge", None)
+    monkeypatch.setattr("affidavit.gate.checking.evaluate.judge", None)
     assert checked("plan.yaml") == first
     for text in (WEAK + "# more\n", WEAK.replace("0.8123", "0.8124")):
         Path("plan.yaml").write_text(text)

@@ -14,10 +14,9 @@ import pytest
 import sarif_pydantic
 from pydantic import BaseModel
 
-from affidavit.gate.checking.finding import Finding
+from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.formats import WRITERS
-from affidavit.gate.checking.verdict import Judged
-from affidavit.gate.exits import Exit
+from affidavit.gate.exit_codes import Exit
 
 GITLAB = {
     "type": "array",
@@ -174,8 +173,8 @@ HOSTILE = 'a\n::error::x%\r,:<b>&"\x00\x1b[31m\u202e\ud800'
 
 @pytest.mark.parametrize("kind", sorted(WRITERS))
 def test_hostile_texts_stay_texts(kind: str) -> None:
-    finding = Finding(file="p.yaml", rule="r", level="error", message=HOSTILE, line=1, column=1)
-    judged = [Judged(file="p.yaml", name="p\x00.yaml", exit=Exit.BLOCKED, findings=(finding,))]
+    finding = GateFinding(file="p.yaml", rule="r", level="error", message=HOSTILE, line=1, column=1)
+    judged = [CheckResult(file="p.yaml", name="p\x00.yaml", exit=Exit.BLOCKED, findings=(finding,))]
     text = WRITERS[kind](judged)
     text.encode("utf-8", "backslashreplace")
     match kind:

@@ -12,8 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate import KeyStore
-from affidavit.gate import app
-from affidavit.gate import train as gate_train
+from affidavit.gate import app, programs
 from affidavit.plan import as_document
 from affidavit.trainer.__main__ import app as trainer
 from tests.trainer.loop.made import entries_of, plan_with
@@ -103,7 +102,7 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(gate_train.os, "execv", lambda _, arguments: started.append(arguments))
+    monkeypatch.setattr(programs.os, "execv", lambda _, arguments: started.append(arguments))
     CliRunner().invoke(app, ["train", "--plan", "p.yaml", "--resume", "--help"])
     assert started == [
         [sys.executable, "-m", "affidavit.trainer", "--plan", "p.yaml", "--resume", "--help"]
@@ -111,13 +110,13 @@ def test_the_gate_becomes_the_trainer_with_everything_it_was_given(
 
 
 def test_without_torch_the_gate_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate_train.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(programs.importlib.util, "find_spec", lambda _: None)
     done = CliRunner().invoke(app, ["train", "--plan", "p.yaml"])
     assert done.exit_code == 2
     assert "pip install 'affidavit[trainer]'" in done.output
 
 
 def test_the_gate_does_not_load_torch() -> None:
-    code = "import sys; from affidavit.gate import cli, train, conformance; "
+    code = "import sys; from affidavit.gate import cli, programs, conformance; "
     code += "sys.exit('torch' in sys.modules or 'affidavit.trainer' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

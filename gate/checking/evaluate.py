@@ -1,0 +1,170 @@
+"""Evaluate a plan: certify it, and turn every problem into a finding with a remedy.
+
+An under-noised plan is compared with the known mistakes. If one of them leads to its noise or
+target, the finding names the mistake and points at the wrong field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from affidavit.accountants import decimal_up
+from affidavit.certificate import Assessment, certify
+from affidavit.certificate.policy import BUILT_IN, Budget, Policy, judge
+from affidavit.gate.checking.finding import CheckResult, GateFinding, unreadable
+from affidavit.gate.checking.fixes import fixes_for
+from affidavit.gate.checking.source import Source
+from affidavit.gate.exit_codes import OF_VERDICT
+from affidavit.gate.render import headline
+from affidavit.plan import Claim, MalformedPlan, Plan, Reason, pointer_to, unanswerable
+
+MAX_PRECISION = 1.5e-3
+"""Relative precision in ε below which a number identifies a mistake: about four digits of a noise
+multiplier. A round number matches some mistake by chance."""
+
+
+def evaluate(
+    source: Source, *, second_opinion: bool = False, policy: Policy | None = None
+) -> CheckResult:
+    """Certify the plan in ``source`` and apply ``policy``."""
+    try:
+        plan = source.plan()
+    except MalformedPlan as error:
+        result = unreadable(source.file, error.reasons, source.name)
+        return replace(result, findings=(*_assumed(source), *result.findings))
+    rules = policy or BUILT_IN
+    twice = second_opinion or rules.second_opinion == "required"
+    assessment = certify(plan, second_opinion=twice)
+    # No ledger is available here; the policy's on_outage decides whether that blocks.
+    budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
+    under, judgement = judge(plan, assessment, rules, budget=budget)
+    return CheckResult(
+        file=source.file,
+        name=source.name,
+        exit=OF_VERDICT[under.verdict],
+        findings=(
+            *_findings(source, plan, assessment),
+            *_findings_of_policy(source, under.reasons[len(assessment.reasons) :], rules),
+        ),
+        result=under.as_result() | ({} if policy is None else judgement.as_dict()),
+        headline=headline(under),
+    )
+
+
+def _findings_of_policy(
+    source: Source, reasons: tuple[Reason, ...], policy: Policy
+) -> Iterator[GateFinding]:
+    yield from (GateFinding.of(source.file, reason) for reason in source.locate(reasons))
+    if policy.budget == "required" and policy.on_outage == "warn":
+        yield GateFinding(
+            file=source.file,
+            rule="policy_budget",
+            level="warning",
+            message=f"the policy {policy.name} requires a budget check, and no ledger was asked.",
+        )
+
+
+def _assumed(source: Source) -> Iterator[GateFinding]:
+    for assumption in source.assumed:
+        yield GateFinding(file=source.file, rule="assumed", level="note", message=assumption)
+
+
+def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[GateFinding]:
+    yield from _assumed(source)
+    yield from (
+        GateFinding(file=source.file, rule=warning.code, level="warning", message=warning.message)
+        for warning in assessment.warnings
+    )
+    codes = {reason.code for reason in assessment.reasons}
+    if codes == {"under_noised"}:
+        yield _under_noised(source, plan, assessment)
+    elif "claim_below_certified" in codes:
+        yield _wrong_claim(source, plan, assessment)
+    else:
+        yield from (
+            GateFinding.of(source.file, reason) for reason in source.locate(assessment.reasons)
+        )
+
+
+def _under_noised(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
+    (reason,) = assessment.reasons
+    mistake, pointer = _explained(plan) or (None, None)
+    fixes = fixes_for(source, plan, assessment)
+    where = pointer or _noise_of(source, plan) or reason.pointer
+    (placed,) = source.locate((replace(reason, pointer=where, line=None, column=None),))
+    remedy = "; ".join(fix.description for fix in fixes)
+    return replace(
+        GateFinding.of(source.file, placed),
+        remedy=f"{remedy[0].upper()}{remedy[1:]}." if remedy else reason.remedy,
+        mistake=mistake,
+        numbers=_numbers(assessment),
+        fixes=fixes,
+    )
+
+
+def _wrong_claim(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
+    """One finding at the claim, with the mistakes behind it."""
+    first = next(reason for reason in assessment.reasons if reason.code == "claim_below_certified")
+    after = assessment.reasons[assessment.reasons.index(first) + 1 :]
+    (placed,) = source.locate((first,))
+    return replace(
+        GateFinding.of(source.file, placed),
+        remedy=" ".join(reason.remedy for reason in after) or first.remedy,
+        mistake=" + ".join(reason.code for reason in after) or None,
+        numbers=_numbers(assessment),
+        fixes=fixes_for(source, plan, assessment) if assessment.target_epsilon is not None else (),
+    )
+
+
+def _explained(plan: Plan) -> tuple[str, str] | None:
+    """The known mistakes that lead to the plan's noise or target, and the first one's pointer."""
+    # Imported here because it is slow and most plans are correct.
+    from affidavit.certificate.diagnosis import ClaimedEpsilon, diagnose
+
+    for claim in _claims(plan):
+        if (
+            tuple(unanswerable(claim, plan))
+            or ClaimedEpsilon.of(claim, plan).precision > MAX_PRECISION
+        ):
+            continue
+        diagnosis = diagnose(plan, claim)
+        # Pairs of mistakes match more numbers by chance than single ones.
+        if (
+            diagnosis.explanations
+            and (best := diagnosis.explanations[0])
+            and (len(best.mistakes) == 1 or len(diagnosis.explanations) == 1)
+        ):
+            return " + ".join(best.mistakes), diagnosis.as_steps(best)[0]["pointer"]
+    return None
+
+
+def _claims(plan: Plan) -> Iterator[Claim]:
+    """The plan's implicit claims: its only noise multiplier, and its target."""
+    multipliers = {release.noise_multiplier for phase in plan.phases for release in phase.releases}
+    if len(multipliers) == 1 and (sigma := multipliers.pop()) is not None:
+        yield Claim(noise_multiplier=repr(sigma))
+    if plan.target.epsilon is not None:
+        yield Claim(epsilon=plan.target.epsilon)
+
+
+def _noise_of(source: Source, plan: Plan) -> str | None:
+    """The pointer of the first noise that the plan gives."""
+    phases = [("phases", index) for index in range(len(plan.phases))]
+    for base, phase in zip(phases if "phases" in source.data else [()], plan.phases, strict=False):
+        for index, release in enumerate(phase.releases):
+            field = "noise_std" if release.noise_std is not None else "noise_multiplier"
+            if release.has_noise:
+                return pointer_to(*base, "releases", index, field)
+    return None
+
+
+def _numbers(assessment: Assessment) -> dict[str, str | float | None]:
+    if assessment.epsilon is None:
+        return {}
+    return {
+        "epsilon_upper": decimal_up(assessment.epsilon.upper),
+        "target_epsilon": assessment.target_epsilon,
+        "delta": assessment.target_delta,
+        "joint_noise_multiplier": assessment.joint,
+    }

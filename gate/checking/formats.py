@@ -1,0 +1,237 @@
+"""Report formats of ``affidavit check``: GitHub, GitLab, JSON, JUnit and SARIF.
+
+A format is a function from all results to a text, and an entry in ``WRITERS``.
+
+References: GitHub Actions, "Workflow commands"; GitLab, "Code Quality", custom tools; the schema of
+Jenkins' JUnit plugin (junit-10.xsd); OASIS, Static Analysis Results Interchange Format (SARIF)
+2.1.0 plus Errata 01.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree as Xml
+
+from affidavit import __version__
+from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding
+from affidavit.gate.exit_codes import Exit, worst
+
+GITHUB_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
+_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A", ":": "%3A", ",": "%2C"})
+
+
+def github(results: Sequence[CheckResult]) -> str:
+    """One workflow command per finding; a waived result is only a notice.
+
+    Percent signs and line breaks of a message are escaped, as GitHub requires.
+    """
+    return "".join(_command(finding) + "\n" for result in results for finding in result.findings)
+
+
+def _command(finding: GateFinding) -> str:
+    level = "notice" if finding.waiver is not None else GITHUB_LEVELS[finding.level]
+    properties = {"file": finding.file, "title": f"affidavit: {finding.rule}"}
+    if finding.line is not None:
+        properties |= {"line": str(finding.line), "col": str(finding.column or 1)}
+    text = ",".join(f"{key}={value.translate(_PROPERTY)}" for key, value in properties.items())
+    waived = "waived: " if finding.waiver is not None else ""
+    return f"::{level} {text}::{(waived + finding.text).translate(_MESSAGE)}"
+
+
+SEVERITIES = {"error": "blocker", "warning": "minor", "note": "info"}
+
+
+def gitlab(results: Sequence[CheckResult]) -> str:
+    """A code quality report; a waived finding stays in it as information."""
+    issues = [
+        {
+            "description": finding.text,
+            "check_name": f"affidavit/{finding.rule}",
+            "fingerprint": fingerprint(result, finding),
+            "severity": "info" if finding.waiver is not None else SEVERITIES[finding.level],
+            "location": {"path": finding.file, "lines": {"begin": finding.line or 1}},
+        }
+        for result in results
+        for finding in result.findings
+    ]
+    return json.dumps(issues, ensure_ascii=False, indent=1) + "\n"
+
+
+def fingerprint(result: CheckResult, finding: GateFinding) -> str:
+    """Stable between runs, even if the finding moves to another line."""
+    parts = (result.name, finding.rule, finding.pointer, finding.message)
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def json_document(results: Sequence[CheckResult]) -> str:
+    """``{"exit", "plans": [{"file", "pointer", "verdict", "result", "findings"}]}``."""
+    document = {
+        "exit": int(worst(result.exit for result in results)),
+        "plans": [
+            {
+                "file": result.file,
+                "name": result.name,
+                "exit": int(result.exit),
+                "verdict": "refused" if result.result is None else result.result["verdict"],
+                "result": result.result,
+                "findings": [_finding(finding) for finding in result.findings],
+            }
+            for result in results
+        ],
+    }
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finding(finding: GateFinding) -> dict[str, Any]:
+    return {**asdict(finding), "blocks": finding.blocks}
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(results: Sequence[CheckResult]) -> str:
+    """One test case per plan; an unreadable or undecided plan is an error."""
+    failures = sum(result.exit is Exit.BLOCKED for result in results)
+    errors = sum(result.exit in (Exit.USAGE, Exit.UNDECIDED) for result in results)
+    counts = {"tests": str(len(results)), "failures": str(failures), "errors": str(errors)}
+    root = Xml.Element("testsuites", counts)
+    suite = Xml.SubElement(root, "testsuite", {"name": "affidavit check", **counts})
+    for result in results:
+        _case(suite, result)
+    Xml.indent(root)
+    return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _case(suite: Xml.Element, result: CheckResult) -> None:
+    case = Xml.SubElement(suite, "testcase", {"name": _xml(result.name), "classname": "affidavit"})
+    blocking = [finding for finding in result.findings if finding.blocks]
+    if blocking:
+        kind = "failure" if result.exit is Exit.BLOCKED else "error"
+        first = blocking[0]
+        element = Xml.SubElement(case, kind, {"type": first.rule, "message": _xml(first.text)})
+        element.text = _xml("\n".join(map(_line, blocking)))
+    others = [finding for finding in result.findings if not finding.blocks]
+    if others:
+        Xml.SubElement(case, "system-out").text = _xml("\n".join(map(_line, others)))
+
+
+def _line(finding: GateFinding) -> str:
+    place = f":{finding.line}:{finding.column}" if finding.line is not None else ""
+    waived = " (waived)" if finding.waiver is not None else ""
+    return f"{finding.file}{place}: {finding.rule}{waived}: {finding.text}"
+
+
+def _xml(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)
+
+
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
+
+
+def sarif(results: Sequence[CheckResult]) -> str:
+    """One SARIF run, with the fixes that can be applied; positions count Unicode code points."""
+    rules = sorted({finding.rule for result in results for finding in result.findings})
+    document = {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "affidavit",
+                        "semanticVersion": __version__,
+                        "rules": [{"id": rule} for rule in rules],
+                    }
+                },
+                "columnKind": "unicodeCodePoints",
+                "artifacts": [{"location": {"uri": uri}} for uri in sorted(_files(results))],
+                "results": [
+                    _result(result, finding, rules.index(finding.rule))
+                    for result in results
+                    for finding in result.findings
+                ],
+            }
+        ],
+    }
+    return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+
+
+def _files(results: Sequence[CheckResult]) -> set[str]:
+    return {_uri(result.file) for result in results}
+
+
+def _result(result: CheckResult, finding: GateFinding, index: int) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.level,
+        "message": {"text": finding.text},
+        "locations": [{"physicalLocation": _location(finding)}],
+        "partialFingerprints": {"affidavit/v1": fingerprint(result, finding)},
+        "properties": {"pointer": finding.pointer, "mistake": finding.mistake, **finding.numbers},
+    }
+    if fixes := [_fix(finding.file, fix) for fix in finding.fixes if fix.edits]:
+        document["fixes"] = fixes
+    if finding.waiver is not None:
+        reason = str(finding.waiver.get("reason", "waived"))
+        document["suppressions"] = [{"kind": "external", "justification": reason}]
+    return document
+
+
+def _location(finding: GateFinding) -> dict[str, Any]:
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(finding.file)}}
+    if finding.line is not None:
+        place["region"] = {"startLine": finding.line, "startColumn": finding.column or 1}
+    return place
+
+
+def _fix(file: str, fix: Fix) -> dict[str, Any]:
+    return {
+        "description": {"text": fix.description},
+        "artifactChanges": [
+            {
+                "artifactLocation": {"uri": _uri(file)},
+                "replacements": [
+                    {
+                        "deletedRegion": {
+                            "startLine": edit.line,
+                            "startColumn": edit.column,
+                            "endLine": edit.end_line,
+                            "endColumn": edit.end_column,
+                        },
+                        "insertedContent": {"text": edit.after},
+                    }
+                    for edit in fix.edits
+                ],
+            }
+        ],
+    }
+
+
+def _uri(file: str) -> str:
+    """The file as a URI, relative if it is below this folder, as code hosts require."""
+    if os.path.isabs(file):
+        near = os.path.relpath(file)
+        file = file if near.startswith("..") else near
+    return quote(os.path.normpath(file).replace(os.sep, "/"))
+
+
+Writer = Callable[[Sequence[CheckResult]], str]
+
+WRITERS: dict[str, Writer] = {
+    "github": github,
+    "gitlab": gitlab,
+    "json": json_document,
+    "junit": junit,
+    "sarif": sarif,
+}

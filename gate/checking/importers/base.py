@@ -1,0 +1,136 @@
+"""Partial plans from other libraries' documents, and the validation of their fields.
+
+An imported document is a record of a run: a missing, null, misspelt or ill-typed field is refused
+by name, and never becomes an unknown for the plan to solve.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from affidavit.plan import LARGEST_INTEGER, PHASE_FIELDS, MalformedPlan, Reason, pointer_to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Partial:
+    """Plan fields of a document of ``kind``; ``assumed`` lists its assumptions as sentences.
+
+    ``lines`` maps JSON pointers to lines of the file. ``excluded`` has the values that the
+    document rules out for the adjacency or the sampling ``scheme``.
+    """
+
+    kind: str
+    data: dict[str, Any]
+    assumed: tuple[str, ...] = ()
+    lines: tuple[tuple[str, int], ...] = ()
+    excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
+
+    def completed(self, given: dict[str, Any], name: str) -> dict[str, Any]:
+        """The complete plan document; raises ``MalformedPlan`` if ``given`` contradicts it."""
+        phases = self.data.get("phases")
+        shared = {key: value for key, value in given.items() if key not in PHASE_FIELDS}
+        if phases is None or "phases" in given:
+            whole = _merged(self.data, given, (), name)
+        else:
+            # Given phase fields apply to all phases: a sampler has only one rate.
+            for_phases = {key: value for key, value in given.items() if key in PHASE_FIELDS}
+            whole = _merged(self.data, shared, (), name)
+            whole["phases"] = [
+                _merged(phase, for_phases, ("phases", index), name)
+                for index, phase in enumerate(phases)
+            ]
+        for key, values in self.excluded:
+            excluded = next((value for value in _values(whole, key) if value in values), None)
+            if excluded is not None:
+                message = f"{key} is given as {excluded}, which {name} rules out."
+                raise _conflict((key,), message, name)
+        return {"version": 1, **whole}
+
+
+def not_imported(kind: str, message: str, remedy: str) -> MalformedPlan:
+    """The error for a document of ``kind`` that cannot be imported."""
+    return MalformedPlan(
+        Reason(code="not_imported", pointer="", message=f"{kind}: {message}", remedy=remedy)
+    )
+
+
+def _merged(
+    own: dict[str, Any], given: dict[str, Any], path: tuple[str | int, ...], name: str
+) -> dict[str, Any]:
+    merged = dict(own)
+    for key, value in given.items():
+        mine = merged.get(key)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            merged[key] = _merged(mine, value, (*path, key), name)
+        elif mine is None or mine == value:
+            merged[key] = value
+        else:
+            message = f"{key} is given as {value}, but {name} has {mine}."
+            raise _conflict((*path, key), message, name)
+    return merged
+
+
+def _values(part: Any, key: str) -> Iterator[Any]:
+    """The values of ``key`` in a plan document, at any depth."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield from (value,) if name == key else _values(value, key)
+    elif isinstance(part, list):
+        for element in part:
+            yield from _values(element, key)
+
+
+def _conflict(path: tuple[str | int, ...], message: str, name: str) -> MalformedPlan:
+    return MalformedPlan(
+        Reason(
+            code="given_conflict",
+            pointer=pointer_to(*path),
+            message=message,
+            remedy=f'Correct [tool.affidavit.given."{name}"] or the file.',
+        )
+    )
+
+
+def only(kind: str, document: dict[str, Any], known: Collection[str]) -> None:
+    """Refuse unknown fields; raises ``MalformedPlan``."""
+    other = next((field for field in document if field not in known), None)
+    if other is not None:
+        raise not_imported(
+            kind, f"{other[:80]} is an unknown field.", "Correct its name, or remove it."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Whether this is a number in the range of a double; booleans are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return -sys.float_info.max <= value <= sys.float_info.max
+
+
+def positive(kind: str, field: str, value: Any) -> float:
+    """A positive number; raises ``MalformedPlan``."""
+    if not is_number(value) or value <= 0:
+        raise _wrong(kind, field, value, "a positive number")
+    return float(value)
+
+
+def share(kind: str, field: str, value: Any) -> float:
+    """A number above 0 and at most 1; raises ``MalformedPlan``."""
+    if not is_number(value) or not 0 < value <= 1:
+        raise _wrong(kind, field, value, "a number above 0 and at most 1")
+    return float(value)
+
+
+def whole(kind: str, field: str, value: Any, most: int = LARGEST_INTEGER) -> int:
+    """A positive whole number up to ``most``; raises ``MalformedPlan``."""
+    if not is_number(value) or not 0 < value <= most or value != int(value):
+        raise _wrong(kind, field, value, "a positive whole number in range")
+    return int(value)
+
+
+def _wrong(kind: str, field: str, value: Any, expected: str) -> MalformedPlan:
+    state = "is missing" if value is None else f"is not {expected}"
+    return not_imported(kind, f"{field} {state}.", "Give the value that was used.")

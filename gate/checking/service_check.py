@@ -1,0 +1,127 @@
+"""Check a plan with the organisation's service: policy, waivers, approvals and revocation.
+
+The plan is evaluated locally too, and numbers are never taken from the service. If the service
+certifies a plan that is under-noised here, the result is undecided. If it refuses a plan that is
+certified here, its reasons become findings; waived reasons stay visible.
+
+The policy decides whether an outage blocks (``on_outage``). The last answer is stored in a file
+per server, and is ``block`` until the service has been reached once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from affidavit.certificate import write_atomically
+from affidavit.gate.checking.finding import CheckResult, GateFinding
+from affidavit.gate.checking.source import Source
+from affidavit.gate.client import Client, Problem, Unreachable, token_of_environment
+from affidavit.gate.exit_codes import Exit
+from affidavit.plan import Reason, as_document, digest_of
+
+TIMEOUT = 60.0
+"""Seconds."""
+ON_OUTAGE = ("block", "warn")
+
+
+class ServiceCheck:
+    """Checks with the service at ``address``; its ``on_outage`` is stored in ``folder``."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self._client = Client(address, token=token_of_environment(), timeout=TIMEOUT)
+        name = digest_of({"server": self._client.server}).removeprefix("sha256:")
+        self._stored = folder / "servers" / f"{name}.json"
+
+    def apply(self, source: Source, local: CheckResult) -> CheckResult:
+        """The local result, combined with the service's answer."""
+        if local.result is None or local.exit is Exit.UNDECIDED:
+            return local
+        try:
+            answer = self._client.submit(as_document(source.plan()))
+            if not isinstance(answer, dict):
+                raise Unreachable(f"{self._client.server} did not return a certificate")
+            self._store_on_outage(answer)
+        except (Unreachable, Problem) as error:
+            return self._unavailable(source, local, error)
+        return _combine(source, local, answer)
+
+    def _store_on_outage(self, answer: dict[str, Any]) -> None:
+        policy = answer.get("policy")
+        if not isinstance(policy, dict):
+            return
+        document = self._client.policy(policy["name"], policy["version"])
+        on_outage = document.get("policy", {}).get("on_outage")
+        if on_outage in ON_OUTAGE:
+            self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
+
+    def _on_outage(self) -> str:
+        try:
+            on_outage = str(json.loads(self._stored.read_bytes())["on_outage"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return "block"
+        return on_outage if on_outage in ON_OUTAGE else "block"
+
+    def _unavailable(self, source: Source, local: CheckResult, error: Exception) -> CheckResult:
+        blocks = self._on_outage() == "block"
+        reason = Reason(
+            code="server_unreachable",
+            pointer="",
+            message=f"{error}. Policy, waivers and revocation were not checked.",
+            remedy="Try again later."
+            if blocks
+            else "The policy allows checks to continue without the service.",
+        )
+        finding = GateFinding.of(source.file, reason, "error" if blocks else "warning")
+        worse = Exit.UNDECIDED if blocks and local.exit is Exit.CERTIFIED else local.exit
+        return replace(local, exit=worse, findings=(*local.findings, finding))
+
+
+def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> CheckResult:
+    assert local.result is not None
+    findings = list(local.findings)
+    if answer.get("plan_digest") != local.result["plan_digest"]:
+        findings.append(_finding(source, "other_plan", "the service returned another plan."))
+        return replace(local, exit=Exit.UNDECIDED, findings=tuple(findings))
+    verdict, status = answer.get("verdict"), answer.get("certificate", {}).get("status")
+    if local.exit is Exit.BLOCKED:
+        if verdict == "certified":
+            findings.append(
+                _finding(source, "engines_disagree", "the service certifies this plan.")
+            )
+            return replace(local, exit=Exit.UNDECIDED, findings=tuple(findings))
+        return local
+    findings += [_waived(source, reason) for reason in answer.get("waived", [])]
+    if verdict == "certified" and status == "active":
+        return replace(local, findings=tuple(findings))
+    if verdict == "certified":
+        message = f"its certificate is {str(status).replace('_', ' ')}."
+        findings.append(_finding(source, str(status or "no_status"), message))
+    findings += [_refused(source, reason) for reason in answer.get("reasons", [])]
+    worse = Exit.UNDECIDED if verdict == "undecided" else Exit.BLOCKED
+    return replace(local, exit=worse, findings=tuple(findings), headline=f"blocked: {verdict}")
+
+
+def _finding(source: Source, code: str, message: str) -> GateFinding:
+    remedy = "Ask the administrator of the service."
+    reason = Reason(code=code, pointer="", message=message, remedy=remedy)
+    return GateFinding.of(source.file, reason)
+
+
+def _refused(source: Source, reason: dict[str, Any]) -> GateFinding:
+    located = Reason(
+        code=str(reason.get("code", "refused")),
+        pointer=str(reason.get("pointer", "")),
+        message=str(reason.get("message", "")),
+        remedy=str(reason.get("remedy", "")),
+    )
+    (placed,) = source.locate((located,))
+    return GateFinding.of(source.file, placed)
+
+
+def _waived(source: Source, waived: dict[str, Any]) -> GateFinding:
+    """A waived reason, which stays in every report."""
+    return replace(_refused(source, waived), waiver=dict(waived.get("waiver", {})))

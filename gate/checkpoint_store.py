@@ -1,0 +1,154 @@
+"""The verifier's memory: the last checkpoint of each log and the newest status list of each issuer.
+
+Only a verifier that remembers an earlier state can detect that a log was rolled back or forked, or
+that a validly signed status list predates a revocation. Each verified bundle stores its log's
+checkpoint, if it continues the stored one. The files are ``checkpoints.json`` (or
+``--checkpoint-store``) and ``status-lists.json`` under ``$AFFIDAVIT_HOME``; several processes may
+use them at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from affidavit.certificate import (
+    PublicKey,
+    VerificationError,
+    VerificationOptions,
+    current_status,
+    home,
+    write_atomically,
+)
+from affidavit.certificate.log import BadNote, read_checkpoint
+from affidavit.gate.console import err
+
+VERSION = 1
+
+
+class BadStore(Exception):
+    """A file of the verifier's memory is damaged; the message says which and what to do."""
+
+
+class Store:
+    """A JSON file that several processes update; ``purpose`` is what it detects."""
+
+    field: str
+    purpose: str
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _load(self) -> dict[str, Any]:
+        """The stored entries; raises ``BadStore``."""
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError) as error:
+            raise self._bad(str(error)) from None
+        entries = document.get(self.field) if isinstance(document, dict) else None
+        if not isinstance(entries, dict) or document.get("version") != VERSION:
+            raise self._bad(f"it is not a store of {self.field}")
+        return entries
+
+    def _save(self, entries: dict[str, Any]) -> None:
+        document = {"version": VERSION, self.field: entries}
+        write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self.path.with_name(self.path.name + ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _bad(self, detail: str) -> BadStore:
+        return BadStore(
+            f"{self.path}: {detail}. The file is needed to detect {self.purpose}: restore it, or "
+            "move it away to start over."
+        )
+
+    def _warn(self, error: OSError) -> None:
+        err.print(
+            f"cannot write {escape(str(self.path))} ({error.strerror}): {self.purpose} will not "
+            "be detected.",
+            highlight=False,
+        )
+
+
+class CheckpointStore(Store):
+    """The last checkpoint (a signed note) of each log, by its origin."""
+
+    field = "checkpoints"
+    purpose = "a rewritten log"
+
+    def __init__(self, path: Path | None = None) -> None:
+        super().__init__(path or home() / "checkpoints.json")
+
+    def notes(self) -> dict[str, str]:
+        """All stored checkpoints; raises ``BadStore``."""
+        notes = self._load()
+        for origin, note in notes.items():
+            try:
+                if not isinstance(note, str) or read_checkpoint(note).origin != origin:
+                    raise self._bad(f"the entry of {origin!r} is not a checkpoint of that log")
+            except BadNote as error:
+                raise self._bad(f"the entry of {origin!r} is not a checkpoint: {error}") from None
+        return notes
+
+    def update(self, note: str) -> None:
+        """Store ``note``, unless another process stored a larger tree; warns on failure."""
+        checkpoint = read_checkpoint(note)
+        try:
+            with self._locked():
+                notes = self.notes()
+                stored = notes.get(checkpoint.origin)
+                if stored is None or read_checkpoint(stored).size <= checkpoint.size:
+                    self._save({**notes, checkpoint.origin: note})
+        except OSError as error:
+            self._warn(error)
+
+
+class StatusStore(Store):
+    """Sequence number and digest of the newest status list, by its issuer."""
+
+    field = "lists"
+    purpose = "an outdated status list"
+
+    def __init__(self) -> None:
+        super().__init__(home() / "status-lists.json")
+
+    def newest(self) -> dict[str, tuple[int, str]]:
+        """Sequence number and digest by issuer; raises ``BadStore``."""
+        try:
+            return {
+                str(issuer): (int(entry["sequence"]), str(entry["digest"]))
+                for issuer, entry in self._load().items()
+            }
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._bad(str(error)) from None
+
+    def update(self, demands: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
+        """Store a valid status list, whatever it says about the certificate at hand."""
+        if demands.status is None:
+            return
+        now = datetime.now(UTC)
+        try:
+            status, envelope = current_status(demands.status, trusted, demands.status_seen, now)
+        except VerificationError:
+            return  # a later step reports it, unless an earlier one fails
+        try:
+            with self._locked():
+                if status.sequence > self.newest().get(status.issuer, (0, ""))[0]:
+                    entry = {"sequence": status.sequence, "digest": envelope.digest}
+                    self._save({**self._load(), status.issuer: entry})
+        except OSError as error:
+            self._warn(error)

@@ -1,0 +1,100 @@
+"""Read plans and bundles from files, or from standard input (``-``)."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from affidavit.mechanisms import attach
+from affidavit.plan import MalformedPlan, Plan, Reason, Syntax, locate, parse_plan, syntax_of
+
+POLL_SECONDS = 0.05
+"""Seconds to wait for a line before the reader gets a turn."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFile:
+    """A plan with its source text, so that findings can point into it."""
+
+    name: str
+    raw: bytes
+    syntax: Syntax
+    plan: Plan
+
+    def locate(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """``reasons`` with line and column in this file."""
+        return locate(reasons, self.raw, self.syntax)
+
+
+def read_bytes(name: str) -> bytes:
+    """The bytes of a file or of standard input; raises ``MalformedPlan`` if unreadable."""
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except (OSError, ValueError) as error:
+        detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise MalformedPlan(
+            Reason(
+                code="unreadable",
+                pointer="",
+                message=f"cannot read {name}: {detail}.",
+                remedy="Give the path of an existing file.",
+            )
+        ) from None
+
+
+def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:
+    """Each line of ``stream`` as it arrives, and None for each interval without one."""
+    try:
+        descriptor = stream.fileno()
+    except OSError:  # an in-memory stream never blocks
+        yield from stream
+        return
+    partial = bytearray()
+    while True:
+        if not select.select([descriptor], [], [], POLL_SECONDS)[0]:
+            yield None
+            continue
+        chunk = os.read(descriptor, 1 << 16)
+        if not chunk:
+            break
+        partial += chunk
+        if b"\n" in chunk:
+            *lines, partial = partial.split(b"\n")
+            yield from map(bytes, lines)
+    if partial:
+        yield bytes(partial)
+
+
+def read_plan(name: str) -> PlanFile:
+    """Read the plan in ``name`` and the files it names; raises ``MalformedPlan`` with positions."""
+    raw = read_bytes(name)
+    syntax = syntax_of(name.lower(), raw)
+    try:
+        plan = parse_plan(raw, syntax)
+    except MalformedPlan:
+        _refuse_bundle(name, raw)
+        raise
+    file = PlanFile(name=name, raw=raw, syntax=syntax, plan=plan)
+    try:
+        attach(file.plan, Path() if name == "-" else Path(name).parent)
+    except MalformedPlan as error:
+        raise MalformedPlan(*file.locate(error.reasons)) from None
+    return file
+
+
+def _refuse_bundle(name: str, raw: bytes) -> None:
+    """Report a certificate given instead of a plan; field errors would only confuse."""
+    if b'"bundleType"' in raw and b'"payload"' in raw:
+        raise MalformedPlan(
+            Reason(
+                code="no_plan",
+                pointer="",
+                message="this is a certificate bundle, not a plan.",
+                remedy=f"Give the plan; `affidavit verify {name} --show` prints the certificate.",
+            )
+        )

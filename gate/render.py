@@ -1,0 +1,285 @@
+"""Render assessments and certificates as text.
+
+A reason is one line that an editor can jump to (``file:line:col``), with its code, numbers and
+remedy. Upper bounds are rounded up and lower bounds down.
+
+    >>> print(*contents({"verdict": "refused", "plan": {"name": "a", "dataset": {"name": "b"}},
+    ...     "guarantee": None, "reasons": [{"code": "no_theorem", "message": "None is known."}],
+    ...     "validity": {"not_before": "2026-01-01", "not_after": "2027-01-01"}}), sep="\\n")
+    plan: a, on data set b
+    guarantee: none
+    because: no_theorem: None is known.
+    valid: 2026-01-01 to 2027-01-01
+
+Reference: docs/reference/certificate.md describes every field of a certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate import Assessment
+from affidavit.certificate.policy import refused_by_policy
+from affidavit.plan import Reason
+
+STYLE = {"certified": "green", "under_noised": "red", "refused": "red", "undecided": "yellow"}
+DIGITS = 6
+
+
+def reason_line(name: str, reason: Reason) -> str:
+    """A reason on one printable line."""
+    place = f":{reason.line}:{reason.column}" if reason.line is not None else ""
+    field = f" {reason.pointer}" if reason.pointer else ""
+    return printable(
+        f"{name}{place}: {reason.code}{field}: {reason.message} {reason.remedy}".rstrip()
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters and line breaks escaped."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def headline(assessment: Assessment) -> str:
+    """The verdict in one sentence."""
+    by_policy = refused_by_policy(
+        assessment.verdict, [reason.code for reason in assessment.reasons]
+    )
+    if (
+        assessment.epsilon is None
+        or assessment.delta is None
+        or (assessment.verdict == "refused" and not by_policy)
+    ):
+        return "refused: nothing may be claimed about this plan."
+    epsilon = decimal_up(assessment.epsilon.upper, DIGITS)
+    delta = decimal_up(assessment.delta.upper, DIGITS)
+    confidence = "" if assessment.confidence is None else f" {assessment.confidence}"
+    scope = f"under {assessment.adjacency}, for one {assessment.unit}"
+    match assessment.verdict:
+        case "certified":
+            return f"certified: ε ≤ {epsilon} at δ = {delta}{confidence}, {scope}."
+        case "refused":
+            return (
+                f"refused by policy: ε ≤ {epsilon} at δ = {delta}{confidence} is proved, {scope}."
+            )
+        case "under_noised":
+            target = assessment.target_epsilon
+            # Without a target the plan's claim does not hold; the reasons name it.
+            less = "less is claimed" if target is None else f"{target:g} is asked"
+            return f"under-noised: ε ≤ {epsilon} at δ = {delta} is proved{confidence}, {less}."
+        case _:
+            return "undecided: independent engines contradict each other; nothing is claimed."
+
+
+def print_assessment(
+    console: Console, name: str, reasons: tuple[Reason, ...], assessment: Assessment
+) -> None:
+    """Print an assessment; ``reasons`` are its own, with positions in the file."""
+    style = STYLE[assessment.verdict]
+    console.print(f"[bold {style}]{escape(headline(assessment))}[/]", highlight=False)
+    for reason in reasons:
+        console.print(escape(reason_line(name, reason)), highlight=False, soft_wrap=True)
+    if assessment.releases:
+        console.print(_noise_table(assessment))
+    for line in _facts(assessment):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    if assessment.planning:
+        console.print("planning figures (for information, not guaranteed):", highlight=False)
+    for entry in assessment.planning:
+        console.print(f"  {escape(_figures(entry))}", highlight=False, soft_wrap=True)
+    for warning in assessment.warnings:
+        console.print(
+            f"[yellow]warning[/] {warning.code}: {escape(warning.message)}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _noise_table(assessment: Assessment) -> Table:
+    table = Table(title="noise multipliers", title_justify="left", box=None, pad_edge=False)
+    for heading in ("release", "blocks", "given", "required"):
+        table.add_column(heading, justify="left" if heading == "release" else "right")
+    for release in assessment.releases:
+        table.add_row(
+            release.name if release.phase is None else f"{release.phase}/{release.name}",
+            str(release.count),
+            "" if release.given is None else f"{release.given:.7g}",
+            "" if release.required is None else f"{release.required:.7g}",
+        )
+    return table
+
+
+def _facts(assessment: Assessment) -> list[str]:
+    facts = []
+    if assessment.joint is not None:
+        facts.append(f"joint noise multiplier of a step: {decimal_down(assessment.joint, DIGITS)}")
+    if assessment.mu is not None:
+        facts.append(f"exactly Gaussian, μ = {decimal_up(assessment.mu, DIGITS)}")
+    facts += [_strategy(entry) for entry in assessment.strategies]
+    saving = (assessment.allocation or {}).get("saving")
+    if saving:
+        kind = (assessment.allocation or {})["kind"]
+        facts.append(f"the {kind} allocation needs {saving:.1%} less noise energy than uniform")
+    facts += [_sampling(entry) for entry in assessment.sampling]
+    for opinion in assessment.accountants:
+        low = decimal_down(opinion.epsilon.lower, 8)
+        high = decimal_up(opinion.epsilon.upper, 8)
+        drawn = opinion.confidence
+        confidence = "" if drawn is None else f" {drawn} over draws from seed {drawn.seed}"
+        facts.append(f"{opinion.name} ({opinion.version}): ε in [{low}, {high}]{confidence}")
+    return facts
+
+
+def _strategy(entry: dict[str, Any]) -> str:
+    bound = "" if entry["exact"] else " at most"
+    parts = [
+        f"{entry['kind']} noise: sensitivity{bound} {decimal_up(entry['sensitivity'], DIGITS)}"
+    ]
+    if entry["rms_error"] is not None:
+        parts.append(f"rms error {entry['rms_error']:.5g} and maximum {entry['max_error']:.5g}")
+    return ", ".join([*parts, f"{entry['buffers']} buffers"])
+
+
+FIGURES = {
+    "noise_std_of_mean": "noise in an entry of the mean",
+    "phi": "Φ =",
+    "prefix_sum_std": "in the sum of all",
+    "signal_to_noise_at_most": "signal-to-noise at most",
+    "noise_share_at_least": "ρ at least",
+    "momentum_norm": "‖M‖_F of the noise",
+    "probe_std": "ρ_t =",
+}
+"""Display names of the planning figures."""
+
+
+def _figures(entry: dict[str, Any]) -> str:
+    where = f"{entry['phase']}/{entry['release']}" if "phase" in entry else entry["release"]
+    shown = [f"{name} {entry[key]:.3g}" for key, name in FIGURES.items() if key in entry]
+    return f"{where}: {', '.join(shown)}"
+
+
+def _sampling(entry: dict[str, Any]) -> str:
+    parts = [f"sampling: {entry['scheme']}"]
+    if entry["probability"] is not None:
+        parts.append(f"q = {entry['probability']:.6g}")
+    if entry.get("lot_size") is not None:
+        parts.append(f"lots of {entry['lot_size']}")
+    if entry["steps"] is not None:
+        parts.append(f"{entry['steps']} steps")
+    if "participations" in entry:
+        parts.append(f"{entry['participations']} participations of a record")
+    return ", ".join(parts)
+
+
+NEIGHBOURS = {
+    "add_remove": "{unit} is added or removed",
+    "replace_one": "{unit} is replaced by another",
+    "zero_out": "{unit} contributes nothing",
+}
+"""How neighbouring data sets differ."""
+
+
+def contents(predicate: Mapping[str, Any]) -> list[str]:
+    """A verified certificate as lines of text; empty fields are left out.
+
+    ``predicate`` must come from a verified statement. ε is in nats, δ a probability and noise in
+    clip norms, with the digits of the statement. Sections in the format of a later release are
+    reported as such and never raise.
+    """
+    lines: list[str] = []
+    for title, section in SECTIONS.items():
+        try:
+            lines += section(predicate)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            lines.append(f"{title}: in a format that this release cannot show; see --json")
+    return [printable(line) for line in lines]
+
+
+def _subject(predicate: Mapping[str, Any]) -> Iterator[str]:
+    plan = predicate["plan"]
+    dataset = plan.get("dataset") or {}
+    size = f" of {dataset['size']} records" if dataset.get("size") else ""
+    on = f", on data set {dataset['name']}{size}" if dataset.get("name") else ""
+    yield f"plan: {plan.get('name', 'without a name')}{on}"
+
+
+def _guarantee(predicate: Mapping[str, Any]) -> Iterator[str]:
+    guarantee = predicate["guarantee"]
+    if guarantee is None:
+        yield "guarantee: none"
+        return
+    unit = f"one {guarantee['unit']}"
+    neighbours = NEIGHBOURS.get(guarantee["adjacency"], "{unit}").format(unit=unit)
+    yield f"protects: {unit}; neighbouring data sets: {neighbours} ({guarantee['adjacency']})"
+    level = guarantee.get("confidence")
+    confidence = "" if level is None else f", with confidence {level}"
+    epsilon, delta = _ends("ε", guarantee["epsilon"]), _ends("δ", guarantee["delta"])
+    yield f"guarantee: {epsilon}, {delta}{confidence}"
+    target = guarantee["target"]
+    signs = (("epsilon", "ε"), ("delta", "δ"))
+    if goals := [f"{sign} = {target[name]}" for name, sign in signs if target[name] is not None]:
+        yield f"target: {', '.join(goals)}"
+
+
+def _ends(sign: str, ends: Mapping[str, str]) -> str:
+    lower, upper = ends["lower"], ends["upper"]
+    return f"{sign} = {upper}" if lower == upper else f"{sign} between {lower} and {upper}"
+
+
+def _run(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for phase in predicate.get("sampling", ()):
+        rate = "" if phase["probability"] is None else f", q = {phase['probability']}"
+        yield f"sampling: {phase['scheme']}{rate}, {phase['steps']} steps"
+    for release in predicate.get("noise_multiplier", {}).get("releases", ()):
+        noise = release["required"] if release["given"] is None else release["given"]
+        blocks = "" if release["count"] == 1 else f", each of {release['count']} blocks"
+        yield f"noise: {release['name']}{blocks}: {noise} clip norms"
+
+
+def _reasons(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for field, title in (("reasons", "because"), ("warnings", "warning"), ("waived", "waived")):
+        for reason in predicate.get(field, ()):
+            waiver = reason.get("waiver")
+            by = f" (by {waiver['granted_by']}: {waiver['reason']})" if waiver else ""
+            yield f"{title}: {reason['code']}: {reason['message']}{by}"
+
+
+def _conditions(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for duty in predicate.get("obligations", ()):
+        how = "checked by the trainer" if duty["checked_by"] == "trainer" else "only declared"
+        yield f"obligation ({how}): {duty['text']}"
+    for assumption in predicate.get("assumptions", ()):
+        yield f"assumed: {assumption}"
+
+
+def _responsible(predicate: Mapping[str, Any]) -> Iterator[str]:
+    for engine in predicate.get("accountants", ()):
+        yield f"accounted by: {engine['name']} {engine['version']}"
+    if policy := predicate.get("policy"):
+        yield f"policy: {policy['name']}, version {policy['version']}"
+    if requester := predicate.get("requester"):
+        yield f"requested by: {requester}"
+    if approvals := predicate.get("approvals"):
+        names = ", ".join(approval["name"] for approval in approvals["given"])
+        yield f"approvals: {approvals['required']} required{names and ', given by ' + names}"
+    validity = predicate["validity"]
+    yield f"valid: {validity['not_before']} to {validity['not_after']}"
+
+
+SECTIONS: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
+    "plan": _subject,
+    "guarantee": _guarantee,
+    "sampling and noise": _run,
+    "reasons": _reasons,
+    "obligations": _conditions,
+    "who and when": _responsible,
+}
+"""Sections in the order of their lines."""
