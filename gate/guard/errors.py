@@ -1,4 +1,4 @@
-"""Why a guarded run stop_state: a code that never changes its meaning, what is wrong, what to do.
+"""Errors of guarded runs: a stable code, a message and a remedy.
 
 ==========================  ============================================================
 code                        meaning
@@ -53,7 +53,7 @@ class GuardStop(Exception):
 
 
 class StopState:
-    """What has stopped a run once stops it for good, whoever caught the exception.
+    """Once a run is stopped it stays stopped, whoever caught the exception.
 
     >>> stop_state = StopState()
     >>> try:

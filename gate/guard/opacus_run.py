@@ -3,18 +3,17 @@
     model, optimizer, data_loader = privacy_engine.make_private(...)
     run = guard.opacus(privacy_engine, optimizer, data_loader, "bundle.json")
 
-Before the loop begins, sampler, q, B, clip norm, noise, blocks and the model's trainable tensors
-are compared with the certificate (``opacus_fit``, ``opacus_model``). Then, at every step that is
-not a virtual one, in this order and before any parameter changes: the same numbers again, since
-schedulers change them; the step is charged on the disk; the noise is drawn, and each tensor's
-looked at (``watching``). No optimiser of the process may update a tensor of the model that
-did not get its noise in this very step. After the last certified step the record is ended,
-and one more step is stopped. A virtual step (``BatchMemoryManager``) is no release and not counted.
+Before the loop starts, sampler, q, B, clip norm, noise, blocks and the model's trainable tensors
+are compared with the certificate (``opacus_checks``, ``opacus_model``). At every real step, before
+any parameter changes, the guard compares the numbers again, because schedulers change them;
+charges the step on disk; draws the noise, and tests that of each tensor (``noise_test``). No
+optimiser of the process may update a tensor of the model that got no noise in this step. After
+the last certified step the record ends, and a further step is stopped. Virtual steps
+(``BatchMemoryManager``) are no releases and do not count.
 
-With ``generator="chacha20"`` the guard draws lots and noise itself, as the certificate obliges;
-the noise of Opacus is looked at in the first two releases and then left undrawn. With
-``"opacus"`` everything stays Opacus' own and the record says which generator that is, so
-that conformance finds ``statistical_generator``.
+With ``generator="chacha20"`` the guard draws lots and noise itself, as the certificate requires;
+the noise of Opacus is tested in the first two releases and then not drawn. With ``"opacus"``
+Opacus' generators are kept and recorded, so that conformance reports ``statistical_generator``.
 
 Tested with Opacus 1.6.
 """
@@ -73,11 +72,11 @@ def opacus(
     demands: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> OpacusRun:
-    """Guard what ``make_private`` returned; raises ``GuardStop`` if it does not checks.
+    """Guard the result of ``make_private``; raises ``GuardStop`` if it violates the certificate.
 
-    ``keys`` are the issuer's, your own key directory's if None. ``blocks`` says, by release of
-    the plan, which tensors it has, where there are several releases. ``module`` is the model,
-    if it is not to be looked for.
+    ``keys`` are the issuer's public keys, by default your own key directory. ``blocks`` maps
+    releases to tensor names, if the plan has several releases. ``module`` is the model; by
+    default the guard finds it.
     """
     stop_state = StopState()
     with stop_state.guarded():
