@@ -1,1 +1,1 @@
-"""The gate's check: plans found where people keep them, judged, told of and mended."""
+"""``affidavit check``: discover plans, evaluate them, report findings and apply fixes."""

@@ -181,15 +181,15 @@ class Guard:
     def _committed(self, key: bytes | None) -> str:
         if key is None:
             return f"undisclosed:{self._record.charged}"
-        found = "sha256:" + hashlib.sha256(b"affidavit commitment " + key).hexdigest()
-        if found in self._keys:
+        commitment = "sha256:" + hashlib.sha256(b"affidavit commitment " + key).hexdigest()
+        if commitment in self._keys:
             raise GuardStop(
                 "noise_repeated",
                 "the noise of this release comes from a key that was already used.",
                 "Draw a new key for every release.",
             )
-        self._keys.add(found)
-        return found
+        self._keys.add(commitment)
+        return commitment
 
     def _see(
         self,

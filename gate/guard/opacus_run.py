@@ -118,8 +118,8 @@ class OpacusRun:
         self._parameters = list(optimizer.params)
         self._model = TrainedModel(self._parameters, module)
         require_all_noised(self._model, self._parameters)
-        found = self._model.tensors()
-        self._names = [found[id(parameter)][0] for parameter in self._parameters]
+        tensors = self._model.tensors()
+        self._names = [tensors[id(parameter)][0] for parameter in self._parameters]
         self._tensors = assign_tensors(certified, blocks or self._one_release())
         if missing := set(self._names) ^ self._tensors.keys():
             raise GuardStop(

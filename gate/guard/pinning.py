@@ -73,16 +73,16 @@ def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]])
             f"{', '.join(releases)}.",
             "Give the tensors of each release of the plan (blocks=).",
         )
-    found: dict[str, str] = {}
+    assigned: dict[str, str] = {}
     for release, tensors in blocks.items():
         names = list(tensors)
-        if repeated := sorted(found.keys() & set(names)):
+        if repeated := sorted(assigned.keys() & set(names)):
             raise GuardStop(
                 "other_blocks",
                 f"{', '.join(repeated)}: in two releases.",
                 "Assign every tensor to one release.",
             )
-        found.update(dict.fromkeys(names, release))
+        assigned.update(dict.fromkeys(names, release))
         count = releases[release].count
         flat = certified.phase.clipping == "flat"
         if not names or (not flat and count not in (1, len(names))):
@@ -92,7 +92,7 @@ def assign_tensors(certified: CertifiedRun, blocks: Mapping[str, Iterable[str]])
                 "in all nor one per tensor.",
                 f"Certify the plan with count: {max(1, len(names))}, or count: 1.",
             )
-    return found
+    return assigned
 
 
 def tensor_entries(
@@ -101,10 +101,10 @@ def tensor_entries(
     """Every tensor with its block, for a run record."""
     counts = {release.name: release.count for release in certified.phase.releases}
     places = dict.fromkeys(counts, 0)
-    found = []
+    entries = []
     for name, release in tensors.items():
         block = FLAT if certified.phase.clipping == "flat" else f"{release}[{places[release]}]"
         if counts[release] > 1:
             places[release] += 1
-        found.append({"name": name, "shape": shapes[name], "release": release, "block": block})
-    return found
+        entries.append({"name": name, "shape": shapes[name], "release": release, "block": block})
+    return entries

@@ -81,16 +81,16 @@ class Stream:
 
     def normal(self, count: int) -> NDArray[np.float64]:
         """(count,) independent standard normal numbers."""
-        found = np.empty(count)
+        numbers = np.empty(count)
         for start in range(0, count, CHUNK):
-            part = found[start : start + CHUNK]
+            part = numbers[start : start + CHUNK]
             half = (part.size + 1) // 2
             uniform = ((self.bits(2 * half) >> np.uint64(11)) + 0.5) * 2.0**-53
             radius = np.sqrt(-2 * np.log(uniform[:half]))
             angle = 2 * np.pi * uniform[half:]
             part[:half] = radius * np.cos(angle)
             part[half:] = (radius * np.sin(angle))[: part.size - half]
-        return found
+        return numbers
 
 
 @dataclass(slots=True)
@@ -105,8 +105,8 @@ def gradient_rows(tensor: Any) -> int:
     samples = getattr(tensor, "grad_sample", None)
     if isinstance(samples, list):
         return sum(len(sample) for sample in samples)
-    found = samples if samples is not None else getattr(tensor, "_norm_sample", None)
-    return 0 if found is None else len(found)
+    gradients = samples if samples is not None else getattr(tensor, "_norm_sample", None)
+    return 0 if gradients is None else len(gradients)
 
 
 def guard_sampler(sampler: Any, probability: Fraction, stream: Stream | None) -> Lots:
