@@ -40,13 +40,17 @@ class ServiceCheck:
         if local.result is None or local.exit is Exit.UNDECIDED:
             return local
         try:
-            answer = self._client.submit(as_document(source.plan()))
-            if not isinstance(answer, dict):
-                raise Unreachable(f"{self._client.server} did not return a certificate")
-            self._store_on_outage(answer)
+            answer = self._submit(source)
         except (Unreachable, Problem) as error:
             return self._unavailable(source, local, error)
         return _combine(source, local, answer)
+
+    def _submit(self, source: Source) -> dict[str, Any]:
+        answer = self._client.submit(as_document(source.plan()))
+        if not isinstance(answer, dict):
+            raise Unreachable(f"{self._client.server} did not return a certificate")
+        self._store_on_outage(answer)
+        return answer
 
     def _store_on_outage(self, answer: dict[str, Any]) -> None:
         policy = answer.get("policy")
