@@ -13,7 +13,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from affidavit.certificate import START, Conformance, Finding, SigningKey, encode_line
+from affidavit.certificate import START, Conformance, ConformanceFinding, SigningKey, encode_line
 from affidavit.gate import client as gate_client
 from affidavit.gate.cli import app
 from affidavit.worker.job import provenance
@@ -139,7 +139,7 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
     (tmp_path / "worker.json").write_text(json.dumps(key.public.as_record()))
     (tmp_path / "other.json").write_text(json.dumps(SigningKey.generate().public.as_record()))
 
-    def make(*findings: Finding) -> list[str]:
+    def make(*findings: ConformanceFinding) -> list[str]:
         names = dict.fromkeys(("certificate", "plan_digest"), "sha256:" + "0" * 64)
         others = {"data": "digits", "model": "mlp", "output": "o", "time_limit": None}
         job = Job(run=RUN, fence=1, **names, **others)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_what_a_worker_signed_is_verified_offline(signed: Any, tmp_path: Path) -
 
 
 def test_one_of_a_run_that_does_not_conform_is_told_of_and_blocks(signed: Any) -> None:
-    found = run(*signed(Finding(code="wrong_noise", line=3, message="less")))
+    found = run(*signed(ConformanceFinding(code="wrong_noise", line=3, message="less")))
     assert found.exit_code == 1
     assert "findings: wrong_noise" in found.stdout
 
