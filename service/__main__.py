@@ -42,10 +42,10 @@ EXPECTED = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         settings = Settings.from_environment()
-        return int(given.run(given, settings) or 0)
+        return int(options.run(options, settings) or 0)
     except KeyboardInterrupt:
         return 0
     except EXPECTED as error:
@@ -70,16 +70,16 @@ def _migrate(_given: argparse.Namespace, settings: Settings) -> None:
     print(f"The schema is at revision {head()}.")  # noqa: T201  # what was asked for
 
 
-def _backup(given: argparse.Namespace, settings: Settings) -> None:
-    size = back_up(settings.database_url, given.file)
-    print(f"{given.file} holds {size} bytes.")  # noqa: T201  # what was asked for
+def _backup(options: argparse.Namespace, settings: Settings) -> None:
+    size = back_up(settings.database_url, options.file)
+    print(f"{options.file} holds {size} bytes.")  # noqa: T201  # what was asked for
 
 
-def _serve(given: argparse.Namespace, settings: Settings) -> None:
+def _serve(options: argparse.Namespace, settings: Settings) -> None:
     # With it come the pages and all accountants, which no other command needs to wait for.
     from affidavit.service.serve import serve
 
-    serve(given.host, given.port, settings)
+    serve(options.host, options.port, settings)
 
 
 def _fail(message: str, code: int) -> int:

@@ -56,10 +56,10 @@ class Batcher(Generic[A, B]):
         self._waiting: list[tuple[A, asyncio.Future[B]]] = []
         self._running: set[asyncio.Task[None] | None] = set()
 
-    async def __call__(self, asked: A) -> B:
+    async def __call__(self, request: A) -> B:
         """The answer to ``asked``; raises what ``work`` raises."""
         answer: asyncio.Future[B] = asyncio.get_running_loop().create_future()
-        self._waiting.append((asked, answer))
+        self._waiting.append((request, answer))
         if len(self._running) < self._lanes:
             self._running.add(asyncio.create_task(self._run()))
         return await answer
@@ -82,15 +82,15 @@ class Batcher(Generic[A, B]):
         self._working += 1
         try:
             if not await self._do(batch, last=len(batch) == 1):
-                for item in batch:
-                    await self._do([item], last=True)
+                for entry in batch:
+                    await self._do([entry], last=True)
         finally:
             self._working -= 1
 
     async def _do(self, batch: Sequence[tuple[A, asyncio.Future[B]]], *, last: bool) -> bool:
         """Answer ``batch``; False where it failed and is to be tried in parts."""
         try:
-            found = await self._work([asked for asked, _ in batch])
+            results = await self._work([request for request, _ in batch])
         except Exception as error:
             if not last:
                 return False
@@ -98,9 +98,9 @@ class Batcher(Generic[A, B]):
                 if not answer.done():  # its caller may have gone away
                     answer.set_exception(error)
             return True
-        for (_, answer), each in zip(batch, found, strict=True):
+        for (_, answer), result in zip(batch, results, strict=True):
             if not answer.done():
-                answer.set_result(each)
+                answer.set_result(result)
         return True
 
 

@@ -122,9 +122,9 @@ def is_missing_file(url: URL) -> bool:
 
 def make_room(url: str) -> None:
     """Make the directory of an SQLite file, for its owner alone: it will hold plans."""
-    found = make_url(url)
-    if found.get_backend_name() == "sqlite" and found.database:
-        Path(found.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:

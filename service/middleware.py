@@ -78,7 +78,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seen = _Seen(scope, send)
+        seen = _ObservedRequest(scope, send)
         with self._meters.running.track_inprogress(), self._span(scope) as span:
             try:
                 await self._app(scope, receive, seen.send)
@@ -97,7 +97,7 @@ class RequestMiddleware:
         }
         return self._tracing.request(_method(scope), headers)
 
-    def _tell(self, seen: _Seen, span: Any) -> None:
+    def _tell(self, seen: _ObservedRequest, span: Any) -> None:
         fields = seen.fields()
         route, status = fields["route"], fields["status"]
         self._meters.answered(fields["method"], route, status, seen.seconds())
@@ -111,13 +111,13 @@ class RequestMiddleware:
         log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
 
 
-class _Seen:
+class _ObservedRequest:
     """One request on its way through."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope = scope
         self._send = send
-        self._begun = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._status = 500  # what is answered when nothing was
         self.request_id = _request_id(scope)
         # What the application notes in request.state is noted in this very dictionary.
@@ -134,7 +134,7 @@ class _Seen:
 
     def seconds(self) -> float:
         """Since the request came."""
-        return time.perf_counter() - self._begun
+        return time.perf_counter() - self._started_at
 
     def fields(self) -> dict[str, Any]:
         """What is told of it."""
@@ -153,8 +153,8 @@ def _method(scope: Scope) -> str:
 
 
 def _request_id(scope: Scope) -> str:
-    given = dict(scope["headers"]).get(HEADER, b"")
-    return given.decode("ascii") if HARMLESS.fullmatch(given) else secrets.token_hex(16)
+    value = dict(scope["headers"]).get(HEADER, b"")
+    return value.decode("ascii") if HARMLESS.fullmatch(value) else secrets.token_hex(16)
 
 
 class BodyLimit:

@@ -45,26 +45,26 @@ __all__ = ["metadata"]
 class SchemaNotAtHead(Exception):
     """The database's schema is not the one that this release works with."""
 
-    def __init__(self, found: str | None, wanted: str) -> None:
+    def __init__(self, found: str | None, expected: str) -> None:
         self.found = found
-        self.wanted = wanted
+        self.expected = expected
         where = f"at revision {found}" if found else "empty"
         super().__init__(
-            f"the database's schema is {where}, and this release needs revision {wanted}; "
-            f"{self._remedy(wanted)}"
+            f"the database's schema is {where}, and this release needs revision {expected}; "
+            f"{self._remedy(expected)}"
         )
 
-    def _remedy(self, wanted: str) -> str:  # noqa: ARG002
+    def _remedy(self, expected: str) -> str:  # noqa: ARG002
         return "run: affidavit migrate"
 
 
 class UnknownSchema(SchemaNotAtHead):
     """The database's schema has a revision that this release cannot upgrade."""
 
-    def _remedy(self, wanted: str) -> str:
+    def _remedy(self, expected: str) -> str:
         return (
             "it cannot be upgraded from there. If a newer release made it, use that release. "
-            f"If it was made before the first release (a revision below {wanted}), keep a copy, "
+            f"If it was made before the first release (a revision below {expected}), keep a copy, "
             "set DATABASE_URL to an empty database, and run: affidavit migrate"
         )
 
@@ -100,10 +100,10 @@ def revision_of(engine: Engine) -> str | None:
 
 def require_head(engine: Engine) -> str:
     """The head's revision; raises ``SchemaNotAtHead`` when the database has another one."""
-    revision, wanted = revision_of(engine), head()
-    if revision != wanted:
+    revision, expected = revision_of(engine), head()
+    if revision != expected:
         raise _not_at_head(revision)
-    return wanted
+    return expected
 
 
 def upgrade(url: str) -> None:

@@ -55,7 +55,9 @@ class AccountingPool:
         self.unanswered = 0
         self._lock = Lock()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["affidavit.service.engines", certify.__module__])
+        self._context.set_forkserver_preload(
+            ["affidavit.service.accounting_preload", certify.__module__]
+        )
         self._pool = self._new()
         self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
         self._aside = asyncio.Semaphore(max(1, workers - 1))
@@ -70,32 +72,32 @@ class AccountingPool:
     async def _together(self, plans: Sequence[Plan]) -> list[Assessment]:
         return await self.run(each_of, certify, plans)
 
-    async def run_aside(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    async def run_aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """``run`` for what shows rather than decides: of several processes one is left free.
 
         Curves take longest, and whoever certifies is not to wait for people who look at them.
         """
         async with self._aside:
-            return await self.run(work, *given, **named)
+            return await self.run(work, *args, **kwargs)
 
-    async def run(self, work: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What ``work`` returns; raises ``AccountingTimeout`` or ``AccountingFailed``.
 
         Time spent waiting for a free process does not count against the limit.
         """
         # A pool that broke is replaced, for which a thread has to wait.
         pool = self._pool if self._pool.active else await run_in_threadpool(self._usable)
-        future = pool.schedule(work, args=given, kwargs=named, timeout=self.time_limit)
+        future = pool.schedule(work, args=args, kwargs=kwargs, timeout=self.time_limit)
         self.unanswered += 1
         try:
-            found: T = await asyncio.wrap_future(future)
+            result: T = await asyncio.wrap_future(future)
         except TimeoutError:
             raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:
             raise AccountingFailed(f"the process that accounted it died: {error}") from error
         finally:
             self.unanswered -= 1
-        return found
+        return result
 
     def warm_up(self) -> None:
         """Start the processes now, so that the first plan need not wait for imports."""

@@ -178,7 +178,7 @@ class JsonOnly:
             raise Problem(
                 415,
                 "unsupported_media_type",
-                f"{self._what} comes as application/json; set Content-Type accordingly.",
+                f"{self._what} must be sent as application/json; set Content-Type accordingly.",
                 headers={"Accept": "application/json"},
             )
 

@@ -98,11 +98,14 @@ class Settings:
         A private key in the process's own environment is taken out of it, so that no
         process that is started later inherits it.
         """
-        given = dict(os.environ if environment is None else environment)
+        variables = dict(os.environ if environment is None else environment)
         if environment is None:
             os.environ.pop(PRIVATE_KEY, None)
-        place = Path(given["AFFIDAVIT_HOME"]) if given.get("AFFIDAVIT_HOME") else home()
-        provider, public_url = _provider(given), _public_url(given.get("AFFIDAVIT_PUBLIC_URL", ""))
+        place = Path(variables["AFFIDAVIT_HOME"]) if variables.get("AFFIDAVIT_HOME") else home()
+        provider, public_url = (
+            _provider(variables),
+            _public_url(variables.get("AFFIDAVIT_PUBLIC_URL", "")),
+        )
         if provider is not None and provider.client is not None and public_url is None:
             raise SettingsError(
                 "AFFIDAVIT_PUBLIC_URL is not set, and the provider sends browsers back there; give "
@@ -110,22 +113,22 @@ class Settings:
             )
         return cls(
             database_url=database_url(
-                given.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
+                variables.get("DATABASE_URL") or f"sqlite:///{place / 'affidavit.db'}"
             ),
             key_directory=place / "keys",
-            workers=_whole(given, "AFFIDAVIT_WORKERS", WORKERS, 256),
-            time_limit=float(_whole(given, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
-            body_limit=_whole(given, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
-            rate_limit=_whole(given, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
-            concurrency_limit=_whole(given, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
+            workers=_whole(variables, "AFFIDAVIT_WORKERS", WORKERS, 256),
+            time_limit=float(_whole(variables, "AFFIDAVIT_TIME_LIMIT", TIME_LIMIT, 86_400)),
+            body_limit=_whole(variables, "AFFIDAVIT_BODY_LIMIT", MIB, 64 * MIB),
+            rate_limit=_whole(variables, "AFFIDAVIT_RATE_LIMIT", RATE_LIMIT, 10_000_000),
+            concurrency_limit=_whole(variables, "AFFIDAVIT_CONCURRENCY", CONCURRENCY_LIMIT, 10_000),
             provider=provider,
             public_url=public_url,
-            log_origin=_name(given, "AFFIDAVIT_LOG_ORIGIN"),
-            checkpoint_export=given.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
-            witness_name=_name(given, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
-            witnessed_logs=_logs(given.get("AFFIDAVIT_WITNESSED_LOGS")),
-            halves=private_key_source(given),
-            app_role=given.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
+            log_origin=_name(variables, "AFFIDAVIT_LOG_ORIGIN"),
+            checkpoint_export=variables.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
+            witness_name=_name(variables, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
+            witnessed_logs=_logs(variables.get("AFFIDAVIT_WITNESSED_LOGS")),
+            halves=private_key_source(variables),
+            app_role=variables.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
 
 
@@ -134,18 +137,18 @@ def _public_url(text: str) -> str | None:
     text = text.strip()
     if not text:
         return None
-    found = re.fullmatch(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?", text.lower())
-    if found is None:
+    match = re.fullmatch(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?/?", text.lower())
+    if match is None:
         raise SettingsError(
             f"AFFIDAVIT_PUBLIC_URL is {text[:80]!r}; give scheme and host like "
             "https://dp.example.com, without a path."
         )
-    scheme, host, port = found[1], found[2], found[3] or ""
+    scheme, host, port = match[1], match[2], match[3] or ""
     return f"{scheme}://{host}{'' if port == _USUAL[scheme] else port}"
 
 
-def _name(given: Mapping[str, str], variable: str) -> str | None:
-    name = given.get(variable)
+def _name(variables: Mapping[str, str], variable: str) -> str | None:
+    name = variables.get(variable)
     if not name:
         return None
     try:
@@ -170,7 +173,7 @@ def _logs(path: str | None) -> tuple[NoteKey, ...]:
         ) from None
 
 
-def database_url(given: str) -> str:
+def database_url(variables: str) -> str:
     """``given`` with the driver that this service uses; raises ``SettingsError``.
 
     >>> database_url("postgres://db/affidavit")
@@ -178,7 +181,7 @@ def database_url(given: str) -> str:
     """
     remedy = "give sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
     try:
-        url = make_url(given)
+        url = make_url(variables)
     except (ArgumentError, ValueError):  # a port that is no number
         raise SettingsError(f"DATABASE_URL is not the URL of a database; {remedy}.") from None
     if url.drivername in ("postgresql", "postgres"):
@@ -190,15 +193,15 @@ def database_url(given: str) -> str:
     return url.render_as_string(hide_password=False)
 
 
-def _provider(given: Mapping[str, str]) -> Provider | None:
+def _provider(variables: Mapping[str, str]) -> Provider | None:
     try:
-        return provider_of(given)
+        return provider_of(variables)
     except ProviderMisconfigured as error:
         raise SettingsError(str(error)) from None
 
 
-def _whole(given: Mapping[str, str], name: str, default: int, most: int) -> int:
-    text = given.get(name)
+def _whole(variables: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = variables.get(name)
     if not text:
         return default
     if text.isascii() and text.isdecimal() and len(text) < 12 and 1 <= int(text) <= most:

@@ -67,8 +67,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         """As an aware time in UTC."""
         if value is None:
             return None
-        found: datetime = value
-        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        instant: datetime = value
+        return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
 
 
 Sequence = BigInteger().with_variant(Integer(), "sqlite")

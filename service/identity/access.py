@@ -139,7 +139,7 @@ Reader = Annotated[Actor, needs(Scope.SUBMIT, Scope.APPROVE, Scope.AUDIT)]
 
 def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     """The problem of an actor who is known and has none of ``scopes``."""
-    wanted = " or ".join(scopes)
+    required = " or ".join(scopes)
     held = ", ".join(sorted(actor.scopes)) or "none"
     remedy = "ask for a token that has it"
     if actor.anonymous:
@@ -147,7 +147,7 @@ def missing_scope(actor: Actor, *scopes: Scope) -> Problem:
     return Problem(
         403,
         "missing_scope",
-        f"this needs the scope {wanted}, and {actor.name} has {held}; {remedy}.",
+        f"This needs the scope {required}, and {actor.name} has {held}; {remedy}.",
         headers={
             "WWW-Authenticate": f'{REALM}, error="insufficient_scope", scope="{" ".join(scopes)}"'
         },
@@ -162,12 +162,12 @@ async def _ended(services: Services, caller: Caller) -> None:
 
 async def _caller(services: Services, request: Request) -> Caller:
     identities = services.authenticator
-    given = bearer(
+    token = bearer(
         request.headers.getlist("authorization"),
         request.scope["query_string"].decode("latin-1"),
     )
-    if given is not None:
-        return await identities.by_token(given)
+    if token is not None:
+        return await identities.by_token(token)
     return await run_in_threadpool(
         identities.without_token,
         address_of(request),
@@ -222,11 +222,11 @@ class UndeclaredAccess(Exception):
 def guard_of(route: Any) -> Guard | Open | None:
     """What ``route`` says about who may use it; None if it says nothing."""
     dependant = getattr(route, "dependant", None)
-    found = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
-    guards = [item for item in found if isinstance(item, Guard | Open)]
+    calls = [] if dependant is None else [dependency.call for dependency in dependant.dependencies]
+    guards = [call for call in calls if isinstance(call, Guard | Open)]
     # A route that says both would be for everybody by one and not by the other; and what
     # stands before the guard would be done for anybody.
-    return guards[0] if len(guards) == 1 and found[0] is guards[0] else None
+    return guards[0] if len(guards) == 1 and calls[0] is guards[0] else None
 
 
 def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:

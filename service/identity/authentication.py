@@ -79,8 +79,8 @@ class Authenticator:
         return Caller(actor, actor.name)
 
     def _look_up(self, texts: Sequence[TokenText]) -> list[Token | None]:
-        found = self._tokens.find_all(texts)
-        return [found[text] for text in texts]
+        tokens_by_text = self._tokens.find_all(texts)
+        return [tokens_by_text[text] for text in texts]
 
     def without_token(
         self, address: str | None, headers: Mapping[str, str], http_version: str
@@ -169,8 +169,8 @@ def bearer(headers: Sequence[str], query: str) -> str | None:
 
 def _refuse_in_url(query: str) -> None:
     """URLs end in logs, histories and Referer headers, so that a token there is no secret."""
-    given = parse_qsl(query, keep_blank_values=True)
-    if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in given):
+    parameters = parse_qsl(query, keep_blank_values=True)
+    if any(name.lower() in IN_URLS or PREFIX in name + value for name, value in parameters):
         raise AuthenticationError(
             "token_in_url",
             "the URL holds a token, which others can now read: revoke it, and send another "

@@ -50,19 +50,21 @@ def add_parser(commands: Any) -> None:
     revoke.add_argument("--reason", default="", help="a line for the log")
 
 
-def run(given: argparse.Namespace, settings: Settings) -> None:
+def run(options: argparse.Namespace, settings: Settings) -> None:
     """Run one of them; raises ``TokenError``, ``SchemaNotAtHead`` and SQLAlchemy's errors."""
     engine = open_engine(settings.database_url)
     try:
         require_head(engine)
         store = TokenRepository(engine)
-        match given.verb:
+        match options.verb:
             case "new":
-                _new(store, given)
+                _new(store, options)
             case "list":
-                _list(store, as_json=given.json)
+                _list(store, as_json=options.json)
             case _:
-                revoked = store.revoke(given.id, given.reason, by=operator(), at=datetime.now(UTC))
+                revoked = store.revoke(
+                    options.id, options.reason, by=operator(), at=datetime.now(UTC)
+                )
                 _say(f"{revoked.id} of {revoked.name} is revoked and no longer lets anybody in.")
     finally:
         engine.dispose()
@@ -76,22 +78,22 @@ def operator() -> str:
         return f"operator:uid-{os.getuid()}"
 
 
-def _new(store: TokenRepository, given: argparse.Namespace) -> None:
-    made, text = store.new(
-        given.name,
-        _scopes(given.scope),
-        given.days,
+def _new(store: TokenRepository, options: argparse.Namespace) -> None:
+    token, text = store.new(
+        options.name,
+        _scopes(options.scope),
+        options.days,
         by=operator(),
         at=datetime.now(UTC),
-        person=given.person,
+        person=options.person,
     )
-    if given.json:
-        _say(json.dumps({**_record(made), "token": text.text}))
+    if options.json:
+        _say(json.dumps({**_record(token), "token": text.text}))
         return
     # The token alone on standard output, so that it can be piped to where it is kept.
     print(  # noqa: T201  # what was asked for
-        f"token {made.id} for {made.name} ({', '.join(made.scopes)}), valid until "
-        f"{made.expires_at:%Y-%m-%d}. It is shown this once:",
+        f"token {token.id} for {token.name} ({', '.join(token.scopes)}), valid until "
+        f"{token.expires_at:%Y-%m-%d}. It is shown this once:",
         file=sys.stderr,
     )
     _say(text.text)
@@ -107,15 +109,15 @@ def _scopes(names: list[str]) -> list[Scope]:
 
 
 def _list(store: TokenRepository, *, as_json: bool) -> None:
-    found = store.all()
+    tokens = store.all()
     if as_json:
-        _say(json.dumps({"tokens": [_record(token) for token in found]}))
+        _say(json.dumps({"tokens": [_record(token) for token in tokens]}))
         return
-    for token in found:
+    for token in tokens:
         used = f"used {token.last_used_at:%Y-%m-%d %H:%M}" if token.last_used_at else "never used"
         scopes = ",".join(token.scopes)
         _say(f"{token.id}  {token.name}  {scopes}  {_state(token)}  {used}{_whose(token)}")
-    if not found:
+    if not tokens:
         print("No tokens yet; run `affidavit tokens new`.", file=sys.stderr)  # noqa: T201
 
 

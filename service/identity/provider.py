@@ -74,7 +74,7 @@ class Provider:
 
 def provider_of(environment: Mapping[str, str]) -> Provider | None:
     """The provider of ``environment``, None if it names none; raises ``ProviderMisconfigured``."""
-    given = {name: environment.get(PREFIX + name, "").strip() for name in KNOWN}
+    variables = {name: environment.get(PREFIX + name, "").strip() for name in KNOWN}
     unknown = [
         name for name in environment if name.startswith(PREFIX) and name[len(PREFIX) :] not in KNOWN
     ]
@@ -82,49 +82,49 @@ def provider_of(environment: Mapping[str, str]) -> Provider | None:
         raise ProviderMisconfigured(
             f"{unknown[0]} is not a setting; there is {PREFIX}{f', {PREFIX}'.join(KNOWN)}."
         )
-    if not any(given.values()):
+    if not any(variables.values()):
         return None
     for name in NEEDED:
-        if not given[name]:
+        if not variables[name]:
             raise ProviderMisconfigured(
                 f"{PREFIX}{name} is not set, and an OpenID provider needs it."
             )
-    if bool(given["JWKS_URL"]) == bool(given["JWKS_FILE"]):
+    if bool(variables["JWKS_URL"]) == bool(variables["JWKS_FILE"]):
         raise ProviderMisconfigured(
             f"give either {PREFIX}JWKS_URL or {PREFIX}JWKS_FILE, and not both."
         )
     for name in ("JWKS_URL", "AUTHORIZATION_URL", "TOKEN_URL"):
-        if given[name]:
-            _require_safe(name, given[name])
+        if variables[name]:
+            _require_safe(name, variables[name])
     return Provider(
-        issuer=given["ISSUER"],
-        audience=given["AUDIENCE"],
-        jwks_url=given["JWKS_URL"] or None,
-        jwks_file=Path(given["JWKS_FILE"]) if given["JWKS_FILE"] else None,
-        claim=_claim(given["CLAIM"] or "groups"),
-        scopes=_scopes(given["SCOPES"]),
-        client=_client(given),
+        issuer=variables["ISSUER"],
+        audience=variables["AUDIENCE"],
+        jwks_url=variables["JWKS_URL"] or None,
+        jwks_file=Path(variables["JWKS_FILE"]) if variables["JWKS_FILE"] else None,
+        claim=_claim(variables["CLAIM"] or "groups"),
+        scopes=_scopes(variables["SCOPES"]),
+        client=_client(variables),
     )
 
 
-def _client(given: Mapping[str, str]) -> SignInClient | None:
+def _client(variables: Mapping[str, str]) -> SignInClient | None:
     """The client for signing in; None where nothing is said of one."""
-    if not any(given[name] for name in (*CLIENT, "CLIENT_SECRET", "CLIENT_SCOPE")):
+    if not any(variables[name] for name in (*CLIENT, "CLIENT_SECRET", "CLIENT_SCOPE")):
         return None
     for name in CLIENT:
-        if not given[name]:
+        if not variables[name]:
             raise ProviderMisconfigured(
                 f"{PREFIX}{name} is not set, and signing in to the pages needs it; the provider's "
                 "/.well-known/openid-configuration has the URLs."
             )
-    scope = given["CLIENT_SCOPE"] or "openid"
+    scope = variables["CLIENT_SCOPE"] or "openid"
     if "openid" not in scope.split():
         raise ProviderMisconfigured(f"{PREFIX}CLIENT_SCOPE must have openid in it.")
     return SignInClient(
-        client_id=given["CLIENT_ID"],
-        client_secret=given["CLIENT_SECRET"],
-        authorization_url=given["AUTHORIZATION_URL"],
-        token_url=given["TOKEN_URL"],
+        client_id=variables["CLIENT_ID"],
+        client_secret=variables["CLIENT_SECRET"],
+        authorization_url=variables["AUTHORIZATION_URL"],
+        token_url=variables["TOKEN_URL"],
         scope=scope,
     )
 
@@ -152,20 +152,20 @@ def _scopes(text: str) -> Mapping[str, frozenset[Scope]]:
     name = f"{PREFIX}SCOPES"
     remedy = """give a JSON object like {"ml-team": ["submit"], "privacy": ["approve", "audit"]}"""
     try:
-        found = json.loads(text, object_pairs_hook=_once)
+        groups = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ProviderMisconfigured(f"{name} cannot be read ({error}); {remedy}.") from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(groups, dict) or not groups:
         raise ProviderMisconfigured(f"{name} is not an object with a group in it; {remedy}.")
-    known = [item.value for item in Scope]
-    for group, scopes in found.items():
+    known = [scope.value for scope in Scope]
+    for group, scopes in groups.items():
         listed = scopes if isinstance(scopes, list) else [None]
         for scope in listed or [None]:
             if scope not in known:
                 raise ProviderMisconfigured(
                     f"{name}: {group[:80]!r} must have a list of {', '.join(Scope)}; {remedy}."
                 )
-    return {group: frozenset(Scope(scope) for scope in scopes) for group, scopes in found.items()}
+    return {group: frozenset(Scope(scope) for scope in scopes) for group, scopes in groups.items()}
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -69,7 +69,9 @@ class UnknownKey(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class CachedKeys:
+    """The keys of a document, and when it was read (monotonic seconds)."""
+
     keys: Mapping[str, jwt.PyJWK]
     read_at: float
 
@@ -82,7 +84,7 @@ class ProviderKeys:
     ) -> None:
         self._read = read
         self._clock = clock
-        self._kept: _Kept | None = None
+        self._cached: CachedKeys | None = None
         self._next = float("-inf")
         self._failed = False
         self._lock = Lock()
@@ -98,37 +100,37 @@ class ProviderKeys:
 
     def key(self, kid: str) -> jwt.PyJWK:
         """The key of that id; raises ``UnknownKey`` or ``ProviderUnavailable``."""
-        kept = self._kept
-        if kept is None or kid not in kept.keys or self._age(kept) > FRESH_SECONDS:
-            kept = self._again()
-        if kept is None or self._age(kept) > STALE_SECONDS:
+        cached = self._cached
+        if cached is None or kid not in cached.keys or self._age(cached) > FRESH_SECONDS:
+            cached = self._again()
+        if cached is None or self._age(cached) > STALE_SECONDS:
             raise ProviderUnavailable
-        if kid in kept.keys:
-            return kept.keys[kid]
+        if kid in cached.keys:
+            return cached.keys[kid]
         if self._failed:
             raise ProviderUnavailable  # it may be a new key; that cannot be told now
         raise UnknownKey
 
-    def _age(self, kept: _Kept) -> float:
-        return self._clock() - kept.read_at
+    def _age(self, cached: CachedKeys) -> float:
+        return self._clock() - cached.read_at
 
-    def _again(self) -> _Kept | None:
+    def _again(self) -> CachedKeys | None:
         """What is kept, read again if it is time to.
 
         No thread waits for another's reading while there is something to go on with.
         """
-        if not self._lock.acquire(timeout=WAIT_SECONDS if self._kept is None else 0):
-            return self._kept
+        if not self._lock.acquire(timeout=WAIT_SECONDS if self._cached is None else 0):
+            return self._cached
         try:
             if self._clock() >= self._next:
                 self._refresh()
         finally:
             self._lock.release()
-        return self._kept
+        return self._cached
 
     def _refresh(self) -> None:
         try:
-            self._kept = _Kept(keys_of(self._read()), self._clock())
+            self._cached = CachedKeys(keys_of(self._read()), self._clock())
             self._failed = False
         except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, RecursionError) as error:
             log.error("the OpenID provider's keys cannot be read: %s", error)
@@ -138,8 +140,8 @@ class ProviderKeys:
 
 def keys_of(document: bytes) -> dict[str, jwt.PyJWK]:
     """The usable keys of a JWKS document by their ids; raises ``ValueError``."""
-    found = json.loads(document)
-    records = found.get("keys") if isinstance(found, dict) else None
+    value = json.loads(document)
+    records = value.get("keys") if isinstance(value, dict) else None
     if not isinstance(records, list) or len(records) > MOST_KEYS:
         raise ValueError(f"there is no list of at most {MOST_KEYS} keys")
     usable = [(record["kid"], key) for record in records if (key := _usable(record)) is not None]
@@ -274,15 +276,15 @@ class ProviderTokens:
             ) from None
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
-        found: Any = claims
+        value: Any = claims
         for name in self._provider.claim:
-            found = found.get(name) if isinstance(found, dict) else None
-        if isinstance(found, str):
+            value = value.get(name) if isinstance(value, dict) else None
+        if isinstance(value, str):
             # OAuth's own claim of scopes is one text (RFC 8693 4.2); a group may have spaces.
-            found = found.split() if self._provider.claim[-1] in ("scope", "scp") else [found]
-        groups = found if isinstance(found, list) else []
+            value = value.split() if self._provider.claim[-1] in ("scope", "scp") else [value]
+        groups = value if isinstance(value, list) else []
         known = [self._provider.scopes.get(group) for group in groups if isinstance(group, str)]
-        return frozenset().union(*(item for item in known if item is not None))
+        return frozenset().union(*(scopes for scopes in known if scopes is not None))
 
 
 def _name(subject: str) -> str:

@@ -80,11 +80,11 @@ def counted(address: str | None) -> str:
     (True, 'address:192.0.2.1')
     """
     try:
-        found = ipaddress.ip_address(address or "")
+        parsed = ipaddress.ip_address(address or "")
     except ValueError:
         return "address:unknown"
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return f"address:{found.ipv4_mapped}"
-        return f"address:{ipaddress.ip_network((int(found), 64), strict=False)}"
-    return f"address:{found}"
+    if isinstance(parsed, ipaddress.IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return f"address:{parsed.ipv4_mapped}"
+        return f"address:{ipaddress.ip_network((int(parsed), 64), strict=False)}"
+    return f"address:{parsed}"

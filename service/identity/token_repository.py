@@ -177,9 +177,9 @@ class TokenRepository:
                 **({} if held_by is None else {"person": held_by}),
             }
             append(connection, "token", text.id, body, actor=by, at=at)
-            kept = _find(connection, text.id)
-        assert kept is not None
-        return kept[0], text
+            stored = _find(connection, text.id)
+        assert stored is not None
+        return stored[0], text
 
     def revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
         """Revoke a token from now on; a second time changes nothing. Raises ``TokenError``."""
@@ -192,19 +192,19 @@ class TokenRepository:
 
     def _revoke(self, token_id: str, reason: str, *, by: str, at: datetime) -> Token:
         with self._writer.begin() as connection:
-            kept = _find(connection, token_id)
-            if kept is None:
+            stored = _find(connection, token_id)
+            if stored is None:
                 raise TokenError(
                     f"there is no token {token_id[:80]!r}; affidavit tokens list shows them"
                 )
-            if kept[0].revoked_at is not None:
-                return kept[0]
+            if stored[0].revoked_at is not None:
+                return stored[0]
             connection.execute(
                 insert(token_revocations).values(
                     token_id=token_id, revoked_at=at, revoked_by=by, reason=reason
                 )
             )
-            body = {"action": "revoked", "name": kept[0].name, "reason": reason}
+            body = {"action": "revoked", "name": stored[0].name, "reason": reason}
             append(connection, "token", token_id, body, actor=by, at=at)
             revoked = _find(connection, token_id)
         assert revoked is not None
@@ -227,8 +227,8 @@ class TokenRepository:
     def with_id(self, token_id: str) -> Token | None:
         """The token of that id, whether or not it still counts."""
         with self._reader.connect() as connection:
-            found = _find(connection, token_id)
-        return None if found is None else found[0]
+            stored = _find(connection, token_id)
+        return None if stored is None else stored[0]
 
     def find(self, text: TokenText) -> Token | None:
         """The token that ``text`` is, whether or not it still counts."""
@@ -236,9 +236,9 @@ class TokenRepository:
 
     def find_all(self, texts: Iterable[TokenText]) -> dict[TokenText, Token | None]:
         """The token that each of ``texts`` is, whether or not it still counts."""
-        wanted = set(texts)
+        unique = set(texts)
         with self._reader.connect() as connection:
-            return {text: _held(_find(connection, text.id), text) for text in wanted}
+            return {text: _held(_find(connection, text.id), text) for text in unique}
 
     def use_is_due(self, token_id: str) -> bool:
         """Whether a use is to be written down now; true once in a while for each token."""
@@ -269,20 +269,20 @@ _QUERY = (
 _ONE = _QUERY.where(tokens.c.id == bindparam("token_id"))
 
 
-def _person(given: str) -> str:
+def _person(text: str) -> str:
     """The name under which everything that a person does is recorded."""
-    if PERSON.fullmatch(given) is None:
+    if PERSON.fullmatch(text) is None:
         raise TokenError(
-            f"the person {given[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
+            f"the person {text[:80]!r} cannot be named so; give 1 to 64 of the letters A to Z, "
             "digits and . _ @ + -, or oidc: and the subject that the OpenID provider calls them"
         )
-    return given if given.startswith("oidc:") else f"person:{given}"
+    return text if text.startswith("oidc:") else f"person:{text}"
 
 
-def _held(kept: tuple[Token, str] | None, text: TokenText) -> Token | None:
-    digest = kept[1] if kept is not None else "0" * 64
+def _held(stored: tuple[Token, str] | None, text: TokenText) -> Token | None:
+    digest = stored[1] if stored is not None else "0" * 64
     same = hmac.compare_digest(digest, text.digest)
-    return kept[0] if kept is not None and same else None
+    return stored[0] if stored is not None and same else None
 
 
 def _find(connection: Connection, token_id: str) -> tuple[Token, str] | None:

@@ -43,13 +43,13 @@ def back_up(url: str, target: Path) -> int:
 
     Raises ``SettingsError`` for a database of another kind, ``BackupError`` and ``OSError``.
     """
-    found = make_url(url)
-    if found.get_backend_name() != "sqlite":
+    row = make_url(url)
+    if row.get_backend_name() != "sqlite":
         raise SettingsError(
             "DATABASE_URL is PostgreSQL's: back it up with pg_dump --format=custom; "
             "see docs/how-to/backup-and-restore.md."
         )
-    source = Path(str(found.database))
+    source = Path(str(row.database))
     if not source.exists():
         raise BackupError(f"{source} does not exist; there is nothing to back up.")
     if target.exists():
@@ -74,9 +74,9 @@ def _copy(source: Path, target: Path) -> None:
         live.backup(copy, pages=PAGES)
         # One file: the copy of a database in WAL mode would open with files of its own.
         copy.execute("PRAGMA journal_mode=DELETE")
-        said = copy.execute("PRAGMA integrity_check").fetchone()
-        if said != ("ok",):
-            raise sqlite3.DatabaseError(f"the copy is not sound ({said[0]})")
+        result = copy.execute("PRAGMA integrity_check").fetchone()
+        if result != ("ok",):
+            raise sqlite3.DatabaseError(f"the copy is not sound ({result[0]})")
 
 
 VERSION_TABLE = "alembic_version"
@@ -121,12 +121,12 @@ def grant_application(url: str, role: str) -> None:
 
 
 def _require_plain(connection: Connection, role: str) -> None:
-    found = connection.execute(_ROLE, {"role": role}).first()
-    if found is None:
+    row = connection.execute(_ROLE, {"role": role}).first()
+    if row is None:
         problem = "does not exist; have it made: CREATE ROLE … LOGIN PASSWORD …"
-    elif found.super:
+    elif row.super:
         problem = "is a superuser, whom no trigger stops; make one that is not"
-    elif found.owner:
+    elif row.owner:
         problem = "owns the tables, or can act as their owner; make one that does not"
     else:
         return

@@ -113,10 +113,10 @@ class _Stored(Collector):
     def collect(self) -> Iterator[Metric]:
         """What was read; nothing when the database does not answer."""
         try:
-            found = self._read()
+            values = self._read()
         except SQLAlchemyError:
             return
-        for name, value in found.items():
+        for name, value in values.items():
             yield GaugeMetricFamily(name, self._meanings[name], value=value)
 
 
@@ -172,17 +172,17 @@ def _stored(services: Services) -> dict[str, float]:
     )
     with services.engine.connect() as connection:
         waiting = connection.execute(select(func.count()).select_from(log_pending)).scalar_one()
-        found = {
+        values = {
             "affidavit_log_size": 0.0,
             "affidavit_log_pending": float(waiting),
             "affidavit_log_oldest_pending_seconds": services.log_watch.waited(connection),
         }
         checkpoint = connection.execute(newest).first()
     if checkpoint is not None:
-        found["affidavit_log_size"] = float(checkpoint.tree_size)
+        values["affidavit_log_size"] = float(checkpoint.tree_size)
         age = (now - checkpoint.signed_at).total_seconds()
-        found["affidavit_log_checkpoint_age_seconds"] = age
-    return {**found, **_keyset(services, now)}
+        values["affidavit_log_checkpoint_age_seconds"] = age
+    return {**values, **_keyset(services, now)}
 
 
 def _keyset(services: Services, now: datetime) -> dict[str, float]:

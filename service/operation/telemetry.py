@@ -66,11 +66,11 @@ class JsonLines(logging.Formatter):
 
 def exception_record(error: BaseException) -> list[dict[str, Any]]:
     """The error and what it came from, outermost first: types and places, no messages."""
-    found: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     seen: BaseException | None = error
-    while seen is not None and len(found) < MOST_FRAMES:
+    while seen is not None and len(records) < MOST_FRAMES:
         frames = traceback.extract_tb(seen.__traceback__)[-MOST_FRAMES:]
-        found.append(
+        records.append(
             {
                 "type": f"{type(seen).__module__}.{type(seen).__qualname__}",
                 "frames": [
@@ -80,7 +80,7 @@ def exception_record(error: BaseException) -> list[dict[str, Any]]:
             }
         )
         seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
-    return found
+    return records
 
 
 def configure_logging() -> None:

@@ -101,19 +101,19 @@ def _read(data: Any) -> tuple[Plan, Claim]:
 
 
 def _claim(data: dict[str, Any], plan: Plan) -> Claim:
-    given = [name for name in CLAIMS if data.get(name) is not None]
-    if not given and plan.claim is not None:
+    names = [name for name in CLAIMS if data.get(name) is not None]
+    if not names and plan.claim is not None:
         return plan.claim
-    if len(given) != 1:
+    if len(names) != 1:
         raise MalformedPlan(
             _wrong(
-                "missing_field" if not given else "conflict",
-                pointer_to(given[-1]) if given else "",
+                "missing_field" if not names else "conflict",
+                pointer_to(names[-1]) if names else "",
                 "a diagnosis is of one claim.",
                 f"Give {' or '.join(CLAIMS)}.",
             )
         )
-    (name,) = given
+    (name,) = names
     try:
         return Claim.model_validate({CLAIMS[name]: data[name]})
     except ValidationError:

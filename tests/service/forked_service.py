@@ -23,7 +23,7 @@ async def _here(_pool: Any, work: Any, *given: Any, **named: Any) -> Any:
 
 def prepare() -> None:
     """Import what a service would, and have it account in its own process."""
-    for name in ("affidavit.service.engines", "affidavit.service.serve"):
+    for name in ("affidavit.service.accounting_preload", "affidavit.service.serve"):
         import_module(name)
     AccountingPool.run = _here  # type: ignore[method-assign,assignment]
     AccountingPool.warm_up = lambda _: None  # type: ignore[method-assign,assignment]
