@@ -15,7 +15,7 @@ from typing import TypeVar
 from sqlalchemy import Engine
 
 from affidavit.certificate import KeyStore, SigningKey
-from affidavit.service.runs.rows import Filters
+from affidavit.service.runs.repository import Filters
 from affidavit.service.services import Services
 from affidavit.worker import ClaimRequest
 from bench.explained import Reading, Statement, explain, noted

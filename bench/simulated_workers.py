@@ -27,9 +27,9 @@ from affidavit.certificate import Conformance, KeyStore, SigningKey, check_confo
 from affidavit.service.command import CommandContext
 from affidavit.service.errors import DomainError
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.runs.queue import Held
-from affidavit.service.runs.rows import Run
-from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.runs.models import RunRequest
+from affidavit.service.runs.queue import HeldLease
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.serve import prepare_process
 from affidavit.service.services import Services
 from affidavit.service.settings import Settings
@@ -95,7 +95,7 @@ def requesting(share: Share) -> list[Timing]:
 
     async def ask(services: Services, clock: Clock) -> None:
         for number in numbers:
-            wanted = WantedRun(
+            wanted = RunRequest(
                 certificate=share.certificates[number % len(share.certificates)],
                 data="digits",
                 model="mlp:8",
@@ -107,7 +107,7 @@ def requesting(share: Share) -> list[Timing]:
             await clock.asked(
                 "request",
                 lambda wanted=wanted, call=call: services.runs.request(  # type: ignore[misc]
-                    wanted, call, anybodys=False
+                    wanted, call, any_reservation=False
                 ),
             )
 
@@ -180,7 +180,7 @@ def services_of(url: str, home: Path) -> Iterator[Services]:
         services.close()
 
 
-async def _claim(services: Services, clock: Clock, queue: str, number: int) -> Run | None:
+async def _claim(services: Services, clock: Clock, queue: str, number: int) -> StoredRun | None:
     wanting = ClaimRequest(queue=queue, worker=f"w{number}", seconds=LEASE, gpu=False, memory_mib=0)
     return await clock.threaded(
         "claim",
@@ -207,14 +207,16 @@ async def take_one(
 async def _run(
     services: Services,
     clock: Clock,
-    run: Run,
+    run: StoredRun,
     number: int,
     length: float,
     key: SigningKey,
     beat: float,
 ) -> None:
-    def held() -> Held:
-        return Held(run=run.id, fence=run.fence, actor=f"worker:{number}", at=datetime.now(UTC))
+    def held() -> HeldLease:
+        return HeldLease(
+            run=run.id, fence=run.fence, actor=f"worker:{number}", at=datetime.now(UTC)
+        )
 
     queue = services.runs.queue
     bundle = await clock.threaded("bundle", lambda: _bundle(services, run))
@@ -226,7 +228,7 @@ async def _run(
         await asyncio.sleep(min(left, beat))
         if left > beat:
             await clock.threaded("renew", lambda: queue.renew(held(), 1))
-    await clock.threaded("record", lambda: queue.keep_record(held(), 1, content))
+    await clock.threaded("record", lambda: queue.add_record_part(held(), 1, content))
     envelope = provenance(
         _job(run),
         found,
@@ -239,7 +241,7 @@ async def _run(
     await clock.asked("complete", lambda: services.runs.complete(held(), envelope))
 
 
-def _bundle(services: Services, run: Run) -> bytes:
+def _bundle(services: Services, run: StoredRun) -> bytes:
     for issue in services.store.issues(run.certificate_id):
         if (issue.issue, issue.untrusted) == (run.issue, run.untrusted):
             return with_inclusion(services.log, issue.bundle)
@@ -260,7 +262,7 @@ _records: dict[str, tuple[bytes, Conformance]] = {}
 """Runs of one certificate all have one record here: only their keys would differ."""
 
 
-def _job(run: Run) -> Job:
+def _job(run: StoredRun) -> Job:
     wanted = run.wanted
     return Job(
         run=run.id,

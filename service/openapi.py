@@ -28,7 +28,7 @@ from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
 from affidavit.service.routing import JSON as JSON
 from affidavit.service.routing import YAML as YAML
-from affidavit.service.runs.schemas import RUN_SCHEMAS
+from affidavit.service.runs.models import RunEvent, RunProgress
 
 PROBLEM = "application/problem+json"
 ID_PATTERN = DIGEST
@@ -189,6 +189,8 @@ def _schemas() -> dict[str, Schema]:
     shown: list[tuple[type[ResponseModel], Literal["serialization"]]] = [
         (ProblemDocument, "serialization"),
         (DiagnosisRequest, "serialization"),
+        (RunEvent, "serialization"),
+        (RunProgress, "serialization"),
     ]
     own = models_json_schema(shown, ref_template=REF)[1]["$defs"]
     return {
@@ -198,7 +200,6 @@ def _schemas() -> dict[str, Schema]:
         "PlanDocument": _ref("Plan"),
         **_policy_schemas(),
         "PolicyDocument": _ref("Policy"),
-        **RUN_SCHEMAS,
     }
 
 

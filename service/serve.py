@@ -76,7 +76,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
     try:
-        _Server(config, app.state.services.feed.watching.stop).run(sockets=[listening])
+        _Server(config, app.state.services.run_events.watcher.stop).run(sockets=[listening])
     finally:
         if tracing is not None:
             tracing.close()

@@ -33,11 +33,9 @@ from affidavit.service.operation.readiness import LogWatch
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
-from affidavit.service.runs.feed import Feed
+from affidavit.service.runs.events import PrivacySpent, RunEvents, RunWatcher
 from affidavit.service.runs.queue import RunQueue
-from affidavit.service.runs.runs import Runs
-from affidavit.service.runs.spent import Spending
-from affidavit.service.runs.watching import Watching
+from affidavit.service.runs.service import RunService
 from affidavit.service.settings import Settings
 from affidavit.service.store import CertificateStore
 from affidavit.service.use_cases.diagnose_claim import DiagnoseClaim
@@ -82,13 +80,13 @@ class Services:
         self.diagnose_claim = DiagnoseClaim(self.pool)
         self.draw_certificate = DrawCertificate(self.pool)
         self.preview_plan = PreviewPlan(self.pool, self.policies, self.ledger.position)
-        self.runs = Runs(
+        self.runs = RunService(
             run_queue, self.ledger_store, self.ledger, self.store, settings.worker_keys, self.pool
         )
-        self.feed = Feed(
+        self.run_events = RunEvents(
             queue=run_queue,
-            watching=Watching(run_queue.progress),
-            spending=Spending(self.ledger, self.ledger_store),
+            watcher=RunWatcher(run_queue.progress),
+            privacy_spent=PrivacySpent(self.ledger, self.ledger_store),
         )
         self.authenticator = Authenticator(self.tokens, provided, loopback=settings.loopback)
         self.sessions = Sessions(self.engine, self.tokens)

@@ -29,7 +29,7 @@ from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.log.entries import entry_of
 from affidavit.service.policies.policy_tables import policies, waiver_revocations, waivers
-from affidavit.service.runs.rows import entry_body as run_entry_body
+from affidavit.service.runs.repository import entry_body as run_entry_body
 from affidavit.service.runs.run_tables import run_events
 from affidavit.service.tables import certificates
 

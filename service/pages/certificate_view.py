@@ -24,8 +24,8 @@ from affidavit.service.pages.renderers import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.text import ADJACENCIES, down, up
 from affidavit.service.pages.verification import Verification, trusted_keys, verification
-from affidavit.service.runs import rows
-from affidavit.service.runs.rows import Run
+from affidavit.service.runs import repository
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.services import Services
 from affidavit.service.store import StoredCertificate
 
@@ -175,8 +175,8 @@ def certificate_view(
     """The page of ``certificate``."""
     predicate = statement_of(certificate)["predicate"]
     with services.engine.connect() as connection:
-        filters = rows.Filters(certificate_id=certificate.id)
-        runs = rows.page(connection, filters, None, MOST_RUNS)
+        filters = repository.Filters(certificate_id=certificate.id)
+        runs = repository.page(connection, filters, None, MOST_RUNS)
     place = _place(services, certificate)
     plan = predicate["plan"]
     issues = tuple(
@@ -368,7 +368,7 @@ def _issue(issue: Mapping[str, Any]) -> IssueView:
     )
 
 
-def _run(run: Run) -> RunView:
+def _run(run: StoredRun) -> RunView:
     outcome = run.outcome or {}
     record = read_provenance(outcome.get("provenance"))
     return view_of(

@@ -34,11 +34,10 @@ from affidavit.service.pages.renderers import ListPage, Rows, is_fragment, view_
 from affidavit.service.pages.response import action, page, respond, see_other
 from affidavit.service.pages.text import up
 from affidavit.service.problems import Problem
-from affidavit.service.routes.runs import RunId
-from affidavit.service.runs import rows
-from affidavit.service.runs.rows import Filters, Run
+from affidavit.service.runs import repository
+from affidavit.service.runs.models import CancelRequest, RunId, RunRequest
+from affidavit.service.runs.repository import Filters, StoredRun
 from affidavit.service.runs.run_tables import run_events
-from affidavit.service.runs.wanted import read_cancellation, read_run
 from affidavit.service.services import Services, TheServices
 from affidavit.service.tables import certificates
 
@@ -194,7 +193,7 @@ def queue(
     return respond(request, view, template="runs.html", rows=Rows(RunLine, lines), fragment="queue")
 
 
-def _lines(connection: Connection, runs: list[Run]) -> tuple[RunLine, ...]:
+def _lines(connection: Connection, runs: list[StoredRun]) -> tuple[RunLine, ...]:
     """``runs``, with the names of their certificates' plans."""
     ids = {run.certificate_id for run in runs}
     query = select(certificates.c.id, certificates.c.name, certificates.c.dataset).where(
@@ -204,7 +203,7 @@ def _lines(connection: Connection, runs: list[Run]) -> tuple[RunLine, ...]:
     return tuple(_line(run, *names.get(run.certificate_id, (None, None))) for run in runs)
 
 
-def _line(run: Run, name: str | None, dataset: str | None) -> RunLine:
+def _line(run: StoredRun, name: str | None, dataset: str | None) -> RunLine:
     outcome = run.outcome or {}
     return view_of(
         RunLine,
@@ -239,9 +238,11 @@ async def start_run(
 ) -> Response:
     """Queue a run, by the use case of the API."""
     try:
-        run_request = read_run(json.dumps(_fields(form)).encode())
+        run_request = RunRequest.from_data(_fields(form))
         call = CommandContext.of(actor, request, None, run_request)
-        run, _ = await services.runs.request(run_request, call, anybodys=actor.may(Scope.ADMIN))
+        run, _ = await services.runs.request(
+            run_request, call, any_reservation=actor.may(Scope.ADMIN)
+        )
     except MalformedRequest as error:
         reasons, status = error.reasons, 422
     except DomainError as refusal:
@@ -264,7 +265,7 @@ async def stop_run(
     if run.requested_by != actor.name and not actor.may(Scope.ADMIN):
         raise Problem(403, "not_yours", "somebody else started this run; ask them to stop it.")
     try:
-        cancellation = read_cancellation(json.dumps({"reason": form.get("reason")}).encode())
+        cancellation = CancelRequest.from_data({"reason": form.get("reason")})
     except MalformedRequest as error:
         raise Problem(422, "malformed_request", str(error), *error.reasons) from None
     call = CommandContext.of(actor, request, None, cancellation)
@@ -303,7 +304,7 @@ async def run(request: Request, _: Anyone, services: TheServices, run_id: RunId)
 def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
     """One run with its reservation; raises ``UnknownRun``."""
     with services.engine.connect() as connection:
-        run = rows.find(connection, run_id)
+        run = repository.find(connection, run_id)
         reservation = ledger_repository.find_reservation(connection, run.reservation_id)
         query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
         events = tuple(_event(row) for row in connection.execute(query))

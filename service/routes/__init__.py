@@ -18,8 +18,7 @@ MODULES = (
     "health",
     "ledgers",
     "runs",
-    "runs_work",
-    "run_events",
+    "worker_runs",
 )
 
 

@@ -1,42 +1,45 @@
-"""``/v1/runs``: asking for runs, looking at them, and stopping them."""
+"""``/v1/runs``: request, list, watch and cancel runs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request
-from fastapi import Path as PathParameter
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Send
+from starlette.types import Scope as ConnectionScope
 
 from affidavit.plan import Name
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.openapi import ID_PATTERN, answers, json_body, problems
+from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem, invalid_cursor
-from affidavit.service.requests import JsonBody, answered, in_thread, read
 from affidavit.service.routes.ledgers import BudgetReader
-from affidavit.service.routing import Instant
-from affidavit.service.runs.document import run_document
-from affidavit.service.runs.rows import Filters
-from affidavit.service.runs.wanted import read_cancellation, read_run
+from affidavit.service.routing import Instant, JsonRoute
+from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId, RunEvents
+from affidavit.service.runs.models import CancelRequest, Run, RunId, RunRequest, Runs, State
+from affidavit.service.runs.repository import Filters
 from affidavit.service.services import TheServices
-from affidavit.service.wanted import UUID
 
-router = APIRouter()
+MEDIA_TYPE = "text/event-stream"
 
-RunId = Annotated[str, PathParameter(pattern=UUID, description="As the run was answered.")]
+router = APIRouter(route_class=JsonRoute)
+
+NO_REASON = CancelRequest()
+"""What an empty body means."""
 
 
-class WantedRuns(BaseModel):
+class RunQuery(BaseModel):
     """The parameters; an unknown one is refused, for a misspelt filter would show all."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    state: Literal["queued", "claimed", "running", "settled", "failed", "cancelled"] | None = None
+    state: State | None = None
     queue: Name | None = None
     certificate: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
     requested_by: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,255}$")] | None = None
@@ -46,96 +49,143 @@ class WantedRuns(BaseModel):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
 
 
+LastEventId = Annotated[
+    str | None,
+    Header(pattern=EVENT_ID_PATTERN, description="The last event seen; the stream resumes there."),
+]
+
+
 @router.post(
     "/v1/runs",
     status_code=201,
     summary="Request a run",
-    response_class=JSONResponse,
+    response_description="Queued, with its cost reserved.",
     responses={
-        200: answers("The run that an earlier request with this key led to.", "Run"),
-        201: answers("Queued, with its cost reserved.", "Run"),
+        200: {
+            "model": Run,
+            "description": "The run that an earlier request with this key led to.",
+        },
         **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
     },
-    openapi_extra=json_body("WantedRun", "The certificate, and what to train on."),
 )
 async def request(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],
     http: Request,
+    response: Response,
     services: TheServices,
-    content: JsonBody,
+    request: RunRequest,
     idempotency_key: IdempotencyKey = None,
-) -> JSONResponse:
+) -> Run:
     """A worker of its queue will claim it. Nothing about privacy can be chosen here."""
-    wanted = read(read_run, content)
-    call = CommandContext.of(actor, http, idempotency_key, wanted)
-    asked = services.runs.request(wanted, call, anybodys=actor.may(Scope.ADMIN))
-    run, created = await answered(asked)
-    headers = {"Location": f"/v1/runs/{run.id}"}
-    return JSONResponse(run_document(run), 201 if created else 200, headers)
+    call = CommandContext.of(actor, http, idempotency_key, request)
+    run, created = await services.runs.request(
+        request, call, any_reservation=actor.may(Scope.ADMIN)
+    )
+    response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/v1/runs/{run.id}"
+    return Run.of(run)
 
 
 @router.get(
     "/v1/runs",
     summary="Runs",
-    response_class=JSONResponse,
-    responses={200: answers("A page, the latest first.", "Runs"), **problems(401, 403, 422, 503)},
+    response_description="A page, the latest first.",
+    responses=problems(401, 403, 422, 503),
 )
 def runs(
-    _: BudgetReader, services: TheServices, wanted: Annotated[WantedRuns, Query()]
-) -> JSONResponse:
+    _: BudgetReader,
+    response: Response,
+    services: TheServices,
+    query: Annotated[RunQuery, Query()],
+) -> Runs:
     """Latest first; ``next`` is the path of the following page, or null."""
     filters = Filters(
-        **wanted.model_dump(exclude={"certificate", "cursor", "limit"}),
-        certificate_id=wanted.certificate,
+        **query.model_dump(exclude={"certificate", "cursor", "limit"}),
+        certificate_id=query.certificate,
     )
     try:
-        found, cursor = services.runs.queue.page(filters, wanted.cursor, wanted.limit)
+        page, cursor = services.runs.queue.page(filters, query.cursor, query.limit)
     except InvalidCursor as error:
         raise invalid_cursor(error) from None
     following = None
     if cursor is not None:
-        given = wanted.model_dump(mode="json", exclude_none=True) | {"cursor": cursor}
-        following = f"/v1/runs?{urlencode(given)}"
-    headers = {} if following is None else {"Link": f'<{following}>; rel="next"'}
-    return JSONResponse(
-        {"runs": [run_document(item) for item in found], "next": following}, headers=headers
-    )
+        parameters = query.model_dump(mode="json", exclude_none=True) | {"cursor": cursor}
+        following = f"/v1/runs?{urlencode(parameters)}"
+        response.headers["Link"] = f'<{following}>; rel="next"'
+    return Runs(runs=[Run.of(run) for run in page], next=following)
 
 
-@router.get(
-    "/v1/runs/{run_id}",
-    summary="A run",
-    response_class=JSONResponse,
-    responses={200: answers("As it stands now.", "Run"), **problems(401, 403, 404, 422, 503)},
-)
-async def run(_: BudgetReader, services: TheServices, run_id: RunId) -> JSONResponse:
-    """What was asked for, who works on it, how far it is, and how it ended."""
-    return JSONResponse(run_document(await in_thread(lambda: services.runs.queue.find(run_id))))
+@router.get("/v1/runs/{run_id}", summary="A run", responses=problems(401, 403, 404, 422, 503))
+def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
+    """What was requested, who works on it, how far it is, and how it ended."""
+    return Run.of(services.runs.queue.find(run_id))
 
 
 @router.post(
     "/v1/runs/{run_id}/cancel",
     summary="Cancel a run",
-    response_class=JSONResponse,
-    responses={
-        200: answers("As it stands now.", "Run"),
-        **problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
-    },
-    openapi_extra=json_body("WantedCancellation", "Why.", required=False),
+    responses=problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
 )
-async def cancel(
+def cancel(
     actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
     http: Request,
     services: TheServices,
     run_id: RunId,
-    content: JsonBody,
-) -> JSONResponse:
+    request: CancelRequest = NO_REASON,
+) -> Run:
     """One that waits costs nothing; one that began is stopped, and charged in full."""
-    wanted = read(read_cancellation, content)
     queue = services.runs.queue
-    found = await in_thread(lambda: queue.find(run_id))
-    if found.requested_by != actor.name and not actor.may(Scope.ADMIN):
-        raise Problem(403, "not_yours", "somebody else asked for it; ask them.")
-    call = CommandContext.of(actor, http, None, wanted)
-    stopped = await in_thread(lambda: queue.cancel(run_id, wanted.reason, call))
-    return JSONResponse(run_document(stopped))
+    if queue.find(run_id).requested_by != actor.name and not actor.may(Scope.ADMIN):
+        raise Problem(
+            403, "not_yours", "You can cancel only your own runs. Ask whoever requested it."
+        )
+    call = CommandContext.of(actor, http, None, request)
+    return Run.of(queue.cancel(run_id, request.reason, call))
+
+
+@router.get(
+    "/v1/runs/{run_id}/events",
+    summary="A run's events, as they happen",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Server-sent events: `state` with a RunEvent as data, and `progress` "
+            "with a RunProgress. The stream ends with the run, and otherwise within minutes: "
+            "reconnect with `Last-Event-ID`.",
+            "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        },
+        204: {"description": "The run is over and every event was sent: do not reconnect."},
+        **problems(401, 403, 404, 422, 503),
+    },
+)
+async def events(
+    _: BudgetReader, services: TheServices, run_id: RunId, last_event_id: LastEventId = None
+) -> Response:
+    """State, steps and ε spent so far; it resumes where ``Last-Event-ID`` says."""
+    run_events = services.run_events
+    last = EventId() if last_event_id is None else EventId.read(last_event_id)
+    if await run_in_threadpool(run_events.is_over, run_id, last):
+        return Response(status_code=204)
+    if run_events.watcher.full:
+        raise Problem(
+            503,
+            "too_many_watchers",
+            f"{MOST_WATCHERS} streams are open already. Poll the run itself, or try again later.",
+            headers={"Retry-After": "5"},
+        )
+    return _Stream(run_events, run_id, last)
+
+
+class _Stream(StreamingResponse):
+    """The events of a run that is watched for as long as they are sent."""
+
+    def __init__(self, run_events: RunEvents, run_id: str, last: EventId) -> None:
+        # No cache may store it and no proxy may buffer it.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(run_events.stream(run_id, last), headers=headers, media_type=MEDIA_TYPE)
+        self._watched = run_events.watcher.watched(run_id)
+
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._watched:
+            await super().__call__(scope, receive, send)

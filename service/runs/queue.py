@@ -5,8 +5,8 @@ the lease, the event, its log entry and what the ledger must say of it are writt
 Runs wait in order of priority, then age; two workers that ask at once skip what the other
 has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
 
-A lease that ran out is taken back by the next claims in any queue, and the run is handed over
-(``affidavit.service.runs.handover``). A run that is over without a record is charged in full.
+An expired lease is recovered by the next claims in any queue (``completion``). A run that is over
+without a record is charged in full.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.ledger import transitions
-from affidavit.service.runs import asking, ending, handover, records, rows
-from affidavit.service.runs.judging import Judged
-from affidavit.service.runs.refusals import LeaseLost, ReservationNotUsable, RunNotStarted
-from affidavit.service.runs.rows import Run
+from affidavit.service.runs import completion, repository
+from affidavit.service.runs.conformance import ConformanceResult
+from affidavit.service.runs.enqueue import ReservationNotUsable, enqueue, repeated
+from affidavit.service.runs.models import RunRequest
+from affidavit.service.runs.repository import Kind, StoredRun
 from affidavit.service.runs.run_tables import run_leases
-from affidavit.service.runs.wanted import WantedRun
-from affidavit.service.runs.watching import Sight
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 from affidavit.service.tables import UtcDateTime
@@ -60,17 +59,29 @@ _NEXT = (
     .order_by(_lease.priority.desc(), _lease.requested_at, _lease.run_id)
     .limit(1)
 )
-_RAN_OUT = (
+_EXPIRED = (
     select(run_leases)
     .where(_lease.state.in_(["claimed", "running"]), _lease.expires_at < _AT)
     .limit(1)
 )
-_TAKE_NEXT, _TAKE_RAN_OUT = (query.with_for_update(skip_locked=True) for query in (_NEXT, _RAN_OUT))
+_TAKE_NEXT, _TAKE_EXPIRED = (query.with_for_update(skip_locked=True) for query in (_NEXT, _EXPIRED))
+
+
+class LeaseLost(DomainError):
+    """The run is held under another fencing token, by another, or is over."""
+
+    code = "lease_lost"
+
+
+class RunNotStarted(DomainError):
+    """The run may not begin any more, and is over."""
+
+    code = "run_not_started"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """Who speaks of a run, and under which fencing token."""
+class HeldLease:
+    """The fencing token under which an actor reports on a run."""
 
     run: str
     fence: int
@@ -79,7 +90,7 @@ class Held:
 
     @property
     def call(self) -> CommandContext:
-        """The same, as the ledger is told."""
+        """The same, for the ledger."""
         return CommandContext(actor=self.actor, at=self.at)
 
 
@@ -92,86 +103,89 @@ class RunQueue:
 
     # ---- people ----------------------------------------------------------------------
 
-    def find(self, run_id: str) -> Run:
+    def find(self, run_id: str) -> StoredRun:
         """The run of that id; raises ``UnknownRun``."""
         with self._reader.connect() as connection:
-            return rows.find(connection, run_id)
+            return repository.find(connection, run_id)
 
-    def history(self, run_id: str) -> tuple[Run, list[rows.Happened]]:
+    def history(self, run_id: str) -> tuple[StoredRun, list[repository.StoredRunEvent]]:
         """A run and all that happened to it; raises ``UnknownRun``."""
         with self._reader.connect() as connection:
-            happened = rows.history(connection, run_id)
-            return rows.find(connection, run_id), happened
+            happened = repository.history(connection, run_id)
+            return repository.find(connection, run_id), happened
 
-    def progress(self, run_ids: Collection[str]) -> dict[str, Sight]:
-        """How far those of these runs are that there are."""
+    def progress(self, run_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+        """The last event's number and the reported steps of those of these runs that exist."""
         with self._reader.connect() as connection:
-            found = rows.progress(connection, run_ids)
-        return {run_id: Sight(*each) for run_id, each in found.items()}
+            return repository.progress(connection, run_ids)
 
     def page(
-        self, filters: rows.Filters, cursor: str | None, limit: int
-    ) -> tuple[list[Run], str | None]:
+        self, filters: repository.Filters, cursor: str | None, limit: int
+    ) -> tuple[list[StoredRun], str | None]:
         """Runs, latest first, and the cursor of the next page; raises ``InvalidCursor``."""
         after = None if cursor is None else read_cursor(cursor, str)
         with self._reader.connect() as connection:
-            found = rows.page(connection, filters, after, limit + 1)
-        more = len(found) > limit
-        items = found[:limit]
-        return items, cursor_at(items[-1].requested_at, items[-1].id) if more else None
+            runs = repository.page(connection, filters, after, limit + 1)
+        if len(runs) <= limit:
+            return runs, None
+        last = runs[limit - 1]
+        return runs[:limit], cursor_at(last.requested_at, last.id)
 
-    def repeated(self, call: CommandContext) -> Run | None:
+    def repeated(self, call: CommandContext) -> StoredRun | None:
         """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
         with self._reader.connect() as connection:
-            return asking.repeated(connection, call)
+            return repeated(connection, call)
 
     def enqueue(
-        self, wanted: WantedRun, reservation_id: str, call: CommandContext
-    ) -> tuple[Run, bool]:
+        self, request: RunRequest, reservation_id: str, call: CommandContext
+    ) -> tuple[StoredRun, bool]:
         """Queue a run that has a reservation; returns it and whether it was queued now.
 
         Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
         """
         try:
             with self._writer.begin() as connection:
-                known = asking.repeated(connection, call)
-                if known is not None:
-                    return known, False
-                return asking.enqueue(connection, wanted, reservation_id, call), True
+                earlier = repeated(connection, call)
+                if earlier is not None:
+                    return earlier, False
+                return enqueue(connection, request, reservation_id, call), True
         except IntegrityError:
             with self._reader.connect() as connection:
-                known = asking.repeated(connection, call)
-            if known is not None:
-                return known, False
+                earlier = repeated(connection, call)
+            if earlier is not None:
+                return earlier, False
             raise ReservationNotUsable(
-                f"reservation {reservation_id} is another run's.", "Reserve for each run."
+                f"reservation {reservation_id} belongs to another run.", "Reserve for each run."
             ) from None
 
-    def cancel(self, run_id: str, reason: str, call: CommandContext) -> Run:
+    def cancel(self, run_id: str, reason: str, call: CommandContext) -> StoredRun:
         """End a run that waits; tell the worker of one that does not. Raises ``WrongState``."""
         with self._writer.begin() as connection:
-            lease = rows.lock(connection, run_id)
-            run = rows.find(connection, run_id)
+            lease = repository.lock(connection, run_id)
+            run = repository.find(connection, run_id)
             body = {"code": "cancelled", "message": reason}
             if run.state == "cancelled" or (run.cancel_asked and lease.state != "ended"):
                 return run
             if lease.state == "ended":
-                raise WrongState(f"run {run_id} is {run.state}.", "There is nothing to stop.")
+                raise WrongState(
+                    f"run {run_id} is {run.state}.",
+                    "Only a run that has not ended can be cancelled.",
+                )
             if lease.state == "queued":
-                ending.give_up(connection, run, "cancelled", body, call, None)
+                completion.give_up(connection, run, "cancelled", body, call, None)
             else:
-                rows.change_lease(connection, run_id, cancel=True)
-                rows.add_event(
+                repository.change_lease(connection, run_id, cancel=True)
+                repository.add_event(
                     connection, run_id, "cancel_asked", body, actor=call.actor, at=call.at
                 )
-            return rows.find(connection, run_id)
+            return repository.find(connection, run_id)
 
     # ---- workers ---------------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest, actor: str, at: datetime) -> Run | None:
+    def claim(self, request: ClaimRequest, actor: str, at: datetime) -> StoredRun | None:
         """The next run that fits, held under a new fencing token; None if none does."""
         self.reap(at)
-        asked = {
+        parameters = {
             "queue": request.queue,
             "memory": request.memory_mib,
             "gpu": request.gpu,
@@ -179,13 +193,13 @@ class RunQueue:
             "at": at,
         }
         with self._reader.connect() as connection:
-            if connection.execute(_NEXT, asked).first() is None:
+            if connection.execute(_NEXT, parameters).first() is None:
                 return None
         with self._writer.begin() as connection:
-            lease = connection.execute(_TAKE_NEXT, asked).first()
+            lease = connection.execute(_TAKE_NEXT, parameters).first()
             if lease is None:
                 return None
-            rows.change_lease(
+            repository.change_lease(
                 connection,
                 lease.run_id,
                 state="claimed",
@@ -196,7 +210,7 @@ class RunQueue:
                 expires_at=at + timedelta(seconds=request.seconds),
             )
             body = {"fence": lease.fence + 1, "worker": request.worker}
-            rows.add_event(
+            repository.add_event(
                 connection,
                 lease.run_id,
                 "claimed",
@@ -205,11 +219,11 @@ class RunQueue:
                 at=at,
                 fence=lease.fence + 1,
             )
-            return rows.find(connection, lease.run_id)
+            return repository.find(connection, lease.run_id)
 
     def start(
-        self, held: Held, plan_digest: str, wants: int | None = None, place: str | None = None
-    ) -> Run:
+        self, held: HeldLease, plan_digest: str, wants: int | None = None, place: str | None = None
+    ) -> StoredRun:
         """Begin a run, or go on with it: check everything again, in one transaction.
 
         The first time its budget is committed. ``wants`` as in ``renew``; without it every
@@ -218,13 +232,13 @@ class RunQueue:
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
-            run = rows.find(connection, held.run)
+            run = repository.find(connection, held.run)
             if lease.state == "running":
                 return run  # it was begun under this token, and the answer was lost
             why = _obstacle(connection, run, plan_digest, held, cancelled=lease.cancel)
             if why is None:
                 granted = run.certified_steps if wants is None else _granted(run, wants)
-                rows.change_lease(
+                repository.change_lease(
                     connection,
                     run.id,
                     state="running",
@@ -235,7 +249,7 @@ class RunQueue:
                     elsewhere_at=None,
                 )
                 body = {"fence": held.fence, "plan_digest": plan_digest, "granted": granted}
-                rows.add_event(
+                repository.add_event(
                     connection,
                     run.id,
                     "resumed" if run.begun else "running",
@@ -245,12 +259,14 @@ class RunQueue:
                     fence=held.fence,
                     follows="running" if run.begun else "queued",
                 )
-                return rows.find(connection, run.id)
-            kind: rows.Kind = "cancelled" if lease.cancel else "failed"
-            ending.give_up(connection, run, kind, why, held.call, held.fence)
+                return repository.find(connection, run.id)
+            kind: Kind = "cancelled" if lease.cancel else "failed"
+            completion.give_up(connection, run, kind, why, held.call, held.fence)
         raise RunNotStarted(f"{why['code']}: {why['message']}", "Claim another run.")
 
-    def renew(self, held: Held, steps: int, *, wants: int = 0, head: str | None = None) -> Renewal:
+    def renew(
+        self, held: HeldLease, steps: int, *, wants: int = 0, head: str | None = None
+    ) -> Renewal:
         """Hold the run longer, having charged ``steps``; raises ``LeaseLost``.
 
         ``wants`` is how many steps it asks to have charged by the next time, and ``head`` the
@@ -261,8 +277,8 @@ class RunQueue:
             lease = _held(connection, held, "claimed", "running")
             granted = lease.granted
             if lease.state == "running" and max(steps, wants) > granted:
-                granted = _granted(rows.find(connection, held.run), max(steps, wants))
-            rows.change_lease(
+                granted = _granted(repository.find(connection, held.run), max(steps, wants))
+            repository.change_lease(
                 connection,
                 held.run,
                 expires_at=held.at + timedelta(seconds=lease.seconds),
@@ -272,52 +288,56 @@ class RunQueue:
             )
             return Renewal(cancel=bool(lease.cancel), granted=granted)
 
-    def keep_record(self, held: Held, part: int, content: bytes) -> None:
-        """Keep a part of the run's record, and hold the run longer.
+    def add_record_part(self, held: HeldLease, part: int, content: bytes) -> None:
+        """Store a part of the run's record, and renew the lease.
 
         Raises ``LeaseLost`` or ``RecordRefused``.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "running")
-            records.keep(connection, held.run, held.fence, part, content)
+            repository.add_record_part(connection, held.run, held.fence, part, content)
             expires_at = held.at + timedelta(seconds=lease.seconds)
-            rows.change_lease(connection, held.run, expires_at=expires_at)
+            repository.change_lease(connection, held.run, expires_at=expires_at)
 
     def records(self, run_id: str) -> dict[int, list[bytes]]:
         """The parts of the run's records, by fencing token."""
         with self._reader.connect() as connection:
-            return records.kept(connection, run_id)
+            return repository.records_of(connection, run_id)
 
     def complete(
-        self, held: Held, judged: Judged, envelope: dict[str, Any], cost: Cost | None
-    ) -> Run:
+        self,
+        held: HeldLease,
+        result: ConformanceResult,
+        envelope: dict[str, Any],
+        cost: Cost | None,
+    ) -> StoredRun:
         """Settle a run on what its record comes to, and keep its provenance.
 
-        ``cost`` is that of ``judged.steps`` steps, None for all that were certified. A run that
+        ``cost`` is that of ``result.steps`` steps, None for all that were certified. A run that
         does not conform has failed, and keeps its charge. A report that came before is
         answered as it was. Raises ``LeaseLost``.
         """
         with self._writer.begin() as connection:
-            lease = rows.lock(connection, held.run)
-            known = rows.find(connection, held.run)
-            if known.outcome is not None and known.outcome.get("provenance") == envelope:
-                return known
+            lease = repository.lock(connection, held.run)
+            run = repository.find(connection, held.run)
+            if run.outcome is not None and run.outcome.get("provenance") == envelope:
+                return run
             _require_held(lease, held, "running")
-            steps = None if cost is None else judged.steps
-            charged = ending.settle(connection, known, steps, judged.record, cost, held.call)
-            kind, code = ending.verdict(judged, known, held.at, cancelled=lease.cancel)
+            steps = None if cost is None else result.steps
+            charged = completion.settle(connection, run, steps, result.record, cost, held.call)
+            kind, code = completion.verdict(result, run, held.at, cancelled=lease.cancel)
             body = {
                 "code": code,
-                "message": judged.summary,
+                "message": result.summary,
                 "fence": held.fence,
                 "steps_charged": charged,
-                "record": judged.record,
+                "record": result.record,
                 "provenance": envelope,
             }
-            ending.end(connection, known, kind, body, held.call, fence=held.fence)
-            return rows.find(connection, held.run)
+            completion.end(connection, run, kind, body, held.call, fence=held.fence)
+            return repository.find(connection, held.run)
 
-    def fail(self, held: Held, code: str, message: str, *, again: bool = False) -> Run:
+    def fail(self, held: HeldLease, code: str, message: str, *, again: bool = False) -> StoredRun:
         """End a run: free if it was not begun, charged in full if it was.
 
         With ``again`` it is given back instead, for somebody to go on with it, unless it is
@@ -325,52 +345,52 @@ class RunQueue:
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
-            run = rows.find(connection, held.run)
+            run = repository.find(connection, held.run)
             body = {"code": code, "message": message, "fence": held.fence}
-            if again and not handover.is_over(run, lease):
+            if again and not completion.is_over(run, lease):
                 by: dict[str, Any] = {"actor": held.actor, "at": held.at, "given_back": True}
-                handover.requeue(connection, run, lease, body, **by)
+                completion.requeue(connection, run, lease, body, **by)
             else:
-                kind: rows.Kind = "cancelled" if lease.cancel else "failed"
-                ending.give_up(connection, run, kind, body, held.call, held.fence)
-            return rows.find(connection, held.run)
+                kind: Kind = "cancelled" if lease.cancel else "failed"
+                completion.give_up(connection, run, kind, body, held.call, held.fence)
+            return repository.find(connection, held.run)
 
     def reap(self, at: datetime) -> int:
-        """Take back leases that ran out, ``MOST_REAPED`` at most; returns how many.
+        """Recover expired leases, ``MOST_REAPED`` at most; returns how many.
 
         Whoever claims next takes back further ones: were each to try all, a pause of the
         service would end in as many transactions as the square of the workers.
         """
         with self._reader.connect() as connection:
-            if connection.execute(_RAN_OUT, {"at": at}).first() is None:
+            if connection.execute(_EXPIRED, {"at": at}).first() is None:
                 return 0
         for taken in range(MOST_REAPED):
             with self._writer.begin() as connection:
-                lease = connection.execute(_TAKE_RAN_OUT, {"at": at}).first()
+                lease = connection.execute(_TAKE_EXPIRED, {"at": at}).first()
                 if lease is None:
                     return taken
-                ending.take_back(connection, lease, at)
+                completion.recover(connection, lease, at)
         return MOST_REAPED
 
 
-def _held(connection: Connection, held: Held, *states: str) -> Row[Any]:
+def _held(connection: Connection, held: HeldLease, *states: str) -> Row[Any]:
     """The lease, if it is still under that token; raises ``LeaseLost``."""
-    lease = rows.lock(connection, held.run)
+    lease = repository.lock(connection, held.run)
     _require_held(lease, held, *states)
     return lease
 
 
-def _require_held(lease: Row[Any], held: Held, *states: str) -> None:
+def _require_held(lease: Row[Any], held: HeldLease, *states: str) -> None:
     if (lease.fence, lease.holder) != (held.fence, held.actor) or lease.state not in states:
         raise LeaseLost(
-            f"run {held.run} is not held under fencing token {held.fence} any more, or not in "
+            f"fencing token {held.fence} of run {held.run} is no longer valid, or not in "
             "this state.",
-            "Stop it: nothing that it does from now on counts.",
+            "Stop the run: further work does not count.",
         )
 
 
 def _obstacle(
-    connection: Connection, run: Run, plan_digest: str, held: Held, *, cancelled: bool
+    connection: Connection, run: StoredRun, plan_digest: str, held: HeldLease, *, cancelled: bool
 ) -> dict[str, str] | None:
     """Why the run must not begin or go on; commits its budget if nothing stands against it."""
     if cancelled:
@@ -390,7 +410,7 @@ def _obstacle(
         if (certificate.issue, certificate.untrusted) != (run.issue, run.untrusted):
             return {
                 "code": "certificate_not_usable",
-                "message": "it was issued anew since the run was asked for.",
+                "message": "it was reissued since the run was requested.",
             }
         if run.begun:
             return None
@@ -402,6 +422,6 @@ def _obstacle(
     return None
 
 
-def _granted(run: Run, wants: int) -> int:
+def _granted(run: StoredRun, wants: int) -> int:
     """How many steps may have been charged from now on: never fewer, and none uncertified."""
     return max(run.granted, min(wants, run.certified_steps))

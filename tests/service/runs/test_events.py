@@ -17,7 +17,7 @@ import pytest
 from affidavit.service.database import open_engine
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import TokenRepository
-from affidavit.service.runs import feed, watching
+from affidavit.service.runs import events
 from tests.service.conftest import Server
 from tests.service.runs.conftest import Yard
 from tests.waiting import wait_until
@@ -112,12 +112,12 @@ def test_a_stream_ends_in_time_and_no_more_are_served_than_there_may_be(
 ) -> None:
     """Whoever comes back is asked again who they are."""
     run = yard.request(yard.certify()).json()["id"]
-    monkeypatch.setattr(feed, "LONGEST", 1.0)
+    monkeypatch.setattr(events, "LONGEST", 1.0)
     (event,) = events_of(ask(yard, run).text)
     assert event["id"] == "1-0"
     assert events_of(ask(yard, run, event["id"]).text) == []
-    monkeypatch.setattr("affidavit.service.routes.run_events.MOST", 0)
-    monkeypatch.setattr(watching, "MOST", 0)
+    monkeypatch.setattr("affidavit.service.routes.runs.MOST_WATCHERS", 0)
+    monkeypatch.setattr(events, "MOST_WATCHERS", 0)
     answer = ask(yard, run)
     assert (answer.status_code, answer.json()["code"]) == (503, "too_many_watchers")
     assert answer.headers["retry-after"]

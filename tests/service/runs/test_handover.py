@@ -17,7 +17,7 @@ from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.handover import ELSEWHERE, MOST_IN_VAIN
+from affidavit.service.runs.completion import ELSEWHERE, MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record, digest, record_of
@@ -251,7 +251,7 @@ def test_a_run_that_is_given_back_waits_and_is_given_up_when_nothing_comes_of_it
     assert yard.claim(place=PLACE) is None  # not at once
     with yard.engine.begin() as connection:
         connection.execute(text("UPDATE run_leases SET ready_at = NULL"))
-    for attempt in range(2, MOST_IN_VAIN + 2):
+    for attempt in range(2, MOST_FAILED_ATTEMPTS + 2):
         job = yard.claim(place=PLACE)
         yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE)
         if attempt == 2:  # this one gets further, and those before do not count any more

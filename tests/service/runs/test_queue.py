@@ -13,7 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.handover import MOST_IN_VAIN
+from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
 from affidavit.service.runs.queue import RunQueue
 from affidavit.worker import ClaimRequest
 from tests.service.runs.conftest import Yard
@@ -91,7 +91,7 @@ def test_what_does_not_conform_has_failed_and_keeps_its_charge(yard: Yard) -> No
 def test_a_lost_lease_gives_back_what_was_not_begun_and_charges_what_was(yard: Yard) -> None:
     certificate = yard.certify()
     run = yard.request(certificate).json()
-    for fence in range(1, MOST_IN_VAIN + 1):
+    for fence in range(1, MOST_FAILED_ATTEMPTS + 1):
         zombie = yard.claim()
         assert zombie["fence"] == fence
         assert yard.later(61) == 1

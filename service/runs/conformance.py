@@ -1,15 +1,14 @@
-"""Judging: what a run's record comes to, found by the service itself from what it was sent.
+"""Conformance of a run's record, checked by the service itself on what the worker sent.
 
-The worker's word is not taken for it. The record is held against the certificate as
+The worker's own verdict does not count. The record is checked against the certificate as
 ``affidavit conformance`` does (certificate, plan, chain, steps, noise, clip norms, sampler,
-keys), and then against what the service knows of the run's attempts and the record cannot
-choose:
+keys), and then against what the service knows of the run's attempts, independent of the record:
 
 ==================  ===========================================================================
 finding             what does not fit
 ==================  ===========================================================================
 other_record        the worker signed for another record than it sent
-other_history       the record does not contain what was told of it while it was written
+other_history       the record does not contain what was reported of it while it was written
 granted_not_passed  a worker before was allowed steps that the record does not pass over
 key_in_two_steps    another record of the run has one of its noise keys, at another step
 ==================  ===========================================================================
@@ -37,14 +36,14 @@ from affidavit.certificate import (
     check_conformance,
     read_envelope,
 )
-from affidavit.service.runs.attempts import Attempt
+from affidavit.service.runs.repository import Attempt
 
 MOST_NAMED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
-    """What a record comes to; ``record`` is its last digest.
+class ConformanceResult:
+    """The outcome of checking a record; ``record`` is its last digest.
 
     ``code`` is ``conformant``, ``not_conformant`` or ``no_record``, ``stopped`` says that it was
     ended early, as somebody asked, and ``steps`` are to be charged.
@@ -73,46 +72,48 @@ class Judged:
         return self.code == "conformant"
 
 
-def judge(
+def check_record(
     bundle: bytes,
     parts: Sequence[bytes],
     *,
     signed_for: str | None,
-    told: str | None,
+    reported: str | None,
     before: Sequence[Attempt],
     others: Mapping[int, Sequence[bytes]],
-) -> Judged:
+) -> ConformanceResult:
     """The record of ``parts`` against the certificate in ``bundle`` and what is known of the run.
 
-    ``signed_for`` is the head that the worker signed, ``told`` the one that it told last while
-    it trained, ``before`` the attempts before it to which steps were granted, oldest first, and
-    ``others`` their records as far as they were sent.
+    ``signed_for`` is the head that the worker signed, ``reported`` the one that it reported
+    last while it trained, ``before`` the attempts before it to which steps were granted, oldest
+    first, and ``others`` their records as far as they were sent.
     """
     envelope = read_envelope(json.loads(bundle)["envelope"])
     predicate = json.loads(envelope.payload)["predicate"]
     record = _joined(parts)
-    found = check_conformance(record, predicate)
-    more = [*_of_attempts(record, predicate, told, before), *_of_keys(record, others)]
-    if found.head != signed_for:
+    checked = check_conformance(record, predicate)
+    more = [*_of_attempts(record, predicate, reported, before), *_of_keys(record, others)]
+    if checked.head != signed_for:
         more.append(_finding("other_record", "the worker signed for another record."))
-    return _judged(found, more)
+    return _result(checked, more)
 
 
-def _judged(found: Conformance, more: Sequence[ConformanceFinding]) -> Judged:
-    findings = [*found.findings, *more]
+def _result(checked: Conformance, more: Sequence[ConformanceFinding]) -> ConformanceResult:
+    findings = [*checked.findings, *more]
     codes = sorted({finding.code for finding in findings})
-    sound = found.conformant and not more
-    return Judged(
+    sound = checked.conformant and not more
+    return ConformanceResult(
         code="conformant" if sound else "not_conformant",
         stopped="stopped" in codes,
-        steps=found.steps_to_charge if sound else max(found.steps_certified, found.steps_charged),
-        record=found.head,
+        steps=checked.steps_to_charge
+        if sound
+        else max(checked.steps_certified, checked.steps_charged),
+        record=checked.head,
         summary=", ".join(codes[:MOST_NAMED]) or "the record conforms.",
     )
 
 
 def _of_attempts(
-    record: bytes, predicate: dict[str, Any], told: str | None, before: Sequence[Attempt]
+    record: bytes, predicate: dict[str, Any], reported: str | None, before: Sequence[Attempt]
 ) -> Iterator[ConformanceFinding]:
     """What does not fit in with the attempts that there were.
 
@@ -126,10 +127,10 @@ def _of_attempts(
             message = f"{attempt.granted} steps were granted under token {attempt.fence}."
             yield _finding("granted_not_passed", message)
     anew = before and _steps_stand_alone(predicate)
-    heads = [told, *(() if anew else (attempt.head for attempt in before))]
+    heads = [reported, *(() if anew else (attempt.head for attempt in before))]
     for head in heads:
         if head is not None and f'"digest":"{head}"'.encode() not in record:
-            yield _finding("other_history", f"{head} was told of it, and is not in it.")
+            yield _finding("other_history", f"{head} was reported of the record, and is not in it.")
 
 
 def _of_keys(record: bytes, others: Mapping[int, Sequence[bytes]]) -> Iterator[ConformanceFinding]:
@@ -154,9 +155,9 @@ def _steps_of_keys(record: bytes) -> dict[str, int]:
 
 def _entries(record: bytes, kind: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a kind that can be read at all; conformance has found the others."""
-    wanted = re.compile(rb'"type":"' + kind + rb'"[,}]')
+    pattern = re.compile(rb'"type":"' + kind + rb'"[,}]')
     for line in io.BytesIO(record):
-        if wanted.search(line):
+        if pattern.search(line):
             try:
                 entry = json.loads(line)
             except (ValueError, RecursionError):

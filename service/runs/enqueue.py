@@ -1,7 +1,4 @@
-"""A run that is asked for: a reservation of its own, a certificate that may be used, a place.
-
-All within the caller's transaction, like what ends a run (``affidavit.service.runs.ending``).
-"""
+"""Queue a run on its own reservation and a usable certificate, in the caller's transaction."""
 
 from __future__ import annotations
 
@@ -11,68 +8,73 @@ import uuid
 from sqlalchemy import Connection, insert
 
 from affidavit.service.command import CommandContext
-from affidavit.service.errors import IdempotencyKeyReused
+from affidavit.service.errors import DomainError, IdempotencyKeyReused
 from affidavit.service.ledger import repository as ledger_repository
 from affidavit.service.ledger import transitions
-from affidavit.service.runs import rows
-from affidavit.service.runs.refusals import ReservationNotUsable
-from affidavit.service.runs.rows import Run
+from affidavit.service.runs import repository
+from affidavit.service.runs.models import RunRequest
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases, runs
-from affidavit.service.runs.wanted import WantedRun
 from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 
 
-def repeated(connection: Connection, call: CommandContext) -> Run | None:
+class ReservationNotUsable(DomainError):
+    """The reservation is of another certificate, not open any more, or another run's."""
+
+    code = "reservation_not_usable"
+
+
+def repeated(connection: Connection, call: CommandContext) -> StoredRun | None:
     """The run of an earlier request with this key; raises ``IdempotencyKeyReused``."""
-    known = rows.repeated(connection, call.actor, call.idempotency_key)
-    if known is not None and known.request_digest != call.request_digest:
+    earlier = repository.repeated(connection, call.actor, call.idempotency_key)
+    if earlier is not None and earlier.request_digest != call.request_digest:
         raise IdempotencyKeyReused(
-            "this Idempotency-Key came before, with another request.",
+            "this Idempotency-Key was used for another request.",
             "Use a new key for a new request.",
         )
-    return known
+    return earlier
 
 
 def enqueue(
-    connection: Connection, wanted: WantedRun, reservation_id: str, call: CommandContext
-) -> Run:
+    connection: Connection, request: RunRequest, reservation_id: str, call: CommandContext
+) -> StoredRun:
     """Queue a run on that reservation.
 
-    Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
+    Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnearlierReservation``.
     """
-    hold_certificate(connection, wanted.certificate)
+    hold_certificate(connection, request.certificate)
     reservation = ledger_repository.find_reservation(connection, reservation_id)
-    if reservation is None or reservation.certificate_id != wanted.certificate:
+    if reservation is None or reservation.certificate_id != request.certificate:
         raise ReservationNotUsable(
-            f"reservation {reservation_id} is not one of this certificate.",
-            "Leave `reservation` out, and one is made.",
+            f"reservation {reservation_id} is not for this certificate.",
+            "Leave `reservation` out to have one made.",
         )
     if reservation.state != "reserved":
         raise ReservationNotUsable(
             f"reservation {reservation_id} is {reservation.state}.", "Reserve for each run."
         )
-    certificate = current(connection, wanted.certificate)
+    certificate = current(connection, request.certificate)
     transitions.require_usable(
         certificate, reservation.scope.dataset, allow_untrusted=reservation.untrusted
     )
     assert certificate is not None
     if (certificate.issue, certificate.untrusted) != (reservation.issue, reservation.untrusted):
         raise ReservationNotUsable(
-            "the certificate was issued anew since the reservation.", "Reserve again."
+            "the certificate was reissued since the reservation.", "Reserve again."
         )
     run_id = str(uuid.uuid4())
     connection.execute(
         insert(runs).values(
             id=run_id,
-            certificate_id=wanted.certificate,
+            certificate_id=request.certificate,
             issue=reservation.issue,
             untrusted=reservation.untrusted,
             plan_digest=reservation.plan_digest,
             reservation_id=reservation_id,
-            queue=wanted.queue,
-            priority=wanted.priority,
-            wanted=json.dumps(wanted.model_dump(mode="json"), sort_keys=True),
+            queue=request.queue,
+            priority=request.priority,
+            wanted=json.dumps(request.model_dump(mode="json"), sort_keys=True),
             requested_by=call.actor,
             requested_at=call.at,
             idempotency_key=call.idempotency_key,
@@ -82,10 +84,10 @@ def enqueue(
     connection.execute(
         insert(run_leases).values(
             run_id=run_id,
-            queue=wanted.queue,
-            priority=wanted.priority,
-            gpu=wanted.requirements.gpu,
-            memory_mib=wanted.requirements.memory,
+            queue=request.queue,
+            priority=request.priority,
+            gpu=request.requirements.gpu,
+            memory_mib=request.requirements.memory,
             requested_at=call.at,
             state="queued",
             fence=0,
@@ -94,10 +96,12 @@ def enqueue(
         )
     )
     body = {
-        "certificate": wanted.certificate,
+        "certificate": request.certificate,
         "issue": reservation.issue,
         "reservation": reservation_id,
-        "wanted": wanted.model_dump(mode="json"),
+        "wanted": request.model_dump(mode="json"),
     }
-    rows.add_event(connection, run_id, "queued", body, actor=call.actor, at=call.at, follows=None)
-    return rows.find(connection, run_id)
+    repository.add_event(
+        connection, run_id, "queued", body, actor=call.actor, at=call.at, follows=None
+    )
+    return repository.find(connection, run_id)

@@ -1,21 +1,30 @@
-"""Rows of runs: reading them with what happened, and adding an event with its log entry."""
+"""The rows of runs: runs with their events, leases, and the records that workers send.
+
+An event is added with its log entry, in the transaction of the connection. A part of a record
+follows the part before it and never changes; sent again unchanged, it is accepted again.
+
+>>> Attempt.of(1, {"begun": True, "further": False, "granted": 4, "head": None}).granted
+4
+>>> Attempt.of(1, {"code": "lease_lost"}).begun
+False
+"""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, insert, select, tuple_, update
 
+from affidavit.service.errors import DomainError
 from affidavit.service.ledger.ledger_tables import reservations
 from affidavit.service.log import entries
-from affidavit.service.runs.attempts import Attempt
-from affidavit.service.runs.refusals import UnknownRun
-from affidavit.service.runs.run_tables import run_events, run_leases, runs
+from affidavit.service.runs.run_tables import run_events, run_leases, run_records, runs
 
 Kind = Literal[
     "queued",
@@ -50,11 +59,54 @@ ONCE: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """A run as it stands: what was asked for, and what happened since.
+MOST_RECORD_BYTES = 256 * 1024 * 1024
+"""The largest record that is checked here; some 10^5 steps have half of it."""
 
-    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker said last,
+
+class UnknownRun(DomainError):
+    """No run has this id."""
+
+    code = "not_found"
+    status = 404
+
+
+class RecordRefused(DomainError):
+    """The part of a run's record does not follow the one before, or is too large."""
+
+    code = "record_refused"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """A worker's attempt at a run that another continued, as the service knows it.
+
+    ``granted`` steps were allowed to it and those before it together; ``further`` says that it
+    finished one. ``head`` is the digest of a line of its record, as last reported.
+    """
+
+    fence: int
+    begun: bool
+    further: bool
+    granted: int
+    head: str | None
+
+    @classmethod
+    def of(cls, fence: int, body: Mapping[str, Any]) -> Self:
+        """The attempt that a ``requeued`` event describes."""
+        return cls(
+            fence=fence,
+            begun=body.get("begun", False),
+            further=body.get("further", False),
+            granted=body.get("granted", 0),
+            head=body.get("head"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """A run as it stands: what was requested, and what happened since.
+
+    ``outcome`` is the body of the event that ended it. ``steps`` is what its worker reported last,
     of ``certified_steps``, with ``head`` of its record; ``granted`` is how many may have been
     charged by all who held it, ``previous`` the token under which it was last begun.
     """
@@ -100,7 +152,7 @@ class Filters:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Happened:
+class StoredRunEvent:
     """An event of a run; ``body`` is what the log says of it too."""
 
     seq: int
@@ -111,11 +163,10 @@ class Happened:
     body: dict[str, Any]
 
 
-# Built once, like all that each step of a run asks: putting a statement together takes as long as
-# running it.
-_HELD = ("worker", "fence", "steps", "granted", "previous", "head")
+# Built once: composing a statement takes as long as running it.
+_LEASE = ("worker", "fence", "steps", "granted", "previous", "head")
 _WITH_LEASE: Select[Any] = (
-    select(*runs.c, *(run_leases.c[name] for name in _HELD), reservations.c.certified_steps)
+    select(*runs.c, *(run_leases.c[name] for name in _LEASE), reservations.c.certified_steps)
     .join_from(runs, run_leases)
     .join_from(runs, reservations)
 )
@@ -123,19 +174,19 @@ _TOLD = [run_events.c[name].label(f"event_{name}") for name in ("kind", "at", "f
 _RUN = (
     _WITH_LEASE.add_columns(*_TOLD)
     .join_from(runs, run_events)
-    .where(runs.c.id == bindparam("wanted"))
+    .where(runs.c.id == bindparam("run"))
     .order_by(run_events.c.seq)
 )
 """A run, as often as something happened to it."""
-_LOCK = select(run_leases).where(run_leases.c.run_id == bindparam("wanted")).with_for_update()
-_CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("wanted"))
+_LOCK = select(run_leases).where(run_leases.c.run_id == bindparam("run")).with_for_update()
+_CHANGE = update(run_leases).where(run_leases.c.run_id == bindparam("run"))
 
 
-def history(connection: Connection, run_id: str) -> list[Happened]:
-    """The events of a run, in their order."""
+def history(connection: Connection, run_id: str) -> list[StoredRunEvent]:
+    """The events of a run, in order."""
     query = select(run_events).where(run_events.c.run_id == run_id).order_by(run_events.c.seq)
     return [
-        Happened(
+        StoredRunEvent(
             seq=row.seq,
             kind=row.kind,
             at=row.at,
@@ -151,26 +202,26 @@ def progress(connection: Connection, run_ids: Collection[str]) -> dict[str, tupl
     """The number of the last event of each run, and the steps that were reported."""
     last = select(func.max(run_events.c.seq)).where(run_events.c.run_id == run_leases.c.run_id)
     query = select(run_leases.c.run_id, last.scalar_subquery(), run_leases.c.steps)
-    found = connection.execute(query.where(run_leases.c.run_id.in_(run_ids)))
-    return {run_id: (seq, steps) for run_id, seq, steps in found}
+    rows = connection.execute(query.where(run_leases.c.run_id.in_(run_ids)))
+    return {run_id: (seq, steps) for run_id, seq, steps in rows}
 
 
-def find(connection: Connection, run_id: str) -> Run:
+def find(connection: Connection, run_id: str) -> StoredRun:
     """The run of that id; raises ``UnknownRun``."""
-    found = connection.execute(_RUN, {"wanted": run_id}).all()
-    if not found:
-        raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
-    return _run(found[0], found)
+    rows = connection.execute(_RUN, {"run": run_id}).all()
+    if not rows:
+        raise _unknown(run_id)
+    return _run(rows[0], rows)
 
 
 def page(
     connection: Connection, filters: Filters, after: tuple[datetime, str] | None, limit: int
-) -> list[Run]:
+) -> list[StoredRun]:
     """At most ``limit`` runs that pass ``filters``, latest first, beyond the one ``after``."""
     query = _WITH_LEASE.order_by(runs.c.requested_at.desc(), runs.c.id.desc()).limit(limit)
     for name in ("queue", "certificate_id", "requested_by"):
-        if (wanted := getattr(filters, name)) is not None:
-            query = query.where(runs.c[name] == wanted)
+        if (value := getattr(filters, name)) is not None:
+            query = query.where(runs.c[name] == value)
     if filters.state in ENDED:
         ended = (run_events.c.once == "end", run_events.c.kind == filters.state)
         query = query.join(run_events, run_events.c.run_id == runs.c.id).where(*ended)
@@ -186,31 +237,34 @@ def page(
     return _read(connection, connection.execute(query).all())
 
 
-def repeated(connection: Connection, actor: str, key: str | None) -> Run | None:
+def repeated(connection: Connection, actor: str, key: str | None) -> StoredRun | None:
     """The run that this actor's idempotency key led to, if there is one."""
     if key is None:
         return None
     query = _WITH_LEASE.where(runs.c.requested_by == actor, runs.c.idempotency_key == key)
-    found = _read(connection, connection.execute(query).all())
-    return found[0] if found else None
+    return next(iter(_read(connection, connection.execute(query).all())), None)
 
 
 def lock(connection: Connection, run_id: str) -> Row[Any]:
     """The lease of a run, held by this transaction; raises ``UnknownRun``."""
-    row = connection.execute(_LOCK, {"wanted": run_id}).first()
+    row = connection.execute(_LOCK, {"run": run_id}).first()
     if row is None:
-        raise UnknownRun(f"there is no run {run_id}.", "GET /v1/runs lists them.")
+        raise _unknown(run_id)
     return row
+
+
+def _unknown(run_id: str) -> UnknownRun:
+    return UnknownRun(f"run {run_id} not found.", "GET /v1/runs lists all runs.")
 
 
 def change_lease(connection: Connection, run_id: str, **values: Any) -> None:
     """Change the lease of a run that this transaction holds."""
-    connection.execute(_CHANGE, {"wanted": run_id, **values})
+    connection.execute(_CHANGE, {"run": run_id, **values})
 
 
 _NEXT = (
     select(func.coalesce(func.max(run_events.c.seq), 0) + 1)
-    .where(run_events.c.run_id == bindparam("wanted"))
+    .where(run_events.c.run_id == bindparam("run"))
     .scalar_subquery()
 )
 _EVENT = insert(run_events).values(seq=_NEXT).returning(run_events.c.seq)
@@ -229,7 +283,7 @@ def add_event(
 ) -> None:
     """Write what happened, with its log entry, in the transaction of ``connection``."""
     event = {
-        "wanted": run_id,
+        "run": run_id,
         "run_id": run_id,
         "kind": kind,
         "once": ONCE.get(kind),
@@ -248,7 +302,7 @@ def entry_body(kind: str, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"event": kind, "seq": seq, **body}
 
 
-def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
+def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[StoredRun]:
     ids = [row.id for row in rows]
     happened: dict[str, list[Row[Any]]] = defaultdict(list)
     query = select(run_events.c.run_id, *_TOLD).where(run_events.c.run_id.in_(ids))
@@ -257,11 +311,11 @@ def _read(connection: Connection, rows: Sequence[Row[Any]]) -> list[Run]:
     return [_run(row, happened[row.id]) for row in rows]
 
 
-def _run(row: Row[Any], events: Sequence[Row[Any]]) -> Run:
+def _run(row: Row[Any], events: Sequence[Row[Any]]) -> StoredRun:
     kinds = [event.event_kind for event in events]
     ends = [event for event in events if event.event_kind in ENDED]
     moved = [kind for kind in kinds if kind in STATES]
-    return Run(
+    return StoredRun(
         id=row.id,
         certificate_id=row.certificate_id,
         issue=row.issue,
@@ -293,3 +347,52 @@ def _run(row: Row[Any], events: Sequence[Row[Any]]) -> Run:
         outcome=json.loads(ends[0].event_body) if ends else None,
         request_digest=row.request_digest,
     )
+
+
+# ---- records --------------------------------------------------------------------------
+
+
+def add_record_part(
+    connection: Connection, run_id: str, fence: int, part: int, content: bytes
+) -> None:
+    """Store a part of a record; raises ``RecordRefused``."""
+    where = (run_records.c.run_id == run_id, run_records.c.fence == fence)
+    parts, length = connection.execute(
+        select(func.count(), func.coalesce(func.sum(run_records.c.length), 0)).where(*where)
+    ).one()
+    if part <= parts:
+        stored = select(run_records.c.content).where(*where, run_records.c.part == part)
+        if zlib.decompress(connection.execute(stored).scalar_one()) != content:
+            raise RecordRefused(
+                f"part {part} of the record was sent before with other content.",
+                "Send a part again only unchanged.",
+            )
+        return
+    if part != parts + 1:
+        raise RecordRefused(f"part {part} came and {parts + 1} is next.", "Send them in order.")
+    if length + len(content) > MOST_RECORD_BYTES:
+        raise RecordRefused(
+            f"the record has more than {MOST_RECORD_BYTES} bytes.",
+            "Report the run without a record; it is charged in full.",
+        )
+    connection.execute(
+        insert(run_records).values(
+            run_id=run_id,
+            fence=fence,
+            part=part,
+            content=zlib.compress(content),
+            length=len(content),
+        )
+    )
+
+
+def records_of(connection: Connection, run_id: str) -> dict[int, list[bytes]]:
+    """The parts of every record of a run, by fencing token, compressed."""
+    columns = (run_records.c.fence, run_records.c.content)
+    query = select(*columns).where(run_records.c.run_id == run_id)
+    records: dict[int, list[bytes]] = {}
+    for fence, content in connection.execute(
+        query.order_by(run_records.c.fence, run_records.c.part)
+    ):
+        records.setdefault(fence, []).append(bytes(content))
+    return records

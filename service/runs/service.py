@@ -1,4 +1,4 @@
-"""Runs: what the routes ask, with the reservation made and the accounting done before."""
+"""The run service: requests and completes runs, with the accounting done before the transaction."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ from affidavit.service.errors import DomainError
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.pool import AccountingPool
-from affidavit.service.runs.judging import Judged, judge
-from affidavit.service.runs.queue import Held, RunQueue
-from affidavit.service.runs.refusals import BadProvenance, ReservationNotUsable
-from affidavit.service.runs.rows import Run
-from affidavit.service.runs.wanted import WantedRun
+from affidavit.service.runs.conformance import ConformanceResult, check_record
+from affidavit.service.runs.enqueue import ReservationNotUsable
+from affidavit.service.runs.models import RunRequest
+from affidavit.service.runs.queue import HeldLease, RunQueue
+from affidavit.service.runs.repository import StoredRun
 from affidavit.service.store import CertificateStore
 
 
+class BadProvenance(DomainError):
+    """The provenance is unsigned, signed by an unknown key, or about something else."""
+
+    code = "bad_provenance"
+    status = 422
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Told:
-    """What a worker said of a run that it ended: its record, and what it signed for.
+class _Report:
+    """What a worker reported of a run that it ended: its record, and what it signed for.
 
     ``others`` are the records of those who had the run before, by fencing token.
     """
 
-    run: Run
+    run: StoredRun
     signed_for: str | None
     parts: list[bytes]
     others: dict[int, list[bytes]]
     bundle: bytes
 
 
-class Runs:
+class RunService:
     """The use cases of runs; ``worker_keys`` is where public records of workers' keys are."""
 
     def __init__(
@@ -58,53 +65,53 @@ class Runs:
         self._worker_keys = KeyStore(worker_keys)
 
     async def request(
-        self, wanted: WantedRun, call: CommandContext, *, anybodys: bool
-    ) -> tuple[Run, bool]:
+        self, request: RunRequest, call: CommandContext, *, any_reservation: bool
+    ) -> tuple[StoredRun, bool]:
         """Queue a run, with the reservation that is named or one that is made.
 
-        ``anybodys`` lets a reservation be used that somebody else made.
+        ``any_reservation`` lets a reservation be used that somebody else made.
         """
         if call.idempotency_key is not None:
-            known = await run_in_threadpool(self.queue.repeated, call)
-            if known is not None:
-                return known, False
-        if wanted.reservation is not None:
+            earlier = await run_in_threadpool(self.queue.repeated, call)
+            if earlier is not None:
+                return earlier, False
+        if request.reservation is not None:
             reservation = await run_in_threadpool(
-                self._ledger_store.reservation, wanted.reservation
+                self._ledger_store.reservation, request.reservation
             )
-            if reservation.reserved_by != call.actor and not anybodys:
+            if reservation.reserved_by != call.actor and not any_reservation:
                 raise ReservationNotUsable(
-                    "somebody else made this reservation.", "Leave `reservation` out."
+                    "this reservation was made by somebody else.", "Leave `reservation` out."
                 )
-            return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
-        reservation, _ = await self._ledger.reserve(None, wanted.certificate, _its_own(call))
+            return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
+        reservation, _ = await self._ledger.reserve(None, request.certificate, _its_own(call))
         try:
-            return await run_in_threadpool(self.queue.enqueue, wanted, reservation.id, call)
+            return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
         except DomainError:
             plain = replace(call, idempotency_key=None)
             with suppress(DomainError):
                 await run_in_threadpool(
-                    self._ledger_store.release, reservation.id, "the run was refused", plain
+                    self._ledger_store.release, reservation.id, "the run was not accepted", plain
                 )
             raise
 
-    async def complete(self, held: Held, envelope: dict[str, Any]) -> Run:
+    async def complete(self, held: HeldLease, envelope: dict[str, Any]) -> StoredRun:
         """Settle a run by its record, which its signed provenance names.
 
         The record is what was sent; without one the run is charged in full. Raises
         ``BadProvenance``.
         """
-        told = await run_in_threadpool(self._told, held, envelope)
-        judged = await self._judged(told)
+        report = await run_in_threadpool(self._report, held, envelope)
+        result = await self._check(report)
         cost = None
-        if judged.steps < told.run.certified_steps:
+        if result.steps < report.run.certified_steps:
             reservation = await run_in_threadpool(
-                self._ledger_store.reservation, told.run.reservation_id
+                self._ledger_store.reservation, report.run.reservation_id
             )
-            cost = await self._ledger.cost_of_steps(reservation, judged.steps)
-        return await run_in_threadpool(self.queue.complete, held, judged, envelope, cost)
+            cost = await self._ledger.cost_of_steps(reservation, result.steps)
+        return await run_in_threadpool(self.queue.complete, held, result, envelope, cost)
 
-    def _told(self, held: Held, envelope: dict[str, Any]) -> _Told:
+    def _report(self, held: HeldLease, envelope: dict[str, Any]) -> _Report:
         run = self.queue.find(held.run)
         try:
             reported = provenance.read_provenance(envelope, self._worker_keys.public_keys())
@@ -120,19 +127,21 @@ class Runs:
             for issue in self._store.issues(run.certificate_id)
             if (issue.issue, issue.untrusted) == (run.issue, run.untrusted)
         )
-        return _Told(run=run, signed_for=reported.record, parts=parts, others=others, bundle=bundle)
+        return _Report(
+            run=run, signed_for=reported.record, parts=parts, others=others, bundle=bundle
+        )
 
-    async def _judged(self, told: _Told) -> Judged:
-        if not told.parts:
-            return Judged.nothing(told.run.certified_steps)
+    async def _check(self, report: _Report) -> ConformanceResult:
+        if not report.parts:
+            return ConformanceResult.nothing(report.run.certified_steps)
         return await self._pool.run(
-            judge,
-            told.bundle,
-            told.parts,
-            signed_for=told.signed_for,
-            told=told.run.head,
-            before=[attempt for attempt in told.run.attempts if attempt.granted],
-            others=told.others,
+            check_record,
+            report.bundle,
+            report.parts,
+            signed_for=report.signed_for,
+            reported=report.run.head,
+            before=[attempt for attempt in report.run.attempts if attempt.granted],
+            others=report.others,
         )
 
 

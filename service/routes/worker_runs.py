@@ -1,0 +1,130 @@
+"""Routes of workers: claim a run from a queue, and report on it under its fencing token."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from fastapi import Path as PathParameter
+
+from affidavit.service.identity.access import needs
+from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.log.reader import with_inclusion
+from affidavit.service.openapi import JSON, answers, problems
+from affidavit.service.routing import JsonRoute
+from affidavit.service.runs.models import (
+    CompletionRequest,
+    FailureRequest,
+    HeartbeatRequest,
+    Job,
+    RecordPart,
+    RecordPartRequest,
+    RenewedLease,
+    Run,
+    RunClaimRequest,
+    RunId,
+    StartRequest,
+)
+from affidavit.service.runs.queue import HeldLease
+from affidavit.service.services import TheServices
+from affidavit.worker import ClaimRequest
+
+router = APIRouter(route_class=JsonRoute)
+
+Worker = Annotated[Actor, needs(Scope.WORK)]
+Queue = Annotated[
+    str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The queue's name.")
+]
+CHANGE = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
+
+
+def _lease(run_id: str, fence: int, actor: Actor) -> HeldLease:
+    return HeldLease(run=run_id, fence=fence, actor=actor.name, at=datetime.now(UTC))
+
+
+@router.post(
+    "/v1/queues/{queue}/claims",
+    summary="Claim a run",
+    response_description="The run, or null if no queued run fits.",
+    responses=problems(400, 401, 403, 408, 413, 415, 422, 503),
+)
+def claim(
+    actor: Worker, services: TheServices, queue: Queue, request: RunClaimRequest
+) -> Job | None:
+    """The run of highest priority, then the oldest, is this worker's until its lease ends."""
+    offer = ClaimRequest(
+        queue=queue,
+        worker=request.worker,
+        seconds=request.lease,
+        gpu=request.gpu,
+        memory_mib=request.memory,
+        place=request.place,
+    )
+    run = services.runs.queue.claim(offer, actor.name, datetime.now(UTC))
+    return None if run is None else Job.of(run)
+
+
+@router.get(
+    "/v1/runs/{run_id}/bundle",
+    summary="The bundle of a run's certificate",
+    response_class=Response,
+    responses={200: answers("The bundle.", "Bundle"), **problems(401, 403, 404, 422, 503)},
+)
+def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
+    """The issue of the certificate that the run was requested with, as it was signed."""
+    run = services.runs.queue.find(run_id)
+    (issue,) = (
+        issue
+        for issue in services.store.issues(run.certificate_id)
+        if (issue.issue, issue.untrusted) == (run.issue, run.untrusted)
+    )
+    return Response(with_inclusion(services.log, issue.bundle), media_type=JSON)
+
+
+@router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
+def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> Run:
+    """Check certificate, status, validity, reservation and plan again, and commit the budget."""
+    lease = _lease(run_id, request.fence, actor)
+    queue = services.runs.queue
+    return Run.of(queue.start(lease, request.plan_digest, request.wants, request.place))
+
+
+@router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
+def heartbeat(
+    actor: Worker, services: TheServices, run_id: RunId, request: HeartbeatRequest
+) -> RenewedLease:
+    """The lease begins anew from now."""
+    lease = _lease(run_id, request.fence, actor)
+    renewal = services.runs.queue.renew(
+        lease, request.steps, wants=request.wants, head=request.head
+    )
+    return RenewedLease(cancel=renewal.cancel, granted=renewal.granted)
+
+
+@router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
+def record(
+    actor: Worker, services: TheServices, run_id: RunId, request: RecordPartRequest
+) -> RecordPart:
+    """The record is checked against the certificate once the run is reported."""
+    lines = request.lines.encode("utf-8", "surrogatepass")
+    lease = _lease(run_id, request.fence, actor)
+    services.runs.queue.add_record_part(lease, request.part, lines)
+    return RecordPart(part=request.part)
+
+
+@router.post("/v1/runs/{run_id}/complete", summary="Report a run", responses=CHANGE)
+async def complete(
+    actor: Worker, services: TheServices, run_id: RunId, request: CompletionRequest
+) -> Run:
+    """Charged by its record; failed where that does not conform."""
+    lease = _lease(run_id, request.fence, actor)
+    return Run.of(await services.runs.complete(lease, request.provenance))
+
+
+@router.post("/v1/runs/{run_id}/fail", summary="Give a run up", responses=CHANGE)
+def fail(actor: Worker, services: TheServices, run_id: RunId, request: FailureRequest) -> Run:
+    """Free if it did not begin; charged in full if it did, unless another worker may continue."""
+    lease = _lease(run_id, request.fence, actor)
+    queue = services.runs.queue
+    return Run.of(queue.fail(lease, request.code, request.message, again=request.again))

@@ -1,0 +1,186 @@
+"""How runs end or change hands, and what that costs.
+
+A run ends by its record, without one, or before it began. All within the caller's transaction,
+which holds the lease's row.
+
+A run whose worker was lost, or gave it back, is requeued. If it began, another worker continues it
+under a new token; the steps that its workers were ever granted are spent, whether or not they were
+taken, because the lost worker may be taking them still. It is over, and charged in full, when no
+step is left, when it was cancelled, or when ``MOST_FAILED_ATTEMPTS`` attempts in a row made no
+progress: it may be what kills workers.
+
+A run continues from its checkpoint, so it waits for a worker of the same place (``place`` is the
+name of a folder that workers share, or that a single worker has) for ``ELSEWHERE`` seconds before
+any other may begin it anew. One that was given back waits longer after each failed attempt.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from affidavit.accountants.privacy_filter import Cost
+from affidavit.service.command import CommandContext
+from affidavit.service.ledger import transitions
+from affidavit.service.runs import repository
+from affidavit.service.runs.conformance import ConformanceResult
+from affidavit.service.runs.repository import Kind, StoredRun
+
+REAPER = "service:reaper"
+MOST_FAILED_ATTEMPTS = 5
+ELSEWHERE = 600
+"""Seconds for which a run that began waits for a worker that has its checkpoint."""
+FIRST_WAIT = 2
+"""Seconds before a run that was given back may be claimed; twice as many each time in vain."""
+
+
+def verdict(
+    result: ConformanceResult, run: StoredRun, at: datetime, *, cancelled: bool
+) -> tuple[Kind, str]:
+    """How a run with a record ended, and why."""
+    if result.conformant and not result.stopped:
+        return "settled", "conformant"
+    if cancelled:
+        return "cancelled", "cancelled"
+    if not result.conformant:
+        return "failed", result.code
+    limit, began = run.wanted["time_limit"], run.began_at
+    too_late = limit is not None and began is not None and at >= began + timedelta(seconds=limit)
+    return "failed", "time_limit" if too_late else "stopped"
+
+
+def _release(connection: Connection, run: StoredRun, reason: str, call: CommandContext) -> None:
+    """Release what was reserved, unless it was released or used already."""
+    ledger, reservation = transitions.hold_reservation(connection, run.reservation_id)
+    if reservation.state == "reserved":
+        transitions.release(connection, ledger, reservation, call, reason=f"run {run.id}: {reason}")
+
+
+def settle(
+    connection: Connection,
+    run: StoredRun,
+    steps: int | None,
+    record: str | None,
+    cost: Cost | None,
+    call: CommandContext,
+) -> int:
+    """Charge a run; in full without ``steps``, and never twice."""
+    ledger, reservation = transitions.hold_reservation(connection, run.reservation_id)
+    if reservation.state == "settled":
+        return int(reservation.steps_run or 0)
+    charged = reservation.certified_steps if steps is None else steps
+    transitions.settle(
+        connection, ledger, reservation, call, steps_run=charged, record=record, cost=cost
+    )
+    return charged
+
+
+def give_up(
+    connection: Connection,
+    run: StoredRun,
+    kind: Kind,
+    body: dict[str, Any],
+    call: CommandContext,
+    fence: int | None,
+) -> None:
+    """End a run without a record."""
+    if run.begun:
+        body = {**body, "steps_charged": settle(connection, run, None, None, None, call)}
+    else:
+        _release(connection, run, str(body["code"]), call)
+    end(connection, run, kind, body, call, fence=fence)
+
+
+def end(
+    connection: Connection,
+    run: StoredRun,
+    kind: Kind,
+    body: dict[str, Any],
+    call: CommandContext,
+    *,
+    fence: int | None,
+) -> None:
+    """Record that a run is over."""
+    repository.change_lease(connection, run.id, state="ended")
+    repository.add_event(
+        connection,
+        run.id,
+        kind,
+        body,
+        actor=call.actor,
+        at=call.at,
+        fence=fence,
+        follows="running" if run.begun else "queued",
+    )
+
+
+def recover(connection: Connection, lease: Row[Any], at: datetime) -> None:
+    """End a run whose lease expired, or requeue it."""
+    run, call = repository.find(connection, lease.run_id), CommandContext(actor=REAPER, at=at)
+    body = {
+        "code": "lease_lost",
+        "message": f"worker {lease.worker} did not renew its lease in time.",
+        "fence": lease.fence,
+    }
+    if is_over(run, lease):
+        kind: Kind = "cancelled" if lease.cancel and not run.begun else "failed"
+        give_up(connection, run, kind, body, call, lease.fence)
+        return
+    requeue(connection, run, lease, body, actor=REAPER, at=at, given_back=False)
+
+
+# ---- recovery of lost leases ---------------------------------------------------------
+
+
+def is_over(run: StoredRun, lease: Row[Any]) -> bool:
+    """Whether a run that loses its worker now is over."""
+    spent = run.begun and lease.granted >= run.certified_steps
+    failed = failed_attempts(run) + (0 if made_progress(run) else 1)
+    return bool(lease.cancel) or spent or failed >= MOST_FAILED_ATTEMPTS
+
+
+def failed_attempts(run: StoredRun) -> int:
+    """How many of the latest attempts in a row made no progress.
+
+    One that charged two steps more than had been granted before has finished the first.
+    """
+    count = 0
+    for attempt in run.attempts:
+        count = 0 if attempt.further else count + 1
+    return count
+
+
+def made_progress(run: StoredRun) -> bool:
+    """Whether the current attempt has finished a step, by what it reported."""
+    granted = run.attempts[-1].granted if run.attempts else 0
+    return run.begun and run.steps >= granted + 2
+
+
+def requeue(
+    connection: Connection,
+    run: StoredRun,
+    lease: Row[Any],
+    body: dict[str, Any],
+    *,
+    actor: str,
+    at: datetime,
+    given_back: bool,
+) -> None:
+    """Queue the run for another worker; ``body`` says why."""
+    wait = timedelta(seconds=FIRST_WAIT * 2 ** failed_attempts(run))
+    elsewhere = at + timedelta(seconds=ELSEWHERE) if run.begun and lease.place else None
+    repository.change_lease(
+        connection,
+        run.id,
+        state="queued",
+        expires_at=None,
+        ready_at=at + wait if given_back else None,
+        elsewhere_at=elsewhere,
+    )
+    progress = {"granted": lease.granted, "steps": lease.steps, "head": lease.head}
+    body = {**body, **progress, "begun": run.begun, "further": made_progress(run)}
+    repository.add_event(
+        connection, run.id, "requeued", body, actor=actor, at=at, fence=lease.fence
+    )

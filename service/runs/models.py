@@ -1,0 +1,324 @@
+r"""Wire models of runs: what people and workers send, and the responses.
+
+>>> HeartbeatRequest.from_json(b'{"fence": 1, "steps": 7}').steps
+7
+>>> RunRequest.from_json(b'{"certificate": "x"}')
+Traceback (most recent call last):
+affidavit.service.errors.MalformedRequest: ...
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import Path as PathParameter
+from pydantic import Field, PlainSerializer, StringConstraints, WithJsonSchema
+
+from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
+from affidavit.service.models import DIGEST, UUID, Comment, Digest, RequestModel, ResponseModel
+from affidavit.service.runs.repository import StoredRun, StoredRunEvent
+from affidavit.worker import TEXTS
+
+REFERENCE = f"^{TEXTS['data'].pattern}$"
+OUTPUT = f"^{TEXTS['output'].pattern}$"
+
+RunId = Annotated[str, PathParameter(pattern=UUID, description="The run's `id`.")]
+Reference = Annotated[str, StringConstraints(strict=True, pattern=REFERENCE)]
+Memory = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
+Fence = Annotated[Integer, Field(ge=1, le=2**31 - 1)]
+Steps = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
+Flag = Annotated[bool, Field(strict=True)]
+State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled"]
+Count = Annotated[int, Field(ge=0)]
+
+
+def _milliseconds(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Instant = Annotated[
+    datetime,
+    PlainSerializer(_milliseconds),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+
+
+# ---- requests ------------------------------------------------------------------------
+
+
+class RunRequestModel(RequestModel):
+    """Base of what people and workers send about runs."""
+
+    guide = "docs/worker.md"
+
+
+class Requirements(StrictModel):
+    """What a worker must have; memory in MiB."""
+
+    gpu: Flag = False
+    memory: Memory = 0
+
+
+class RunRequest(RunRequestModel):
+    """A run of a certificate; ``time_limit`` is in seconds from its first step.
+
+    Data and model are named as ``affidavit train`` takes them; output is a folder below the
+    one that the worker keeps runs in. Without ``reservation`` one is made.
+    """
+
+    noun = "a run"
+    certificate: Digest
+    data: Reference
+    model: Reference
+    output: Annotated[str, StringConstraints(strict=True, pattern=OUTPUT)]
+    reservation: Annotated[str, StringConstraints(strict=True, pattern=UUID)] | None = None
+    queue: Name = "default"
+    priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
+    requirements: Requirements = Requirements()
+    time_limit: Annotated[Integer, Field(ge=1, le=31_536_000)] | None = None
+
+
+class CancelRequest(RunRequestModel):
+    """Why a run is to be stopped."""
+
+    noun = "a cancellation"
+    reason: Comment = ""
+
+
+class RunClaimRequest(RunRequestModel):
+    """What the worker has; ``lease`` is in seconds."""
+
+    noun = "a claim"
+    worker: Name
+    lease: Annotated[Integer, Field(ge=1, le=86_400)] = 60
+    gpu: Flag = False
+    memory: Memory = 0
+    place: Name | None = None
+
+
+class FencedRequest(RunRequestModel):
+    """A report about a run under the fencing token of its claim."""
+
+    fence: Fence
+
+
+class StartRequest(FencedRequest):
+    """The first step is about to be taken, of the plan with this digest.
+
+    A worker that gives ``wants`` charges no step that it was not granted (``HeartbeatRequest``),
+    so that another may continue the run; ``place`` names where its checkpoint is.
+    """
+
+    noun = "a start"
+    plan_digest: Digest
+    wants: Steps | None = None
+    place: Name | None = None
+
+
+class HeartbeatRequest(FencedRequest):
+    """Steps charged so far, and ``wants``: how many to charge at most until the next heartbeat.
+
+    ``head`` is the digest of a line of the run's record that is on the disk.
+    """
+
+    noun = "a heartbeat"
+    steps: Steps
+    wants: Steps = 0
+    head: Digest | None = None
+
+
+class RecordPartRequest(FencedRequest):
+    """A part of the run's record, counted from 1: whole lines."""
+
+    noun = "a part of a record"
+    max_bytes = MAX_JSON_BYTES
+    part: Annotated[Integer, Field(ge=1, le=2**31 - 1)]
+    lines: Annotated[str, StringConstraints(strict=True, min_length=1)]
+
+
+class CompletionRequest(FencedRequest):
+    """What was run: a DSSE envelope with in-toto provenance."""
+
+    noun = "a completion"
+    provenance: dict[str, Any]
+
+
+class FailureRequest(FencedRequest):
+    """Why the run cannot begin, or end with a record that counts.
+
+    With ``again`` another worker may continue it.
+    """
+
+    noun = "a failure"
+    code: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+    message: Comment
+    again: Flag = False
+
+
+# ---- responses -----------------------------------------------------------------------
+
+
+class RunRequirements(ResponseModel):
+    """What a worker must have; memory in MiB."""
+
+    gpu: bool
+    memory: Count
+
+
+class RunSteps(ResponseModel):
+    """Steps of a run; ``charged`` is null until it ended."""
+
+    certified: Count
+    granted: Count
+    reported: Count
+    charged: int | None
+
+
+class Run(ResponseModel):
+    """A run as it stands: what was requested, who works on it, how far it is, how it ended."""
+
+    id: str
+    state: State
+    certificate: Annotated[str, Field(pattern=DIGEST)]
+    issue: Count
+    plan_digest: Annotated[str, Field(pattern=DIGEST)]
+    reservation: str
+    queue: str
+    priority: int
+    requirements: RunRequirements
+    time_limit: int | None
+    data: str
+    model: str
+    output: str
+    worker: str | None
+    claims: Count
+    cancel_asked: bool
+    steps: RunSteps
+    code: str | None
+    message: str | None
+    record: str | None
+    provenance: dict[str, Any] | None
+    requested_by: str
+    requested_at: Instant
+    changed_at: Instant
+
+    @classmethod
+    def of(cls, run: StoredRun) -> Self:
+        """The response for ``run``."""
+        outcome = run.outcome or {}
+        return cls.model_validate(
+            {
+                "id": run.id,
+                "state": run.state,
+                "certificate": run.certificate_id,
+                "issue": run.issue,
+                "plan_digest": run.plan_digest,
+                "reservation": run.reservation_id,
+                "queue": run.queue,
+                "priority": run.priority,
+                **{
+                    name: run.wanted[name]
+                    for name in ("requirements", "time_limit", "data", "model", "output")
+                },
+                "worker": run.worker,
+                "claims": run.fence,
+                "cancel_asked": run.cancel_asked,
+                "steps": {
+                    "certified": run.certified_steps,
+                    "granted": run.granted,
+                    "reported": run.steps,
+                    "charged": outcome.get("steps_charged"),
+                },
+                **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
+                "requested_by": run.requested_by,
+                "requested_at": run.requested_at,
+                "changed_at": run.changed_at,
+            }
+        )
+
+
+class Runs(ResponseModel):
+    """A page of runs, latest first."""
+
+    runs: list[Run]
+    next: str | None = Field(description="Path of the next page.")
+
+
+class RunEvent(ResponseModel):
+    """The data of a server-sent event `state`."""
+
+    seq: Count
+    event: str
+    state: State
+    at: Instant
+    code: str | None = None
+    message: str | None = None
+    worker: str | None = None
+    fence: int | None = None
+    steps_charged: int | None = None
+    record: str | None = None
+
+    @classmethod
+    def of(cls, event: StoredRunEvent, state: str) -> Self:
+        """``event``, and the state of the run after it."""
+        optional = ("code", "message", "worker", "fence", "steps_charged", "record")
+        facts = {"seq": event.seq, "event": event.kind, "state": state, "at": event.at}
+        return cls.model_validate({**facts, **{name: event.body.get(name) for name in optional}})
+
+
+class StepsSpent(ResponseModel):
+    """ε at the certificate's δ, rounded up, of ``steps`` steps: at least those reported."""
+
+    steps: Count
+    epsilon: str
+    delta: str
+
+
+class RunProgress(ResponseModel):
+    """The data of a server-sent event `progress`; ``spent`` is null where not known yet."""
+
+    steps: Count
+    certified: Count
+    spent: StepsSpent | None
+
+
+class Job(ResponseModel):
+    """A claimed run, as its worker needs it."""
+
+    run: str
+    fence: Count
+    certificate: Annotated[str, Field(pattern=DIGEST)]
+    plan_digest: Annotated[str, Field(pattern=DIGEST)]
+    granted: Count
+    previous: int | None
+    data: str
+    model: str
+    output: str
+    time_limit: int | None
+
+    @classmethod
+    def of(cls, run: StoredRun) -> Self:
+        """The job of a claimed ``run``."""
+        return cls(
+            run=run.id,
+            fence=run.fence,
+            certificate=run.certificate_id,
+            plan_digest=run.plan_digest,
+            granted=run.granted,
+            previous=run.previous,
+            **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
+        )
+
+
+class RenewedLease(ResponseModel):
+    """Whether the worker should stop the run, and the steps that it may charge."""
+
+    cancel: bool
+    granted: Count
+
+
+class RecordPart(ResponseModel):
+    """The part of a record that was stored."""
+
+    part: Count
