@@ -1,4 +1,4 @@
-"""Attachments: the noise matrices that a plan names as files beside it.
+"""Attachments: noise matrices that a plan names as files in its folder.
 
 A plan travels: it is reviewed, sent and certified by others. So a file is named relative to
 the plan, below its folder, and with its sha256; what is read is compared with that digest

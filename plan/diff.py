@@ -1,4 +1,4 @@
-"""What differs between two plans, field by field, each as a change that can be made alone.
+"""The differences between two plans, field by field, each a change that can be made alone.
 
 Plans are compared in their canonical form, defaults filled in, so that what is only written
 differently is no difference. A *change* is the least that leads from one plan towards the

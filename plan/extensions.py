@@ -1,4 +1,4 @@
-"""What installed packages add to the words of a plan, found by their entry points.
+"""Extensions: the strategies and mechanisms that installed packages add, by entry points.
 
 ==========================  ==========================  ====================================
 group                       name of the entry point     object

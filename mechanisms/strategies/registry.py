@@ -9,9 +9,9 @@ the sensitivity that is certified and the noise that is trained with.
 What a plan leaves to be optimised (λ, buffers, bands, a dense matrix) is optimised for the
 workload and the participation, deterministically. Whatever a search returns, the sensitivity
 that is certified is that of the strategy itself, so that a search that ends early costs
-accuracy of the run and never privacy. What was found is kept (``store``), so that it is had
-again, bit by bit. The banded strategy has its columns normalised to 1, so that a record's
-participations at least b̂ apart cost √k.
+accuracy of the run and never privacy. Results are stored (``store``), so that they can be
+loaded again bit for bit. The banded strategy has its columns normalised to 1, so that a
+record's participations at least b̂ apart cost √k.
 
 References: those of each kind's module and of ``affidavit.mechanisms.strategies.optimal``.
 """

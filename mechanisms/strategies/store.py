@@ -1,9 +1,9 @@
-"""Constructed strategies, kept by content: what was certified can be had again, bit by bit.
+"""Constructed strategies, stored by content: what was certified can be loaded again bit for bit.
 
 A search gives the same bits on one machine and perhaps others, as good, on the next. A
 certificate therefore names the *coefficients* of the strategy that it judged by a digest that
 does not depend on any file format (``coefficients_digest``: sha256 over the arrays' names,
-shapes and little-endian doubles), and the store keeps them. An entry is found by the digest of
+shapes and little-endian doubles), and the store holds them. An entry is found by the digest of
 its request (canonical JSON of everything the search depends on) and holds named arrays as npz,
 with a JSON file beside it that gives the request, the sha256 of the npz and the digest of the
 coefficients. Reading is suspicious:
@@ -88,7 +88,7 @@ class Store:
     most_bytes: int = MOST_BYTES
 
     def construct(self, request: Mapping[str, Any], compute: Callable[[], Arrays]) -> StoredArrays:
-        """The kept arrays for ``request``, else those of ``compute``, which are then kept."""
+        """The stored arrays for ``request``, else those of ``compute``, which are then stored."""
         key = hashlib.sha256(canonical_json({"version": VERSION, **request})).hexdigest()
         note = ""
         try:
