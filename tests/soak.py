@@ -88,7 +88,7 @@ PARTS = (
     Part(
         name="diagnosis",
         of="right claims that must not be accused",
-        module=(*PYTEST, "tests/certificate/diagnose/test_random.py", "-k", "right_claim"),
+        module=(*PYTEST, "tests/certificate/diagnosis/test_random.py", "-k", "right_claim"),
         draws=60,
         environment={"AFFIDAVIT_DIAGNOSES": "60"},
     ),

@@ -248,7 +248,6 @@ def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
     house.restarted()
     answer = house.ask("sam", "POST", "/v1/certificates", plan())
     assert code(answer) == (503, "policy_altered")
-    assert "not what was signed" in answer.json()["detail"]
     for who, path in (("sam", "/v1/policies"), ("ann", "/v1/policies")):
         assert code(house.ask(who, "GET", path)) == (503, "policy_altered")
     assert house.entries("certificate") == house.entries("refusal") == []
