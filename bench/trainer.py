@@ -187,19 +187,19 @@ class Adapter:
 def private(model: Model) -> Callable[[], None]:
     """The trainer's own step."""
     from affidavit.certificate import Execution
-    from affidavit.trainer.binding import Bound
     from affidavit.trainer.distributed import Peers
-    from affidavit.trainer.machine import Machine, RunKeys
     from affidavit.trainer.ratchet import Ratchet
+    from affidavit.trainer.run_config import RunConfig
     from affidavit.trainer.settings import Settings
+    from affidavit.trainer.training_state import RunKeys, TrainingState
 
     plan, adapter = plan_of(model), Adapter(model)
-    bound = Bound(
+    config = RunConfig(
         certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
         strategies=(None,), guarantee={},
     )  # fmt: skip
-    machine = Machine(
-        bound, adapter, adapter, settings=Settings(device="cpu", microbatch=LOT),
+    machine = TrainingState(
+        config, adapter, adapter, settings=Settings(device="cpu", microbatch=LOT),
         peers=Peers.alone(), keys=RunKeys(lots=bytes(32), probes=bytes(32)),
     )  # fmt: skip
     steps, ratchet = itertools.count(), Ratchet(bytes(32))

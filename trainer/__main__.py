@@ -22,12 +22,12 @@ from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.failures import Diverged, Interrupted, NotCertified, RunFailure
+from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.loop import Outcome, train
 from affidavit.trainer.options import FOLDERS, FileRefused
 from affidavit.trainer.settings import Precision, Schedule, Settings
 from affidavit.trainer.sources import data_of, model_of
-from affidavit.trainer.supervision import Supervision
+from affidavit.trainer.step_grants import Supervision
 
 err = Console(stderr=True, soft_wrap=True)
 
@@ -206,13 +206,13 @@ def _print(outcome: Outcome, out: Path) -> None:
 def _plan(path: Path) -> Plan:
     raw = _bytes(path)
     try:
-        found = parse_plan(raw, syntax_of(str(path), raw))
-        attach(found, path.parent)
+        result = parse_plan(raw, syntax_of(str(path), raw))
+        attach(result, path.parent)
     except PlanError as error:
         for reason in error.reasons:
             err.print(f"{escape(str(path))}: {escape(str(reason))}", highlight=False)
         raise typer.Exit(Exit.USAGE) from None
-    return found
+    return result
 
 
 def _bytes(path: Path) -> bytes:

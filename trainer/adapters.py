@@ -108,12 +108,12 @@ def digest_of_tensors(*tensors: Tensor) -> str:
     >>> digest_of_tensors(torch.arange(3))[:23]
     'sha256:e0eb7780825780e8'
     """
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for tensor in tensors:
         held = tensor.detach().cpu().contiguous()
-        found.update(f"{held.dtype} {list(held.shape)}\n".encode())
-        found.update(held.view(-1).view(torch.uint8).numpy().tobytes())
-    return f"sha256:{found.hexdigest()}"
+        result.update(f"{held.dtype} {list(held.shape)}\n".encode())
+        result.update(held.view(-1).view(torch.uint8).numpy().tobytes())
+    return f"sha256:{result.hexdigest()}"
 
 
 def on_device(batch: Batch, device: torch.device) -> Batch:

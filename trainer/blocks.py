@@ -23,7 +23,7 @@ from affidavit.certificate import Execution, StepRequirement
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
-from affidavit.trainer.failures import NotCertified
+from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.noise.source import TensorNoise
 
 FLAT = "all"
@@ -98,20 +98,22 @@ def layout_of(execution: Execution, model: ModelAdapter) -> Layout:
     first, *others = execution.plan.phases
     if any(phase.clipping != first.clipping for phase in others):
         raise _refused("the phases clip in different ways (clipping). Give all the same.")
-    found = {name: tuple(groups) for name, groups in model.blocks().items()}
-    wanted = [release.name for release in first.releases]
-    if found.keys() != set(wanted):
+    result = {name: tuple(groups) for name, groups in model.blocks().items()}
+    requested = [release.name for release in first.releases]
+    if result.keys() != set(requested):
         raise _refused(
-            f"the plan releases {', '.join(wanted)} and the model has blocks for "
-            f"{', '.join(sorted(found)) or 'nothing'}. Name the plan's releases as the model does."
+            f"the plan releases {', '.join(requested)} and the model has blocks for "
+            f"{', '.join(sorted(result)) or 'nothing'}. Name the plan's releases as the model does."
         )
     flat = first.clipping == "flat"
-    _require_counts(first, found, flat=flat)
+    _require_counts(first, result, flat=flat)
     parameters = dict(model.module.named_parameters())
-    named = {name for groups in found.values() for group in groups for name in group.names}
+    named = {name for groups in result.values() for group in groups for name in group.names}
     if unknown := sorted(named - parameters.keys()):
         raise _refused(f"{', '.join(unknown)}: the model has no such tensor.")
-    return Layout(groups={name: found[name] for name in wanted}, parameters=parameters, flat=flat)
+    return Layout(
+        groups={name: result[name] for name in requested}, parameters=parameters, flat=flat
+    )
 
 
 def _require_counts(phase: Phase, found: Mapping[str, Sequence[Group]], *, flat: bool) -> None:

@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from affidavit.certificate import fsync_directory
-from affidavit.trainer.failures import RunFailure
-from affidavit.trainer.journal import Journal, unwritable, write_all
+from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.run_log import RunLog, unwritable, write_all
 
 NAME = "checkpoint.pt"
 PARTIAL = "checkpoint.pt.part"
@@ -43,8 +43,8 @@ def packed(state: State) -> bytes:
 
 def unpacked(content: bytes) -> State:
     """The state in ``content``, tensors on the processor; no code in it is ever run."""
-    found: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return found
+    result: State = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return result
 
 
 def digest_of_bytes(content: bytes) -> str:
@@ -52,12 +52,12 @@ def digest_of_bytes(content: bytes) -> str:
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
+def save(run_log: RunLog, state: State, *, step: int, parameters: str) -> None:
     """Make ``state``, before ``step``, the run's checkpoint; raises ``RunFailure``."""
     content = packed(state)
-    partial = journal.folder / PARTIAL
+    partial = run_log.folder / PARTIAL
     write(partial, content)
-    journal.append(
+    run_log.append(
         {
             "type": "checkpoint",
             "step": step,
@@ -65,7 +65,7 @@ def save(journal: Journal, state: State, *, step: int, parameters: str) -> None:
             "parameters": parameters,
         }
     )
-    put_in_place(partial, journal.folder / NAME)
+    put_in_place(partial, run_log.folder / NAME)
 
 
 def remove(folder: Path) -> None:
@@ -74,27 +74,27 @@ def remove(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def load(journal: Journal) -> State:
+def load(run_log: RunLog) -> State:
     """The newest checkpoint that is whole and that the record names, which is in its place then.
 
     Raises ``RunFailure``: ``no_checkpoint`` or ``bad_checkpoint``, or ``not_written``.
     """
-    found = [
+    result = [
         (entry["step"], name, content)
         for name in (NAME, PARTIAL)
-        if (content := _content(journal.folder / name)) is not None
-        and (entry := journal.standing.checkpoints.get(digest_of_bytes(content))) is not None
+        if (content := _content(run_log.folder / name)) is not None
+        and (entry := run_log.standing.checkpoints.get(digest_of_bytes(content))) is not None
     ]
-    if not found:
+    if not result:
         raise RunFailure(
             "no_checkpoint",
-            f"{journal.folder} has no checkpoint that its record names: it is damaged, altered or "
+            f"{run_log.folder} has no checkpoint that its record names: it is damaged, altered or "
             "of another run. Put back the one that the run wrote, or start a new run; the steps "
             "that were charged stay spent.",
         )
-    _, name, content = max(found, key=lambda each: each[0])
+    _, name, content = max(result, key=lambda item: item[0])
     if name == PARTIAL:
-        put_in_place(journal.folder / PARTIAL, journal.folder / NAME)
+        put_in_place(run_log.folder / PARTIAL, run_log.folder / NAME)
     try:
         return unpacked(content)
     except (RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:

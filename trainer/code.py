@@ -18,9 +18,9 @@ ROOMS = ("plan", "mechanisms", "certificate", "trainer")
 def code_reference() -> dict[str, str]:
     """Version and digest over path and content of every source file of ``ROOMS``."""
     root = Path(affidavit.__file__).parent
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for room in ROOMS:
         for path in sorted((root / room).rglob("*.py")):
             content = hashlib.sha256(path.read_bytes()).hexdigest()
-            found.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
-    return {"version": affidavit.__version__, "digest": "sha256:" + found.hexdigest()}
+            result.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return {"version": affidavit.__version__, "digest": "sha256:" + result.hexdigest()}

@@ -1,6 +1,6 @@
 """Peers: the processes that train one run together, or one process alone.
 
-Rank 0 keeps the journal and the checkpoints and draws every key; the others get what they
+Rank 0 keeps the run log and the checkpoints and draws every key; the others get what they
 need from it. A lot is cut into disjoint shards by rank; clipped sums are added up over all
 ranks, and every rank then adds the *same* noise to the same sum, drawn from the same key, so
 that noise is in the result once. Parameters are compared across ranks by their digest, and a
@@ -31,7 +31,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 from torch import Tensor
 
-from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.errors import RunFailure
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Peers:
 
     @property
     def leads(self) -> bool:
-        """Whether this process keeps the journal."""
+        """Whether this process keeps the run log."""
         return self.rank == 0
 
     def leave(self) -> None:
@@ -113,27 +113,27 @@ class Peers:
         """
         if self.size == 1:
             return action()
-        said: list[Any] = [None]
+        stated: list[Any] = [None]
         if self.leads:
             try:
-                said = [(True, action())]
+                stated = [(True, action())]
             except RunFailure as failure:
-                said = [(False, (failure.code, str(failure)))]
+                stated = [(False, (failure.code, str(failure)))]
         with _while_all_live():
-            dist.broadcast_object_list(said, src=0)
-        done, found = said[0]
+            dist.broadcast_object_list(stated, src=0)
+        done, result = stated[0]
         if not done:
-            raise RunFailure(*found)
-        return found
+            raise RunFailure(*result)
+        return result
 
     def require_same(self, digest: str) -> None:
         """Raise ``RunFailure`` unless ``digest`` is the same on all ranks."""
         if self.size == 1:
             return
-        found: list[Any] = [None] * self.size
+        result: list[Any] = [None] * self.size
         with _while_all_live():
-            dist.all_gather_object(found, digest)
-        if len(set(found)) > 1:
+            dist.all_gather_object(result, digest)
+        if len(set(result)) > 1:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "

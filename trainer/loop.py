@@ -8,7 +8,7 @@ A step that was charged counts whether or not it was finished. When a run goes o
 were charged and are not in the checkpoint are lost: training goes on with the step after them,
 with its own lot, row of the noise and key. So no key is used for two lots, no row of
 correlated noise twice, and there are never more steps than certified. The same is done with
-steps that another process may have charged of this run (``affidavit.trainer.supervision``).
+steps that another process may have charged of this run (``affidavit.trainer.step_grants``).
 
 Guarantees
     * At most T steps are charged in all attempts together; each has a key that no other has.
@@ -35,17 +35,17 @@ from affidavit.certificate import PublicKey, VerificationOptions
 from affidavit.plan import Plan
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
-from affidavit.trainer.binding import Bound, bind
+from affidavit.trainer.checkpoint_schedule import CheckpointSchedule
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.failures import Diverged, Interrupted, RunFailure
-from affidavit.trainer.journal import Journal
-from affidavit.trainer.keeper import Keeper, RunSecrets
-from affidavit.trainer.machine import Machine
+from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.progress import Quiet, Shown
 from affidavit.trainer.ratchet import Entropy, Ratchet
+from affidavit.trainer.run_config import RunConfig, bind
+from affidavit.trainer.run_log import RunLog
+from affidavit.trainer.run_writer import RunSecrets, RunWriter
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.sparing import Sparing
-from affidavit.trainer.supervision import Allowance, Supervision
+from affidavit.trainer.step_grants import Allowance, Supervision
+from affidavit.trainer.training_state import TrainingState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +82,9 @@ def train(
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
     settings = settings or Settings()
-    bound = bind(bundle, trusted, plan, records=len(data), now=now, demands=demands)
+    config = bind(bundle, trusted, plan, records=len(data), now=now, demands=demands)
     run = _Run(
-        bound=bound,
+        config=config,
         model=model,
         data=data,
         settings=settings,
@@ -108,12 +108,12 @@ class _Due:
 
 
 class _Run:
-    """One attempt at a run, on one rank; only rank 0 has a keeper."""
+    """One attempt at a run, on one rank; only rank 0 has a writer."""
 
     def __init__(
         self,
         *,
-        bound: Bound,
+        config: RunConfig,
         model: ModelAdapter,
         data: DataAdapter,
         settings: Settings,
@@ -122,72 +122,72 @@ class _Run:
         entropy: Entropy,
         supervision: Supervision,
     ) -> None:
-        self._bound, self._model, self._data = bound, model, data
+        self._config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
         self._entropy, self._supervision = entropy, supervision
         self._allowance = Allowance(supervision.allowance)
-        self._checkpoints = Sparing(settings.checkpoint_every)
-        self._digests = Sparing(settings.digest_every)
+        self._checkpoints = CheckpointSchedule(settings.checkpoint_every)
+        self._digests = CheckpointSchedule(settings.digest_every)
         self._performance = settings.as_entry(ranks=peers.size)
-        self._journal: Journal | None = None
-        self._kept: Keeper | None = None
-        self._machine: Machine | None = None
+        self._run_log: RunLog | None = None
+        self._open_writer: RunWriter | None = None
+        self._machine: TrainingState | None = None
 
     def begun(self, out: Path) -> Outcome:
         """A run from its first step that nobody else may have charged."""
         charged = self._supervision.charged
-        _require_anew(self._bound, charged)
+        _require_anew(self._config, charged)
         secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
-        machine = self._built(secrets)
-        machine.load(
-            checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(machine.state())))
+        training = self._built(secrets)
+        training.load(
+            checkpoint.unpacked(self._peers.led(lambda: checkpoint.packed(training.state())))
         )
 
         def begin() -> None:
-            self._journal = Journal.begun(out)
-            self._kept = Keeper(self._journal, secrets.opening)
-            self._kept.header(self._bound, machine, self._data, secrets.run, self._performance)
-            self._kept.checkpoint(machine, 0, secrets)
+            self._run_log = RunLog.begun(out)
+            self._open_writer = RunWriter(self._run_log, secrets.opening)
+            self._writer.header(self._config, training, self._data, secrets.run, self._performance)
+            self._writer.checkpoint(training, 0, secrets)
 
         self._peers.led(begin)
         if charged:
-            secrets = self._past(machine, secrets, first=0, known=0, charged=charged)
-        return self._steps(machine, charged, secrets)
+            secrets = self._past(training, secrets, first=0, known=0, charged=charged)
+        return self._steps(training, charged, secrets)
 
     def resumed(self, out: Path) -> Outcome:
         """A run from its checkpoint; what was charged after it is lost."""
 
         def reopen() -> tuple[bytes, int]:
-            journal = self._journal = Journal.resumed(out)
-            _require_going_on(journal)
-            state = checkpoint.load(journal)
+            run_log = self._run_log = RunLog.resumed(out)
+            _require_going_on(run_log)
+            state = checkpoint.load(run_log)
             opening = RunSecrets.of_state(state["secrets"]).opening
-            self._kept = Keeper(journal, opening)
-            return checkpoint.packed(state), journal.standing.charged
+            self._open_writer = RunWriter(run_log, opening)
+            return checkpoint.packed(state), run_log.standing.charged
 
         content, charged = self._peers.led(reopen)
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
-        machine = self._built(secrets)
-        self._peers.led(lambda: self._keeper.require_same_run(self._bound, machine, self._data))
-        machine.load(state)
-        known, charged = charged, _all_charged(self._bound, charged, self._supervision)
-        secrets = self._past(machine, secrets, first=state["step"], known=known, charged=charged)
-        return self._steps(machine, charged, secrets)
+        training = self._built(secrets)
+        self._peers.led(lambda: self._writer.require_same_run(self._config, training, self._data))
+        training.load(state)
+        known, charged = charged, _all_charged(self._config, charged, self._supervision)
+        secrets = self._past(training, secrets, first=state["step"], known=known, charged=charged)
+        return self._steps(training, charged, secrets)
 
     def _past(
-        self, machine: Machine, secrets: RunSecrets, *, first: int, known: int, charged: int
+        self, training: TrainingState, secrets: RunSecrets, *, first: int, known: int, charged: int
     ) -> RunSecrets:
         """Pass over the steps from ``first`` on that were ``charged``, and stir the next key.
 
         Those up to ``known`` are in the record; the others are written there now, each as one
         that was charged and lost.
         """
-        parameters, ratchet = machine.digest(), secrets.ratchet
+        parameters, ratchet = training.digest(), secrets.ratchet
         others: list[tuple[int, Ratchet]] = []
         for lost in range(first, charged):
-            machine.pass_over(lost, ratchet)
+            training.pass_over(lost, ratchet)
             if lost >= known:
                 others.append((lost, ratchet))
             ratchet = ratchet.next()
@@ -197,18 +197,18 @@ class _Run:
         def go_on() -> None:
             how = self._performance
             for lost, key in others:
-                self._keeper.resumed(lost, first, parameters, how, durable=False)
-                public = machine.public(lost)
-                self._keeper.charge(lost, self._bound.plan_digest, public, key, durable=False)
-            self._keeper.resumed(charged, first, parameters, how)
-            self._keeper.checkpoint(machine, charged, secrets)
+                self._writer.resumed(lost, first, parameters, how, durable=False)
+                public = training.public(lost)
+                self._writer.charge(lost, self._config.plan_digest, public, key, durable=False)
+            self._writer.resumed(charged, first, parameters, how)
+            self._writer.checkpoint(training, charged, secrets)
 
         self._peers.led(go_on)
         return secrets
 
-    def _built(self, secrets: RunSecrets) -> Machine:
-        self._machine = Machine(
-            self._bound,
+    def _built(self, secrets: RunSecrets) -> TrainingState:
+        self._machine = TrainingState(
+            self._config,
             self._model,
             self._data,
             settings=self._settings,
@@ -219,18 +219,18 @@ class _Run:
         return self._machine
 
     @property
-    def _keeper(self) -> Keeper:
-        assert self._kept is not None  # asked on rank 0 alone, with the journal open
-        return self._kept
+    def _writer(self) -> RunWriter:
+        assert self._open_writer is not None  # only rank 0 asks, once the run log is open
+        return self._open_writer
 
-    def _steps(self, machine: Machine, first: int, secrets: RunSecrets) -> Outcome:
-        steps = self._bound.execution.steps
-        shown = Quiet() if self._quiet else Shown(steps, self._bound.said)
-        with shown, _asked_to_stop() as asked:
+    def _steps(self, training: TrainingState, first: int, secrets: RunSecrets) -> Outcome:
+        steps = self._config.execution.steps
+        shown = Quiet() if self._quiet else Shown(steps, self._config.said)
+        with shown, _asked_to_stop() as requested:
             for step in range(first, steps):
-                due = self._charged(machine, step, secrets, asked)
+                due = self._charged(training, step, secrets, requested)
                 if due is None and self._supervision.ends:
-                    return self._peers.led(lambda: self._ended(machine, "stopped"))
+                    return self._peers.led(lambda: self._ended(training, "stopped"))
                 if due is None:
                     raise Interrupted(
                         "interrupted",
@@ -239,7 +239,7 @@ class _Run:
                     )
                 loss = _Loss(self._settings.show_private)
                 try:
-                    records = machine.step(step, secrets.ratchet, loss.see)
+                    records = training.step(step, secrets.ratchet, loss.see)
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
@@ -247,85 +247,85 @@ class _Run:
                         "with --resume and a smaller --microbatch. The step stays charged.",
                     ) from None
                 except Diverged:
-                    self._peers.led(lambda: self._keeper.end("diverged", machine))
+                    self._peers.led(lambda: self._writer.end("diverged", training))
                     raise
                 secrets = replace(secrets, ratchet=secrets.ratchet.next())
-                self._taken(machine, step, records, secrets, due)
+                self._taken(training, step, records, secrets, due)
                 shown.step(step + 1, loss.mean)
-        return self._peers.led(lambda: self._ended(machine, "completed"))
+        return self._peers.led(lambda: self._ended(training, "completed"))
 
     def _charged(
-        self, machine: Machine, step: int, secrets: RunSecrets, asked: Callable[[], bool]
+        self, training: TrainingState, step: int, secrets: RunSecrets, asked: Callable[[], bool]
     ) -> _Due | None:
         """Charge ``step``, unless somebody asked to stop; then keep what there is.
 
         Returns what is due once the step is over, the same on every rank.
         """
-        done, last = step + 1, step + 1 == self._bound.execution.steps
+        done, last = step + 1, step + 1 == self._config.execution.steps
 
         def charge() -> _Due | None:
             if asked() or not self._allowance.waited_for(step, asked):
                 if not self._supervision.ends:
-                    self._keeper.checkpoint(machine, step, secrets)
+                    self._writer.checkpoint(training, step, secrets)
                 return None
-            public = machine.public(step)
-            self._keeper.charge(step, self._bound.plan_digest, public, secrets.ratchet)
+            public = training.public(step)
+            self._writer.charge(step, self._config.plan_digest, public, secrets.ratchet)
             keep = not last and self._checkpoints.due(done)
             return _Due(keep=keep, digest=keep or last or self._digests.due(done))
 
         return self._peers.led(charge)
 
     def _taken(
-        self, machine: Machine, step: int, records: int, secrets: RunSecrets, due: _Due
+        self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: _Due
     ) -> None:
         """``step`` is over: say what it came to, and keep it if it is time."""
         digest = None
         if due.digest:
             with self._digests.timed():
-                digest = machine.digest()
+                digest = training.digest()
             self._peers.require_same(digest)
 
         def say() -> None:
-            self._keeper.release(step, records, digest)
+            self._writer.release(step, records, digest)
             if due.keep:
                 with self._checkpoints.timed():
-                    self._keeper.checkpoint(machine, step + 1, secrets)
+                    self._writer.checkpoint(training, step + 1, secrets)
 
         self._peers.led(say)
 
-    def _ended(self, machine: Machine, ended: str) -> Outcome:
-        self._keeper.end(ended, machine)
-        standing = self._keeper.journal.standing
+    def _ended(self, training: TrainingState, ended: str) -> Outcome:
+        self._writer.end(ended, training)
+        standing = self._writer.run_log.standing
         return Outcome(
             ended=ended,
             charged=standing.charged,
             released=standing.released,
             head=standing.head,
-            guarantee=self._bound.said,
+            guarantee=self._config.said,
         )
 
     def close(self) -> None:
         """Give back the folder and the model's layers."""
         if self._machine is not None:
             self._machine.close()
-        if self._journal is not None:
-            self._journal.close()
+        if self._run_log is not None:
+            self._run_log.close()
 
 
-def _require_going_on(journal: Journal) -> None:
-    if journal.standing.ended is not None:
-        checkpoint.remove(journal.folder)  # the run may have died just before it did that
+def _require_going_on(run_log: RunLog) -> None:
+    if run_log.standing.ended is not None:
+        checkpoint.remove(run_log.folder)  # the run may have died just before it did that
         raise RunFailure(
             "ended",
-            f"the run in {journal.folder} has ended ({journal.standing.ended}); there is nothing "
+            f"the run in {run_log.folder} has ended ({run_log.standing.ended}); there is nothing "
             "to go on with.",
         )
 
 
-def _require_anew(bound: Bound, charged: int) -> None:
+def _require_anew(config: RunConfig, charged: int) -> None:
     """Raise unless a run of which others may have charged steps may be begun once more."""
-    _require_certified(bound, charged)
-    if charged and not bound.execution.steps_stand_alone:
+    _require_certified(config, charged)
+    if charged and not config.execution.steps_stand_alone:
         raise RunFailure(
             "not_anew",
             f"{charged} steps were charged elsewhere, and with this plan's lots or noise those "
@@ -333,9 +333,9 @@ def _require_anew(bound: Bound, charged: int) -> None:
         )
 
 
-def _all_charged(bound: Bound, known: int, supervision: Supervision) -> int:
+def _all_charged(config: RunConfig, known: int, supervision: Supervision) -> int:
     """The steps that were charged by this record, and by others before."""
-    _require_certified(bound, supervision.charged)
+    _require_certified(config, supervision.charged)
     if supervision.allowance is not None and known > supervision.charged:
         raise RunFailure(
             "beyond_allowance",
@@ -344,11 +344,11 @@ def _all_charged(bound: Bound, known: int, supervision: Supervision) -> int:
     return max(known, supervision.charged)
 
 
-def _require_certified(bound: Bound, charged: int) -> None:
-    if charged > bound.execution.steps:
+def _require_certified(config: RunConfig, charged: int) -> None:
+    if charged > config.execution.steps:
         raise RunFailure(
             "too_many_steps",
-            f"{charged} steps were charged before, and {bound.execution.steps} are certified.",
+            f"{charged} steps were charged before, and {config.execution.steps} are certified.",
         )
 
 
@@ -373,11 +373,11 @@ class _Loss:
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     """Whether SIGINT or SIGTERM came; a second one ends the process at once."""
-    asked: list[int] = []
+    requested: list[int] = []
     before: dict[signal.Signals, Any] = {}
 
     def hear(number: int, _frame: FrameType | None) -> None:
-        asked.append(number)
+        requested.append(number)
         signal.signal(number, before[signal.Signals(number)])
 
     try:
@@ -386,7 +386,7 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
     except ValueError:  # not the main thread, which alone may
         pass
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(requested)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

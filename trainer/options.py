@@ -57,10 +57,10 @@ class Options:
         Raises ``WrongOption``.
         """
         self._read.add(name)
-        found = self.named.get(name, default)
-        if found is None:
+        result = self.named.get(name, default)
+        if result is None:
             raise WrongOption(f"{self.where}: give {name}=.")
-        return found
+        return result
 
     def file(self, name: str | None = None) -> Path:
         """A file or folder, of the option ``name`` or else of the value without one.
@@ -70,33 +70,37 @@ class Options:
         """
         if name is None and not self.first:
             raise WrongOption(f"{self.where}: name a file.")
-        found, folders = Path(self.first if name is None else self.text(name)), FOLDERS.get()
+        result, folders = Path(self.first if name is None else self.text(name)), FOLDERS.get()
         if folders is None:
-            return found
+            return result
         try:
-            found = found.resolve()
+            result = result.resolve()
         except (OSError, RuntimeError):  # links that lead in a circle
             folders = ()
-        if not any(found.is_relative_to(folder.resolve()) for folder in folders):
-            raise FileRefused(f"{self.where}: {found} is not below a folder that may be read here.")
-        return found
+        if not any(result.is_relative_to(folder.resolve()) for folder in folders):
+            raise FileRefused(
+                f"{self.where}: {result} is not below a folder that may be read here."
+            )
+        return result
 
     def choice(self, name: str, choices: tuple[str, ...]) -> str:
         """One of ``choices``, the first of which is what an option left out means.
 
         Raises ``WrongOption``.
         """
-        found = self.text(name, choices[0])
-        if found not in choices:
-            raise WrongOption(f"{self.where}: {name}={found}; it is one of {', '.join(choices)}.")
-        return found
+        result = self.text(name, choices[0])
+        if result not in choices:
+            raise WrongOption(f"{self.where}: {name}={result}; it is one of {', '.join(choices)}.")
+        return result
 
     def integer(self, name: str, *, least: int, default: int | None = None) -> int:
         """A whole number of at least ``least``. Raises ``WrongOption``."""
-        found = self.text(name, None if default is None else str(default))
-        if not (found.isascii() and found.isdigit() and int(found) >= least):
-            raise WrongOption(f"{self.where}: {name}={found}; give a whole number from {least} up.")
-        return int(found)
+        result = self.text(name, None if default is None else str(default))
+        if not (result.isascii() and result.isdigit() and int(result) >= least):
+            raise WrongOption(
+                f"{self.where}: {name}={result}; give a whole number from {least} up."
+            )
+        return int(result)
 
     def require_all_read(self) -> None:
         """Raise ``WrongOption`` for an option that nothing asked for."""

@@ -82,6 +82,6 @@ class Shown(Quiet):
         """One step more."""
         private = "" if loss is None else f"loss {loss:.4g} (private)"
         self._bar.update(self._task, completed=done, description=private)
-        each = max(1, self._steps // LINES)
-        if self._bar.disable and (done % each == 0 or done == self._steps):
+        item = max(1, self._steps // LINES)
+        if self._bar.disable and (done % item == 0 or done == self._steps):
             self._console.print(f"step {done} of {self._steps} {private}".rstrip(), highlight=False)

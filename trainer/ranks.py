@@ -34,9 +34,9 @@ def main(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    given = ["--standalone", f"--nproc-per-node={processes}", "--max-restarts=0", "--no-python"]
+    provided = ["--standalone", f"--nproc-per-node={processes}", "--max-restarts=0", "--no-python"]
     try:
-        run.run(run.parse_args([*given, *command]))
+        run.run(run.parse_args([*provided, *command]))
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         return int(failure.exitcode)

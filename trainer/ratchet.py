@@ -55,8 +55,8 @@ class Ratchet:
     @property
     def commitment(self) -> str:
         """What a run record says of the key; equal only for equal keys."""
-        said = derived_key(self.key, "affidavit commitment")
-        return "sha256:" + hashlib.sha256(said).hexdigest()
+        stated = derived_key(self.key, "affidavit commitment")
+        return "sha256:" + hashlib.sha256(stated).hexdigest()
 
 
 def committed(secret: bytes, about: str, value: str) -> str:

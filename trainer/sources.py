@@ -20,11 +20,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
+from affidavit.trainer.data.bible import bible
+from affidavit.trainer.data.generated import generated
+from affidavit.trainer.data.jsonl import jsonl
+from affidavit.trainer.data.numbers import csv_file, digits
+from affidavit.trainer.models.language import gpt2
+from affidavit.trainer.models.mlp import mlp
 
-DataSource = Callable[[str], DataAdapter]
-"""From the argument to the data."""
-ModelSource = Callable[[str, DataAdapter], ModelAdapter]
-"""From the argument and the data to the model."""
+DATA: dict[str, Callable[[str], DataAdapter]] = {
+    "bible": bible,
+    "csv": csv_file,
+    "digits": digits,
+    "generated": generated,
+    "jsonl": jsonl,
+}
+"""From the argument to the data; a new adapter is a file and a line here."""
+MODELS: dict[str, Callable[[str, DataAdapter], ModelAdapter]] = {"gpt2": gpt2, "mlp": mlp}
+"""From the argument and the data to the model; a new one is a file and a line here."""
 
 
 class UnknownSource(ValueError):
@@ -33,24 +45,20 @@ class UnknownSource(ValueError):
 
 def data_of(named: str) -> DataAdapter:
     """The data that ``named`` means; raises ``UnknownSource``."""
-    from affidavit.trainer.data.registry import DATA
-
     source, argument = _found(named, DATA, "data")
-    found = source(argument)
-    if not isinstance(found, DataAdapter):
+    result = source(argument)
+    if not isinstance(result, DataAdapter):
         raise UnknownSource(f"--data {named}: what it returns is no DataAdapter.")
-    return found
+    return result
 
 
 def model_of(named: str, data: DataAdapter) -> ModelAdapter:
     """The model that ``named`` means; raises ``UnknownSource``."""
-    from affidavit.trainer.models.registry import MODELS
-
     source, argument = _found(named, MODELS, "model")
-    found = source(argument, data)
-    if not isinstance(found, ModelAdapter):
+    result = source(argument, data)
+    if not isinstance(result, ModelAdapter):
         raise UnknownSource(f"--model {named}: what it returns is no ModelAdapter.")
-    return found
+    return result
 
 
 def _found(named: str, known: Mapping[str, Any], kind: str) -> tuple[Any, str]:
@@ -71,9 +79,9 @@ def _imported(module: str, function: str, kind: str) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        found = getattr(importlib.import_module(module), function)
+        result = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise UnknownSource(f"--{kind} python:{module}:{function}: {error}.") from None
-    if not callable(found):
+    if not callable(result):
         raise UnknownSource(f"--{kind} python:{module}:{function}: it is no function.")
-    return found
+    return result

@@ -7,12 +7,12 @@ What is known of a record's gradients ends here: nothing is kept but the sums.
 
 Three ways to come to a clipped sum:
 
-* ``Plain``: each record's gradient, clipped.
-* ``Combined`` (DP-DiSK): each record's gradients at several points of parameters are combined,
-  then clipped. The record's loss is the weighted sum of its losses at the points, so that a
+* ``PerExampleGradient``: each record's gradient, clipped.
+* ``KalmanGradient`` (DP-DiSK): each record's gradients at several points of parameters are
+  combined, then clipped. The record's loss is the weighted sum of its losses at the points, so a
   tensor counts as used once a point and is clipped by the norm of the combination.
-* ``FedBack`` (DP-Dice): clipped sums, and sums clipped only by the pre-clip norm, from which
-  the error state is made; both are of the very same gradients, dropout included.
+* ``ErrorFeedbackGradient`` (DP-Dice): clipped sums, and sums clipped only by the pre-clip norm,
+  from which the error state is made; both are of the very same gradients, dropout included.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Lot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class PerExampleGradient:
     """Clipped sums of one gradient a record."""
 
     model: ModelAdapter
@@ -73,14 +73,14 @@ class Plain:
     peers: Peers
     autocast: torch.dtype | None = None
 
-    def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
+    def clipped_sum(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
         """The clipped sums over all ranks; ``seen`` is handed the losses, which are private.
 
         Each sum has the shape of its parameter.
         """
-        found = self._accumulated(lot, seen, self._losses)
-        self.peers.add_up(found)
-        return found
+        result = self._accumulated(lot, seen, self._losses)
+        self.peers.add_up(result)
+        return result
 
     def _losses(self, batch: Batch) -> Tensor:
         with self._types():
@@ -108,12 +108,12 @@ class Plain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combined(Plain):
+class KalmanGradient(PerExampleGradient):
     """Clipped sums of each record's combination of gradients at the optimiser's points."""
 
     optimizer: DiSK
 
-    def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
+    def clipped_sum(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
         """The clipped sums over all ranks, of combined gradients.
 
         Each sum has the shape of its parameter.
@@ -123,15 +123,15 @@ class Combined(Plain):
 
         def losses(batch: Batch) -> Tensor:
             with self._types():
-                each = [
+                item = [
                     point.weight * functional_call(_Losses(self.model), at, (batch,))
                     for point, at in zip(points, values, strict=True)
                 ]
-            return torch.stack(each).sum(0)
+            return torch.stack(item).sum(0)
 
-        found = self._accumulated(lot, seen, losses)
-        self.peers.add_up(found)
-        return found
+        result = self._accumulated(lot, seen, losses)
+        self.peers.add_up(result)
+        return result
 
     def _values(self, point: Point) -> dict[str, Tensor]:
         with point.stand():
@@ -142,13 +142,13 @@ class Combined(Plain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedBack(Plain):
+class ErrorFeedbackGradient(PerExampleGradient):
     """Clipped sums to which the clipped error of earlier clipping was added."""
 
     feedback: ErrorFeedback
     pre_clip_norm: float | None
 
-    def sums(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
+    def clipped_sum(self, lot: Lot, seen: Callable[[Tensor], None]) -> Sums:
         """B v_t over all ranks, and the error state goes on by a step.
 
         Each has the shape of its parameter.
@@ -174,7 +174,7 @@ class FedBack(Plain):
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: each for name, each in module.named_parameters() if each.requires_grad}
+    return {name: item for name, item in module.named_parameters() if item.requires_grad}
 
 
 class _Losses(nn.Module):

@@ -14,10 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from affidavit.trainer.clipping.factors import LinearFactors, batched
+from affidavit.trainer.clipping.ghost_norm import LinearFactors, batched
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
-from affidavit.trainer.models.gpt2 import GPT2
-from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.gpt2 import GPT2, GPT2Config
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import hidden_and_rest
 from affidavit.trainer.noise.normal import standard_normal

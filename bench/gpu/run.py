@@ -34,18 +34,17 @@ from torch import Tensor, nn
 
 from affidavit.certificate import Execution
 from affidavit.plan import plan_from
-from affidavit.trainer.binding import Bound
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.machine import Machine, RunKeys
-from affidavit.trainer.models.gpt2 import GPT2, hidden_matrices
-from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, hidden_matrices
 from affidavit.trainer.models.language import LanguageModel
 from affidavit.trainer.models.layout import hidden_and_rest
 from affidavit.trainer.optimizers.muon import by_shape
 from affidavit.trainer.optimizers.newton_schulz import orthogonalised
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.training_state import RunKeys, TrainingState
 
 MOST_SECONDS = 540.0
 """After this nothing more is begun."""
@@ -121,16 +120,18 @@ def plan_of(case: Case) -> Any:
     )
 
 
-def private(case: Case, device: str) -> tuple[Callable[[], None], Machine]:
+def private(case: Case, device: str) -> tuple[Callable[[], None], TrainingState]:
     """The trainer's own step."""
     plan, model, data = plan_of(case), model_of(case, device), Texts(case)
     settings = Settings(device=device, microbatch=case.microbatch, precision="bfloat16")
-    bound = Bound(
+    config = RunConfig(
         certificate_id="bench", plan_digest="", plan=plan, execution=Execution.of(plan),
         strategies=(None,), guarantee={},
     )  # fmt: skip
     keys = RunKeys(lots=bytes(32), probes=bytes(32))
-    machine = Machine(bound, model, data, settings=settings, peers=Peers.alone(device), keys=keys)
+    machine = TrainingState(
+        config, model, data, settings=settings, peers=Peers.alone(device), keys=keys
+    )
     steps, ratchet = iter(range(1_000_000)), Ratchet(bytes(32))
     return lambda: machine.step(next(steps), ratchet, lambda _: None) and None, machine
 
@@ -265,7 +266,7 @@ def measured(case: Case, device: str) -> dict[str, Any]:
     return found
 
 
-def parts(machine: Machine, case: Case, device: str) -> tuple[float, float]:
+def parts(machine: TrainingState, case: Case, device: str) -> tuple[float, float]:
     """Seconds of the noise of a lot, and of Newton-Schulz, each by itself."""
     tensors = {n: p for of in machine.layout.tensors.values() for n, p in of.items()}
     sums = {name: torch.zeros_like(each) for name, each in tensors.items()}

@@ -35,14 +35,14 @@ def reference_sums(
     def of_one(values: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(model, values, (x.unsqueeze(0),)), y.unsqueeze(0))
 
-    each = vmap(grad(of_one), in_dims=(None, 0, 0))(trained, inputs, targets)
-    found = {}
+    item = vmap(grad(of_one), in_dims=(None, 0, 0))(trained, inputs, targets)
+    result = {}
     for block in blocks:
-        squares = sum(each[name].flatten(1).square().sum(1) for name in block.names)
+        squares = sum(item[name].flatten(1).square().sum(1) for name in block.names)
         weights = (block.clip_norm / torch.as_tensor(squares).sqrt()).clamp(max=1)
         for name in block.names:
-            found[name] = torch.tensordot(weights, each[name], dims=1)
-    return found
+            result[name] = torch.tensordot(weights, item[name], dims=1)
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -28,11 +28,11 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_twin_checks_and_measures_everything() -> None:
     finished = run("--twin")
     assert finished.returncode == 0, finished.stderr
-    found = json.loads(finished.stdout)
-    assert set(found["checks"]) == {"matrix unit", "clipping", "sums", "noise"}
-    assert found["checks"]["noise"].endswith("0.0e+00")
-    assert [case["tokens"] for case in found["cases"]] == [8, 16]
-    for case in found["cases"]:
+    result = json.loads(finished.stdout)
+    assert set(result["checks"]) == {"matrix unit", "clipping", "sums", "noise"}
+    assert result["checks"]["noise"].endswith("0.0e+00")
+    assert [case["tokens"] for case in result["cases"]] == [8, 16]
+    for case in result["cases"]:
         assert case["over_plain"] == pytest.approx(case["private"] / case["plain"])
         assert 0 < case["noise_share"] < 1
 

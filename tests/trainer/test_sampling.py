@@ -100,8 +100,8 @@ def test_large_poisson_lots_have_binomial_sizes_and_even_inclusion() -> None:
 
 def test_truncated_poisson_cuts_to_a_uniform_subset() -> None:
     law: dict[Hashable, float] = {}
-    for each, share in poisson_law(4, THIRD).items():
-        cut = list(combinations(each, 2)) if len(each) > 2 else [each]  # type: ignore[arg-type]
+    for item, share in poisson_law(4, THIRD).items():
+        cut = list(combinations(item, 2)) if len(item) > 2 else [item]  # type: ignore[arg-type]
         for part in cut:
             law[part] = law.get(part, 0) + share / len(cut)
     sampler = truncated_poisson(KEY, size=4, probability=THIRD, max_lot_size=2)
@@ -121,7 +121,7 @@ def test_shuffled_takes_every_order_of_lots_alike() -> None:
     drawn = lots(sampler, 6000)
     epochs = list(zip(drawn[::2], drawn[1::2], strict=True))
     orders = Counter((tuple(sorted(p[:2])), tuple(sorted(p[2:4]))) for p in permutations(range(5)))
-    assert follows(list(epochs), {each: count / 120 for each, count in orders.items()})
+    assert follows(list(epochs), {item: count / 120 for item, count in orders.items()})
 
 
 def test_a_shuffled_epoch_holds_no_record_twice() -> None:
@@ -146,8 +146,8 @@ def test_balls_fall_into_bins_by_themselves() -> None:
 
 
 def test_bins_are_kept_or_drawn_afresh() -> None:
-    kept = balls_in_bins(KEY, size=100, bins=4)
-    assert lots(kept, 4) * 3 == lots(kept, 12)
+    stored = balls_in_bins(KEY, size=100, bins=4)
+    assert lots(stored, 4) * 3 == lots(stored, 12)
     afresh = balls_in_bins(KEY, size=100, bins=4, each_epoch=True)
     drawn = lots(afresh, 12)
     for first in (0, 4, 8):

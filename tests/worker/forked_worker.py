@@ -90,24 +90,24 @@ def _executed(_program: str, command: list[str]) -> NoReturn:
     """In place of ``os.execvp`` at the end of ``child.main``."""
     if command[: len(TRAINER)] == TRAINER:
         from affidavit.trainer import app as trainer
-        from affidavit.trainer.keeper import Keeper
+        from affidavit.trainer.run_writer import RunWriter
 
-        _hold(Keeper)
+        _hold(RunWriter)
         end(lambda: trainer(command[len(TRAINER) :], prog_name="affidavit train"))
     os.execv(command[0], command)
 
 
-def _hold(keeper: Any) -> None:
-    charge, steps, while_ = keeper.charge, count(1), Path(os.environ["HELD_WHILE"])
+def _hold(run_writer: Any) -> None:
+    charge, steps, while_ = run_writer.charge, count(1), Path(os.environ["HELD_WHILE"])
 
     def held(self: Any, *given: Any, durable: bool = True) -> None:
         charge(self, *given, durable=durable)
         if durable and next(steps) > HELD_AFTER and while_.exists():
-            (self.journal.folder / HELD).touch()
+            (self.run_log.folder / HELD).touch()
             while while_.exists():
                 time.sleep(0.01)
 
-    keeper.charge = held
+    run_writer.charge = held
 
 
 def prepare() -> None:

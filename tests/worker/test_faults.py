@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from affidavit.certificate import Conformance, check_conformance, read_envelope
-from affidavit.trainer import checkpoint, journal, keeper
+from affidavit.trainer import checkpoint, run_log, run_writer
 from affidavit.worker import checkpoint_transfer
 from tests.forked import Process
 from tests.waiting import wait_until
@@ -161,7 +161,7 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         charged = found["steps"]["charged"]
         assert 0 < charged < LONG, told(shop, found)
         settled_once(shop, run, charged)
-        assert (folder_of(shop, run, found["claims"]) / keeper.WEIGHTS).exists()
+        assert (folder_of(shop, run, found["claims"]) / run_writer.WEIGHTS).exists()
     for run in (killed, full):
         found = shop.wait(run, "settled", "failed", seconds=LIMIT)
         assert (found["state"], found["claims"] >= 2) == ("settled", True), told(shop, found)
@@ -188,6 +188,6 @@ def disk_full(shop: Any, run: str, *workers: Process) -> None:
 def test_the_worker_knows_the_trainers_files() -> None:
     assert checkpoint_transfer.CHECKPOINTS == (checkpoint.PARTIAL, checkpoint.NAME)
     assert (checkpoint_transfer.RECORD, checkpoint_transfer.OPENING) == (
-        journal.NAME,
-        keeper.OPENING,
+        run_log.NAME,
+        run_writer.OPENING,
     )

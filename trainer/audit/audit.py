@@ -5,7 +5,7 @@ every iterate and over all blocks jointly (one block at a time, noise that is �
 pass). Of the runs of a stage, some calibrate: they choose the attack, its threshold and the
 point (ε, δ) of the certified curve where it promises most. The others are counted, and the
 claim is falsified if the lower bound on ε that they prove is above the certified one
-(``affidavit.trainer.audit.bound``). Stages differ in their plan and in what the other records
+(``affidavit.trainer.audit.attacks``). Stages differ in their plan and in what the other records
 contribute: nothing, or the opposite of the canary (so that a sampler whose lots have a fixed
 size gives the canary away by whom it displaces).
 
@@ -27,10 +27,9 @@ from itertools import product
 import numpy as np
 
 from affidavit.plan import Plan, plan_from, schedule
-from affidavit.trainer.audit.attacks import Score, scores
-from affidavit.trainer.audit.bound import lower_epsilon
+from affidavit.trainer.audit.attacks import Score, lower_epsilon, scores
 from affidavit.trainer.audit.canary import HIDDEN
-from affidavit.trainer.audit.transcript import Array, Build, Transcripts, machine_of, observe
+from affidavit.trainer.audit.transcript import Array, Build, Transcripts, observe, training_of
 from affidavit.trainer.noise.chacha import derived_key
 
 ALARM = 1e-5
@@ -136,7 +135,7 @@ def audit(
     claims: Sequence[Claim],
     *,
     key: bytes,
-    build: Build = machine_of,
+    build: Build = training_of,
     sizes: Sizes | None = None,
 ) -> Finding:
     """What a stage found of the trainer that ``build`` makes.
@@ -172,7 +171,7 @@ def _choose(
 ) -> _Chosen:
     """The attack that should beat a claim by most, by what it does in the calibration runs."""
     probability = float(schedule.sampling_probability(plan, plan.phases[0]))
-    found: list[tuple[float, str, Score, float, float]] = []
+    result: list[tuple[float, str, Score, float, float]] = []
     for (name, score), sign in product(scores(outside, probability).items(), (1.0, -1.0)):
         yes, no = np.sort(sign * score(inside)), np.sort(sign * score(outside))
         thresholds = _between(np.concatenate([yes, no]))
@@ -181,8 +180,8 @@ def _choose(
         place = int(np.argmax(right))
         # A right and a wrong guess are added: few runs without a wrong one prove little.
         rate = (right[place] + 1) / (len(yes) + len(no) + 2)
-        found.append((float(rate), name, score, sign, float(thresholds[place])))
-    rate, name, score, sign, threshold = max(found, key=lambda each: each[0])
+        result.append((float(rate), name, score, sign, float(thresholds[place])))
+    rate, name, score, sign, threshold = max(result, key=lambda item: item[0])
     expected = int(rate * 2 * counted)
 
     def margin(claim: Claim) -> float:

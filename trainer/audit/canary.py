@@ -45,11 +45,11 @@ class _Module(nn.Module):
         tokens = torch.zeros(records, 2, WIDTH)
         tokens[:, 0, 0], tokens[:, 1, 0] = CANCELLING / 2, -CANCELLING / 2
         tokens[:, :, 1] = 0.5
-        found = sum(layer(tokens).sum(1) for layer in self.hidden)
+        result = sum(layer(tokens).sum(1) for layer in self.hidden)
         wave = torch.where(torch.arange(WIDTH) % 2 == 0, 1.0, -1.0).expand(records, -1)
         words = self.words(torch.zeros(records, 1, dtype=torch.int64)).squeeze(1)
-        assert isinstance(found, Tensor)
-        return found + (words + self.norm(wave)) / 3**0.5
+        assert isinstance(result, Tensor)
+        return result + (words + self.norm(wave)) / 3**0.5
 
 
 class CanaryModel:
@@ -61,8 +61,8 @@ class CanaryModel:
 
     def losses(self, batch: Batch) -> Tensor:
         """Linear in every parameter; (n,)."""
-        found: Tensor = self.module(len(batch))[:, 0] * batch * (REACH * self.sign)
-        return found
+        result: Tensor = self.module(len(batch))[:, 0] * batch * (REACH * self.sign)
+        return result
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
         """A block for each matrix, one for all the rest."""
@@ -88,13 +88,13 @@ class CanaryModel:
         trained = dict(self.module.named_parameters())
         loss = self.losses(torch.ones(1)).sum() / self.sign
         gradients = torch.autograd.grad(loss, list(trained.values()))
-        of = {name: each.double() for name, each in zip(trained, gradients, strict=True)}
-        found: dict[str, Tensor] = {}
+        of = {name: entry.double() for name, entry in zip(trained, gradients, strict=True)}
+        result: dict[str, Tensor] = {}
         for group in (item for groups in self.blocks().values() for item in groups):
             joint = torch.stack([of[name].norm() for name in group.names]).norm()
             factor = min(1.0, clip_norm / float(joint))
-            found |= {name: of[name] * factor for name in group.names}
-        return found
+            result |= {name: of[name] * factor for name in group.names}
+        return result
 
 
 @dataclass(frozen=True)

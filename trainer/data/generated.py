@@ -21,8 +21,7 @@ import hashlib
 from itertools import chain
 from typing import TypeVar
 
-from affidavit.trainer.data.text import Text, TextRecords
-from affidavit.trainer.data.tokens import MARKS, Words
+from affidavit.trainer.data.text import MARKS, Text, TextRecords, Words
 from affidavit.trainer.options import Options, WrongOption
 
 Choice = TypeVar("Choice")
@@ -65,15 +64,15 @@ def generated(argument: str) -> TextRecords:
 def sentence(seed: int, number: int) -> Text:
     """Slots and sentence of one record."""
     draw = _Draw(seed, number)
-    said = {
+    stated = {
         slot: draw.one_of(values)
         for slot, values in SLOTS.items()
         if slot in ALWAYS or draw.one_of((True, False))
     }
     parts = [draw.one_of(SENTENCES)]
-    parts += [draw.one_of(CLAUSES[slot]) for slot in said if slot not in ALWAYS]
-    source = " | ".join(f"{slot} : {value}" for slot, value in said.items())
-    return source, " ".join(parts).format(**said) + " ."
+    parts += [draw.one_of(CLAUSES[slot]) for slot in stated if slot not in ALWAYS]
+    source = " | ".join(f"{slot} : {value}" for slot, value in stated.items())
+    return source, " ".join(parts).format(**stated) + " ."
 
 
 def word_list() -> list[str]:

@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.trainer.data.numbers import WrongData
-from affidavit.trainer.data.text import Text, TextRecords
-from affidavit.trainer.data.tokens import tokenizer_of
+from affidavit.trainer.data.text import Text, TextRecords, tokenizer_of
 from affidavit.trainer.options import Options
 
 SLOT = re.compile(r"\s*([^\[\],]+)\[([^\]]*)\]\s*")
@@ -101,11 +100,11 @@ def _e2e(document: Any) -> list[Text]:
     meaning = _string(document, "mr")
     slots, place = [], 0
     while place < len(meaning):
-        found = SLOT.match(meaning, place)
-        if found is None or (found.end() < len(meaning) and meaning[found.end()] != ","):
+        result = SLOT.match(meaning, place)
+        if result is None or (result.end() < len(meaning) and meaning[result.end()] != ","):
             raise WrongField(f"mr: {meaning[place : place + 40]!r} is no slot[value].")
-        slots.append(f"{found[1].strip()} : {found[2].strip()}")
-        place = found.end() + 1
+        slots.append(f"{result[1].strip()} : {result[2].strip()}")
+        place = result.end() + 1
     if not slots:
         raise WrongField("mr: there is no slot[value].")
     return [(" | ".join(slots), _string(document, "ref"))]
@@ -137,9 +136,9 @@ def _is_triple(found: Any) -> bool:
 
 
 def _string(document: Any, name: str) -> str:
-    found = document.get(name) if isinstance(document, dict) else None
-    if not isinstance(found, str):
+    result = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(result, str):
         raise WrongField(f"{name}: is no text.")
-    if any("\ud800" <= letter <= "\udfff" for letter in found):
+    if any("\ud800" <= letter <= "\udfff" for letter in result):
         raise WrongField(f"{name}: has half of a surrogate pair, which no text has.")
-    return found
+    return result

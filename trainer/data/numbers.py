@@ -79,9 +79,9 @@ def digits(argument: str) -> Labelled:
         raise WrongData(
             "--data digits: install affidavit[trainer], scikit-learn is in it."
         ) from None
-    found = load_digits()
-    inputs = torch.tensor(found.data, dtype=torch.float32) / 16
-    labels = torch.tensor(found.target, dtype=torch.int64)
+    result = load_digits()
+    inputs = torch.tensor(result.data, dtype=torch.float32) / 16
+    labels = torch.tensor(result.target, dtype=torch.int64)
     held_out = torch.arange(len(labels)) % 5 == 4
     chosen = {"all": held_out | ~held_out, "test": held_out, "train": ~held_out}[part]
     return Labelled(inputs[chosen], labels[chosen], classes=10)
@@ -157,12 +157,12 @@ def _place_of(path: Path, header: list[str], label: str) -> int:
 
 def _number(where: str, text: str) -> float:
     try:
-        found = float(text) if "_" not in text else math.nan
+        result = float(text) if "_" not in text else math.nan
     except ValueError:
-        found = math.nan
-    if not abs(found) <= LARGEST:
+        result = math.nan
+    if not abs(result) <= LARGEST:
         raise WrongData(f"{where}: {text!r} is no finite number (up to {LARGEST:g}).")
-    return found
+    return result
 
 
 def _label(where: str, text: str, classes: int) -> int:

@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from affidavit.trainer.models.gpt2 import GPT2, HIDDEN
-from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.gpt2 import GPT2, HIDDEN, GPT2Config
 
 MASKS = re.compile(r"(^|\.)attn\.(bias|masked_bias)$")
 FILES = ("model.safetensors", "pytorch_model.bin")
@@ -52,26 +51,26 @@ def load_into(model: GPT2, given: dict[str, Tensor]) -> None:
 
     Tensors have the shapes of the model, those of ``Conv1D`` layers transposed.
     """
-    found = {_full(name): value for name, value in given.items() if not MASKS.search(name)}
+    result = {_full(name): value for name, value in given.items() if not MASKS.search(name)}
     table = "transformer.wte.weight"
-    if "lm_head.weight" not in found and table in found:
-        found["lm_head.weight"] = found[table]
+    if "lm_head.weight" not in result and table in result:
+        result["lm_head.weight"] = result[table]
     if model.config.tie_word_embeddings and not torch.equal(
-        found.get("lm_head.weight", torch.empty(0)), found.get(table, torch.empty(0))
+        result.get("lm_head.weight", torch.empty(0)), result.get(table, torch.empty(0))
     ):
         raise WrongWeights(
             "lm_head.weight is not transformer.wte.weight, and config.json ties them "
             "(tie_word_embeddings). Load it untied."
         )
-    wanted = model.state_dict()
-    missing, unknown = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
+    requested = model.state_dict()
+    missing, unknown = sorted(set(requested) - set(result)), sorted(set(result) - set(requested))
     if missing or unknown:
         raise WrongWeights(
             f"the file {_list('lacks', missing)}{' and ' * bool(missing and unknown)}"
             f"{_list('has', unknown)}, which config.json does not say."
         )
-    for name, place in wanted.items():
-        value = turned(name, found[name])
+    for name, place in requested.items():
+        value = turned(name, result[name])
         if value.shape != place.shape:
             raise WrongWeights(
                 f"{name} has shape {tuple(value.shape)}; config.json says {tuple(place.shape)}."
@@ -108,23 +107,25 @@ def _read_parts(folder: Path, index: Path) -> dict[str, Tensor]:
         raise WrongWeights(f"{index}: is no index of weight files ({error}).") from None
     if any(Path(part).name != part for part in parts):
         raise WrongWeights(f"{index}: names files outside its folder.")
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     for part in parts:
-        found |= _read(folder / part)
-    return found
+        result |= _read(folder / part)
+    return result
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     try:
-        found = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
+        result = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
     except WrongWeights:
         raise
     except Exception as error:  # broken files make these readers raise nearly anything
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WrongWeights(f"{path}: cannot be read ({reason}).") from None
-    if not isinstance(found, dict) or not all(isinstance(item, Tensor) for item in found.values()):
+    if not isinstance(result, dict) or not all(
+        isinstance(item, Tensor) for item in result.values()
+    ):
         raise WrongWeights(f"{path}: is no table of tensors by name.")
-    return found
+    return result
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -136,8 +137,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _pickle(path: Path) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return found
+    result: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return result
 
 
 def _full(name: str) -> str:

@@ -15,7 +15,7 @@ between ``exact`` and ``untied`` where it is left out. Tokens that the data has 
 lacks get the mean row. ``lora`` freezes everything but thin updates of the hidden matrices,
 whose release is ``adapters`` under ``blocks=all``.
 
->>> from affidavit.trainer.models.gpt2_config import GPT2Config
+>>> from affidavit.trainer.models.gpt2 import GPT2Config
 >>> shape = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 8}
 >>> module = GPT2(GPT2Config.parsed(shape), seed=1)
 >>> model = LanguageModel(module, flat(module), 20)
@@ -34,8 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from affidavit.trainer.adapters import Batch, DataAdapter, Group
-from affidavit.trainer.models.gpt2 import GPT2, HIDDEN, grow, hidden_matrices
-from affidavit.trainer.models.gpt2_config import GPT2Config
+from affidavit.trainer.models.gpt2 import GPT2, HIDDEN, GPT2Config, grow, hidden_matrices
 from affidavit.trainer.models.gpt2_weights import pretrained
 from affidavit.trainer.models.layout import Layout, flat, hidden_and_rest
 from affidavit.trainer.models.lora import adapt
@@ -71,13 +70,13 @@ class LanguageModel:
         """The mean loss of each record over its tokens that count; (n,)."""
         tokens, counted = batch
         logits = self.module(tokens[:, :-1])
-        wanted, counts = tokens[:, 1:], counted[:, 1:]
-        each = functional.cross_entropy(
+        requested, counts = tokens[:, 1:], counted[:, 1:]
+        item = functional.cross_entropy(
             logits.flatten(0, 1).float() if logits.dtype != torch.float64 else logits.flatten(0, 1),
-            wanted.flatten(),
+            requested.flatten(),
             reduction="none",
-        ).view_as(wanted)
-        return (each * counts).sum(1) / counts.sum(1).clamp(min=1)
+        ).view_as(requested)
+        return (item * counts).sum(1) / counts.sum(1).clamp(min=1)
 
     def blocks(self) -> Mapping[str, Sequence[Group]]:
         """The layout."""

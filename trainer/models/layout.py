@@ -38,15 +38,15 @@ def hidden_and_rest(
 
     What is trained and named by neither is ``auxiliary``; there is none where nothing is left.
     """
-    found: Layout = {
+    result: Layout = {
         release: tuple(Group(names=(name,)) for name in names)
         for release, names in matrices.items()
         if names
     }
-    found |= {release: (group,) for release, group in (apart or {}).items()}
-    named = {name for groups in found.values() for group in groups for name in group.names}
+    result |= {release: (group,) for release, group in (apart or {}).items()}
+    named = {name for groups in result.values() for group in groups for name in group.names}
     rest = tuple(name for name in trained(model) if name not in named)
-    return {**found, "auxiliary": (Group(names=rest),)} if rest else found
+    return {**result, "auxiliary": (Group(names=rest),)} if rest else result
 
 
 def flat(model: nn.Module, release: str = "all") -> Layout:
@@ -56,4 +56,4 @@ def flat(model: nn.Module, release: str = "all") -> Layout:
 
 def trained(model: nn.Module) -> list[str]:
     """Names of the trainable tensors; a tied one has the name of its first use."""
-    return [name for name, each in model.named_parameters() if each.requires_grad]
+    return [name for name, item in model.named_parameters() if item.requires_grad]

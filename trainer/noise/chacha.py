@@ -92,9 +92,9 @@ def write_words(out: Tensor, key: bytes, *, step: int, tensor: int, block: int =
 
 def by_openssl(key: bytes, nonce: bytes, count: int, block: int = 0) -> Tensor:
     """The keystream from OpenSSL, in memory of the process. Shape (count,), int32."""
-    found = torch.empty(count, dtype=torch.int32)
-    _write_by_openssl(found, key, nonce, block)
-    return found
+    result = torch.empty(count, dtype=torch.int32)
+    _write_by_openssl(result, key, nonce, block)
+    return result
 
 
 def _write_by_openssl(out: Tensor, key: bytes, nonce: bytes, block: int) -> None:

@@ -87,18 +87,18 @@ class _Run(NamedTuple):
 
 def _runs(sizes: Mapping[int, int], most: int) -> Iterator[list[_Run]]:
     """All groups of all tensors in order, ``most`` at a time."""
-    found: list[_Run] = []
+    result: list[_Run] = []
     room = most
     for tensor, size in sizes.items():
         first = 0
         while first < size:
-            found.append(_Run(tensor, first, min(room, size - first)))
-            first, room = first + found[-1].groups, room - found[-1].groups
+            result.append(_Run(tensor, first, min(room, size - first)))
+            first, room = first + result[-1].groups, room - result[-1].groups
             if not room:
-                yield found
-                found, room = [], most
-    if found:
-        yield found
+                yield result
+                result, room = [], most
+    if result:
+        yield result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

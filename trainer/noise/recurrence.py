@@ -36,8 +36,8 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
     """
     strategy = strategy.injected
     streaming = strategy.streaming
-    given = streaming.coefficients
-    column = _without_last_zeros(given) if given else ()
+    provided = streaming.coefficients
+    column = _without_last_zeros(provided) if provided else ()
     match streaming.form:
         case "independent":
             return lambda _step, z, _kept: z
@@ -47,8 +47,8 @@ def recurrence_of(strategy: Strategy) -> Recurrence:
         case "autoregressive":
             return _autoregressive(lambda _: column, len(column) - 1)
         case "buffered":
-            half = len(given) // 2
-            return _buffered(given[:half], given[half:])
+            half = len(provided) // 2
+            return _buffered(provided[:half], provided[half:])
         case "tree":
             assert streaming.period is not None
             return _tree(streaming.period)
@@ -76,13 +76,13 @@ def _moving_average(coefficients: Coefficients, most: int) -> Recurrence:
 
     def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
-        found = z if now == 1 else z * now
+        result = z if now == 1 else z * now
         for factor, before in zip(past, kept, strict=False):
             if factor:
-                found = torch.add(found, before, alpha=factor)
+                result = torch.add(result, before, alpha=factor)
         kept.insert(0, z)
         del kept[most:]
-        return found
+        return result
 
     return step
 
@@ -92,14 +92,14 @@ def _autoregressive(coefficients: Coefficients, most: int) -> Recurrence:
 
     def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
         now, *past = coefficients(at)
-        found = z
+        result = z
         for factor, before in zip(past, kept, strict=False):
             if factor:
-                found = torch.add(found, before, alpha=-factor)
-        found = found if now == 1 else found / now
-        kept.insert(0, found)
+                result = torch.add(result, before, alpha=-factor)
+        result = result if now == 1 else result / now
+        kept.insert(0, result)
         del kept[most:]
-        return found
+        return result
 
     return step
 
@@ -110,12 +110,12 @@ def _buffered(decays: Sequence[float], scales: Sequence[float]) -> Recurrence:
     def step(at: int, z: Tensor, kept: list[Tensor]) -> Tensor:
         if not at:
             kept[:] = [torch.zeros_like(z) for _ in decays]
-        found = z
+        result = z
         for scale, buffer in zip(scales, kept, strict=True):
-            found = torch.add(found, buffer, alpha=-scale)
+            result = torch.add(result, buffer, alpha=-scale)
         for place, decay in enumerate(decays):
-            kept[place] = torch.add(found, kept[place], alpha=decay)
-        return found
+            kept[place] = torch.add(result, kept[place], alpha=decay)
+        return result
 
     return step
 
@@ -132,11 +132,11 @@ def _tree(period: int) -> Recurrence:
         inside = at % period + 1
         if inside == 1:
             kept.clear()
-        found = z
+        result = z
         for _ in range((inside & -inside).bit_length() - 1):
-            found = found - kept.pop()
+            result = result - kept.pop()
         kept.append(z)
-        return found
+        return result
 
     return step
 
@@ -165,5 +165,5 @@ def _scaled(run: Recurrence, strategy: Strategy, first: float) -> Recurrence:
 
 
 def _without_last_zeros(coefficients: Sequence[float]) -> Sequence[float]:
-    last = max(place for place, each in enumerate(coefficients) if each or not place)
+    last = max(place for place, item in enumerate(coefficients) if item or not place)
     return coefficients[: last + 1]

@@ -102,7 +102,7 @@ class NoiseSource:
         if self._most is not None and self._step >= self._most:
             raise WrongState(f"the noise was certified for {self._most} steps, and all are taken")
         wrong = sums.keys() ^ self._tensors.keys() or {
-            name for name, each in self._tensors.items() if tuple(sums[name].shape) != each.shape
+            name for name, item in self._tensors.items() if tuple(sums[name].shape) != item.shape
         }
         if wrong:
             raise ValueError(f"{', '.join(sorted(wrong))}: not the tensors that noise is made for")
@@ -144,7 +144,7 @@ class NoiseSource:
 
     def _add_pieces(self, at: int, sums: Mapping[str, Tensor]) -> None:
         """The same where the noise is z itself: no tensor is ever written in full."""
-        into = [(sums[name].view(-1), each.scale) for name, each in self._tensors.items()]
+        into = [(sums[name].view(-1), item.scale) for name, item in self._tensors.items()]
         counts = {place: len(sums) for place, (sums, _) in enumerate(into)}
         for place, first, z in pieces(self._key, step=at, counts=counts, device=self._device):
             flat, scale = into[place]
@@ -152,8 +152,8 @@ class NoiseSource:
 
     def state_dict(self) -> dict[str, Any]:
         """Step and what is kept, for a checkpoint; the tensors are copies."""
-        kept = {name: [item.clone() for item in of] for name, of in self._kept.items()}
-        return {"step": self._step, "of": self._fingerprint(), "kept": kept}
+        stored = {name: [item.clone() for item in of] for name, of in self._kept.items()}
+        return {"step": self._step, "of": self._fingerprint(), "kept": stored}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state``; raises ``WrongState`` for that of another strategy or model."""

@@ -17,7 +17,6 @@ References: Kingma and Ba, arXiv:1412.6980; Abadi et al., arXiv:1607.00133.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -25,8 +24,16 @@ import torch
 from torch import Tensor
 
 from affidavit.plan import Optimizer as Settings
-from affidavit.trainer.optimizers.given import Given
-from affidavit.trainer.optimizers.released import At, Released, Rule, State
+from affidavit.trainer.optimizers.base import (
+    At,
+    DPOptimizer,
+    Rule,
+    State,
+    corrected,
+    std_at,
+)
+from affidavit.trainer.optimizers.inputs import OptimizerInputs, refused
+from affidavit.trainer.optimizers.lowpass import smoothed, smoothing_of
 
 BETA1, BETA2 = 0.9, 0.999
 """Decays of a plan that gives none."""
@@ -44,11 +51,6 @@ def moments(
         torch.add(first * beta1, mean, alpha=1 - beta1),
         torch.addcmul(second * beta2, mean, mean, value=1 - beta2),
     )
-
-
-def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
-    """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
-    return moment / -math.expm1(step * math.log(decay)) if decay else moment
 
 
 def update(
@@ -102,10 +104,130 @@ def decays(settings: Settings) -> tuple[float, float]:
     )
 
 
-class Adam(Released):
+class Adam(DPOptimizer):
     """``dp_adam``."""
 
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """Adam with an l2 penalty."""
-        beta1, beta2 = decays(given.settings)
+        beta1, beta2 = decays(inputs.settings)
         return Adaptive(beta1=beta1, beta2=beta2)
+
+
+def adamw_rule(settings: Settings) -> Adaptive:
+    """Adam with decoupled decay and the plan's β₁ and β₂."""
+    beta1, beta2 = decays(settings)
+    return Adaptive(beta1=beta1, beta2=beta2, decoupled=True)
+
+
+class AdamW(DPOptimizer):
+    """DP-AdamW: DP-Adam with decoupled weight decay, which never enters the moments.
+
+        θ ← (1 - ηλ) θ - η m̂_t / (√v̂_t + 10⁻⁸)
+
+    It is also the rule of the auxiliary tensors of DP-Muon. ``adam.moments`` and
+    ``adam.update`` are its update, on a tensor that was decayed first.
+
+    Reference: Loshchilov and Hutter, arXiv:1711.05101, Algorithm 2.
+    """
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Adam with decoupled decay."""
+        return adamw_rule(inputs.settings)
+
+
+FLOOR = 1e-8
+"""ξ of a plan that gives none: the smallest of the published sweep at ρ near 1 (Table 1)."""
+
+
+def floored(second: Tensor, floor: float) -> Tensor:
+    """√max(v, ξ)."""
+    return torch.clamp(second, min=floor).sqrt()
+
+
+def floor_of(settings: Settings) -> float:
+    """ξ of a plan; raises ``RefusedPlan`` for zero."""
+    if settings.floor == 0:
+        raise refused(
+            "unsupported",
+            "floor",
+            "without a floor an entry whose second moment is zero would be divided by zero.",
+            f"Give a positive floor ({FLOOR:g} is used where none is given), or use dp_adam.",
+        )
+    return FLOOR if settings.floor is None else settings.floor
+
+
+class AdamFloor(DPOptimizer):
+    """DP-Adam with a floor: D_t = √max(v̂_t, ξ), ξ > 0 a public constant.
+
+    It is DP-AdamBC without its subtraction: what is left when only the bound on the step length
+    is wanted. Other than in DP-Adam nothing is added to the root, because ξ bounds it already.
+
+    >>> floored(torch.tensor([4.0, 0.0]), 0.01).tolist()
+    [2.0, 0.10000000149011612]
+
+    Reference: Wang, An Optimization View of DP LLM Fine-tuning (dp-adam-ξ); arXiv:2312.14334.
+    """
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Adam over √max(v̂, ξ)."""
+        (beta1, beta2), floor = decays(inputs.settings), floor_of(inputs.settings)
+
+        def denominator(second: Tensor, _at: At) -> Tensor:
+            return floored(second, floor)
+
+        return Adaptive(beta1=beta1, beta2=beta2, denominator=denominator)
+
+
+def denominator(second: Tensor, *, phi: float, floor: float) -> Tensor:
+    """√max(v̂ - Φ, ξ). The shape is that of v̂."""
+    return floored(torch.sub(second, phi), floor)
+
+
+class AdamBC(DPOptimizer):
+    """DP-AdamBC: Adam without the noise's share of the second moment.
+
+        D_t = √max(v̂_t - Φ, ξ),   Φ = (σ_g C_g / B)²
+
+    because E v̂_t = v_t + Φ for noise of variance Φ in each entry of the mean. Φ belongs to the
+    block and is a public constant. Where the variance of the noise changes from step to step
+    (a further phase, noise N z with rows of different norms) E v̂_t has the weighted mean of all
+    Φ_s so far, Σ_s β₂^(t-s) Φ_s / Σ_s β₂^(t-s), which is subtracted instead; it is Φ where Φ is
+    constant.
+
+    >>> float(denominator(torch.tensor(5.0), phi=1.0, floor=1e-8))
+    2.0
+
+    References: Tang, Shpilevskiy and Lécuyer, arXiv:2312.14334, Algorithm 1; Wang, An
+    Optimization View of DP LLM Fine-tuning, Theorem 1.
+    """
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Adam over √max(v̂ - Φ, ξ)."""
+        inputs.require_fixed_clip_norms()
+        (beta1, beta2), floor = decays(inputs.settings), floor_of(inputs.settings)
+        phi = {release.name: release.noise.second_moment(beta2) for release in inputs.releases}
+
+        def of_step(second: Tensor, at: At) -> Tensor:
+            return denominator(second, phi=std_at(phi, at), floor=floor)
+
+        return Adaptive(beta1=beta1, beta2=beta2, denominator=of_step)
+
+
+class AdamLowpass(DPOptimizer):
+    """DP-Adam with a low-pass filter on the first moment, which is already private.
+
+        θ ← θ - η f̂_t / (√v̂_t + 10⁻⁸),   f̂_t the filter of ``lowpass`` on m̂_t
+
+    With smoothing 0 it is DP-Adam.
+
+    Reference: Wang, An Optimization View of DP LLM Fine-tuning (dp-adam-lp).
+    """
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Adam on a filtered m̂."""
+        (beta1, beta2), smoothing = decays(inputs.settings), smoothing_of(inputs.settings)
+
+        def smooth(first: Tensor, state: State, at: At) -> Tensor:
+            return smoothed(first, state, smoothing=smoothing, step=at.step)
+
+        return Adaptive(beta1=beta1, beta2=beta2, smooth=smooth)

@@ -10,17 +10,17 @@ Reference: Wang, An Optimization View of DP LLM Fine-tuning, Theorems 7 to 9.
 from __future__ import annotations
 
 from affidavit.trainer.optimizers.adam import Adaptive, decays
-from affidavit.trainer.optimizers.given import Given, refused
-from affidavit.trainer.optimizers.released import Released, Rule
+from affidavit.trainer.optimizers.base import DPOptimizer, Rule
+from affidavit.trainer.optimizers.inputs import OptimizerInputs, refused
 from affidavit.trainer.optimizers.sgd import HeavyBall
 
 
-def rule_of(given: Given, *, without_any: str) -> Rule:
+def rule_of(inputs: OptimizerInputs, *, without_any: str) -> Rule:
     """Heavy ball for ``momentum``, Adam for a β; ``without_any`` says which where neither is.
 
     Raises ``RefusedPlan`` where the plan gives both.
     """
-    settings = given.settings
+    settings = inputs.settings
     adaptive = settings.beta1 is not None or settings.beta2 is not None
     if settings.momentum is not None and adaptive:
         raise refused(
@@ -36,9 +36,9 @@ def rule_of(given: Given, *, without_any: str) -> Rule:
     return HeavyBall(settings.momentum or 0.0)
 
 
-class CorrMom(Released):
+class CorrMom(DPOptimizer):
     """``dp_corrmom``."""
 
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """Adam, unless the plan gives ``momentum``."""
-        return rule_of(given, without_any="adam")
+        return rule_of(inputs, without_any="adam")

@@ -32,7 +32,7 @@ def all_shrunk(means: Sequence[Tensor], noise_std: float, *, threshold: float) -
 
     Each keeps its shape; matrices are (m, n).
     """
-    found = list(means)
+    result = list(means)
     shapes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, mean in enumerate(means):
         if mean.ndim == 2:
@@ -42,8 +42,8 @@ def all_shrunk(means: Sequence[Tensor], noise_std: float, *, threshold: float) -
             torch.stack([means[place] for place in places]), noise_std, threshold=threshold
         )
         for place, mean in zip(places, done, strict=True):
-            found[place] = mean
-    return found
+            result[place] = mean
+    return result
 
 
 def shrunk(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
@@ -51,13 +51,13 @@ def shrunk(matrices: Tensor, noise_std: float, *, threshold: float) -> Tensor:
     rows, columns = matrices.shape[-2:]
     left, values, right = torch.linalg.svd(matrices, full_matrices=False)
     wide = values.double()
-    kept = shrinkage(wide / noise_std, rows, columns) * noise_std
-    norm = torch.linalg.vector_norm(kept, dim=-1)
+    stored = shrinkage(wide / noise_std, rows, columns) * noise_std
+    norm = torch.linalg.vector_norm(stored, dim=-1)
     edge = noise_std * (math.sqrt(rows) + math.sqrt(columns))
     acts = (wide[:, 0] > threshold * edge) & (norm > 0)
     scale = torch.linalg.vector_norm(wide, dim=-1) / torch.where(acts, norm, 1.0)
-    kept = (kept * scale[:, None]).to(values.dtype)
-    return torch.where(acts[:, None, None], (left * kept[:, None, :]) @ right, matrices)
+    stored = (stored * scale[:, None]).to(values.dtype)
+    return torch.where(acts[:, None, None], (left * stored[:, None, :]) @ right, matrices)
 
 
 def shrinkage(values: Tensor, rows: int, columns: int) -> Tensor:

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from affidavit.plan import Plan, schedule
 from affidavit.trainer.numerics import clip_weights
-from affidavit.trainer.optimizers.given import refused
+from affidavit.trainer.optimizers.inputs import refused
 from affidavit.trainer.optimizers.sgd import SGD
 
 ROUNDING = 1 - 2.0**-20

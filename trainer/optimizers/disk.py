@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms import GAMMA, KAPPA, combination
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
 from affidavit.trainer.optimizers.corrmom import rule_of
-from affidavit.trainer.optimizers.given import Given
-from affidavit.trainer.optimizers.released import At, Released, Rule
+from affidavit.trainer.optimizers.inputs import OptimizerInputs
 
 
 def filtered(mean: Tensor, before: Tensor | None, *, kappa: float) -> Tensor:
@@ -52,17 +52,17 @@ class Point:
     stand: Callable[[], AbstractContextManager[None]]
 
 
-class DiSK(Released):
+class DiSK(DPOptimizer):
     """``dp_disk``; the loop combines gradients at ``points()`` before it clips."""
 
-    def __init__(self, given: Given) -> None:
-        super().__init__(given)
-        self._kappa, self._gamma = given.settings.kappa or KAPPA, given.settings.gamma or GAMMA
-        self._ahead = combination(given.plan)
+    def __init__(self, inputs: OptimizerInputs) -> None:
+        super().__init__(inputs)
+        self._kappa, self._gamma = inputs.settings.kappa or KAPPA, inputs.settings.gamma or GAMMA
+        self._ahead = combination(inputs.plan)
 
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """What follows the filter."""
-        return rule_of(given, without_any="heavy ball")
+        return rule_of(inputs, without_any="heavy ball")
 
     def points(self) -> tuple[Point, ...]:
         """The points of the coming step with their weights, which add to 1; zeros are left out.

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from affidavit.plan import Optimizer as Settings
-from affidavit.trainer.optimizers.adam import corrected
-from affidavit.trainer.optimizers.released import State
+from affidavit.trainer.optimizers.base import State, corrected
 
 SMOOTHING = 0.9
 """s of a plan that gives none."""

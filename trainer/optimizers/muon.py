@@ -27,10 +27,10 @@ import torch
 from torch import Tensor
 
 from affidavit.mechanisms import DEGREE, STEPS, Start
-from affidavit.trainer.optimizers import adamw
-from affidavit.trainer.optimizers.given import Given
+from affidavit.trainer.optimizers.adam import adamw_rule
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule
+from affidavit.trainer.optimizers.inputs import OptimizerInputs
 from affidavit.trainer.optimizers.newton_schulz import orthogonalised
-from affidavit.trainer.optimizers.released import At, Released, Rule
 
 MOMENTUM = 0.95
 """β of a plan that gives none."""
@@ -55,8 +55,8 @@ def update(
 ) -> tuple[Tensor, Tensor]:
     """O_t and M_t of one matrix, each of its shape (m, n)."""
     buffer = accumulated(mean, buffer, momentum)
-    found = orthogonalised(buffer[None], degree=degree, steps=steps, start=start)
-    return found[0], buffer
+    result = orthogonalised(buffer[None], degree=degree, steps=steps, start=start)
+    return result[0], buffer
 
 
 def moved(parameter: Tensor, direction: Tensor, at: At) -> Tensor:
@@ -71,12 +71,12 @@ def by_shape(matrices: Sequence[Tensor], function: Map) -> list[Tensor]:
     wide = [_oriented(matrix) for matrix in matrices]
     for place, matrix in enumerate(wide):
         places[(matrix.shape, matrix.dtype, matrix.device)].append(place)
-    found = list(matrices)
+    result = list(matrices)
     for same in places.values():
         batch = function(torch.stack([wide[place] for place in same]))
         for place, matrix in zip(same, batch, strict=True):
-            found[place] = _oriented_as(matrix, matrices[place])
-    return found
+            result[place] = _oriented_as(matrix, matrices[place])
+    return result
 
 
 def _oriented(matrix: Tensor) -> Tensor:
@@ -87,22 +87,22 @@ def _oriented_as(wide: Tensor, matrix: Tensor) -> Tensor:
     return wide.mT if matrix.shape[0] > matrix.shape[1] else wide
 
 
-class Muon(Released):
+class Muon(DPOptimizer):
     """``dp_muon``."""
 
-    def __init__(self, given: Given) -> None:
-        settings = given.settings
+    def __init__(self, inputs: OptimizerInputs) -> None:
+        settings = inputs.settings
         self._momentum = MOMENTUM if settings.momentum is None else settings.momentum
         self._degree = settings.newton_schulz_degree or DEGREE
         self._newton_schulz_steps = settings.newton_schulz_steps or STEPS
         self._start: Start = settings.newton_schulz_start or "paper"
-        self._dtype = given.newton_schulz_dtype
-        self._auxiliary = {release.name for release in given.releases if release.auxiliary}
-        super().__init__(given)
+        self._dtype = inputs.newton_schulz_dtype
+        self._auxiliary = {release.name for release in inputs.releases if release.auxiliary}
+        super().__init__(inputs)
 
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """The rule of the auxiliary tensors."""
-        return adamw.rule_of(given.settings)
+        return adamw_rule(inputs.settings)
 
     def map(self, matrices: Tensor) -> Tensor:
         """Q_(κ,q) of a batch. Shape (batch, m, n)."""

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from affidavit.trainer.noise.normal import standard_normal
-from affidavit.trainer.optimizers.given import Given
+from affidavit.trainer.optimizers.base import At, std_at
+from affidavit.trainer.optimizers.inputs import OptimizerInputs
 from affidavit.trainer.optimizers.muon import Map, Muon, by_shape
-from affidavit.trainer.optimizers.released import At, std_at
 
 PROBES = 1
 """J of a plan that gives none, as published."""
@@ -46,8 +46,8 @@ def update(
     for pairs, shift in enumerate(shifts, start=1):  # noqa: B007 (counts them)
         up = [momentum + by for momentum, by in zip(momenta, shift, strict=True)]
         down = [momentum - by for momentum, by in zip(momenta, shift, strict=True)]
-        found = by_shape([*up, *down], function)
-        for total, one, other in zip(smoothed, found, found[len(up) :], strict=False):
+        result = by_shape([*up, *down], function)
+        for total, one, other in zip(smoothed, result, result[len(up) :], strict=False):
             total.add_(one).add_(other)
     return [
         torch.sub(2 * zeroth, second, alpha=1 / (2 * pairs))
@@ -56,23 +56,23 @@ def update(
 
 
 class MuonBC(Muon):
-    """``dp_muonbc``; ``given.probe_key`` is needed and serves the probes alone."""
+    """``dp_muonbc``; ``inputs.probe_key`` is needed and serves the probes alone."""
 
-    def __init__(self, given: Given) -> None:
-        given.require_fixed_clip_norms()
-        if given.probe_key is None:
+    def __init__(self, inputs: OptimizerInputs) -> None:
+        inputs.require_fixed_clip_norms()
+        if inputs.probe_key is None:
             raise ValueError("dp_muonbc draws probes: give a probe_key of their own, 32 bytes")
-        super().__init__(given)
-        self._key = given.probe_key
-        self._probes = given.settings.probes or PROBES
-        counts = [len(release.tensors) for release in given.releases]
+        super().__init__(inputs)
+        self._key = inputs.probe_key
+        self._probes = inputs.settings.probes or PROBES
+        counts = [len(release.tensors) for release in inputs.releases]
         if self._probes * sum(counts) > 1 << 32:
             raise ValueError(f"there are no streams for {self._probes} probes of every tensor")
         firsts = accumulate(counts, initial=0)
-        self._first = {r.name: first for r, first in zip(given.releases, firsts, strict=False)}
+        self._first = {r.name: first for r, first in zip(inputs.releases, firsts, strict=False)}
         self._probe_std = {
             release.name: release.noise.momentum_std(self._momentum, normalised=True)
-            for release in given.releases
+            for release in inputs.releases
         }
 
     def directions(self, buffers: list[Tensor], places: list[int], at: At) -> list[Tensor]:

@@ -18,24 +18,17 @@ from torch.nn import Parameter
 from affidavit.mechanisms import mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, RefusedPlan
-from affidavit.trainer.optimizers.adam import Adam
-from affidavit.trainer.optimizers.adam_floor import AdamFloor
-from affidavit.trainer.optimizers.adam_lowpass import AdamLowpass
-from affidavit.trainer.optimizers.adambc import AdamBC
-from affidavit.trainer.optimizers.adamw import AdamW
+from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW
+from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.corrmom import CorrMom
-from affidavit.trainer.optimizers.corrsgd import CorrSGD
 from affidavit.trainer.optimizers.dice import Dice
 from affidavit.trainer.optimizers.disk import DiSK
-from affidavit.trainer.optimizers.given import Given, given, refused
-from affidavit.trainer.optimizers.matrix import MatrixSGD
+from affidavit.trainer.optimizers.inputs import OptimizerInputs, optimizer_inputs, refused
 from affidavit.trainer.optimizers.muon import Muon
 from affidavit.trainer.optimizers.muonbc import MuonBC
-from affidavit.trainer.optimizers.released import Released
-from affidavit.trainer.optimizers.sgd import SGD
-from affidavit.trainer.optimizers.sgd_lowpass import SGDLowpass
+from affidavit.trainer.optimizers.sgd import SGD, CorrSGD, MatrixSGD, SGDLowpass
 
-OPTIMIZERS: dict[str, Callable[[Given], Released]] = {
+OPTIMIZERS: dict[str, Callable[[OptimizerInputs], DPOptimizer]] = {
     "dp_sgd": SGD,
     "dp_sgd_lowpass": SGDLowpass,
     "dp_adam": Adam,
@@ -63,7 +56,7 @@ def optimizer_of(
     strategies: Sequence[Strategy | None] | None = None,
     probe_key: bytes | None = None,
     newton_schulz_dtype: torch.dtype | None = None,
-) -> Released:
+) -> DPOptimizer:
     """The optimiser of a closed, certified plan.
 
     ``tensors`` maps each release of the plan to the trainable tensors of all its blocks, by
@@ -71,8 +64,8 @@ def optimizer_of(
     ``probe_key``, 32 bytes, is for ``dp_muonbc`` alone; ``newton_schulz_dtype`` trades digits of
     the orthogonalisation for speed (``torch.bfloat16`` on a GPU). Raises ``RefusedPlan``.
     """
-    if found := mechanism(plan.optimizer.name).unmet(plan):
-        raise RefusedPlan(*found)
+    if result := mechanism(plan.optimizer.name).unmet(plan):
+        raise RefusedPlan(*result)
     if plan.optimizer.name not in OPTIMIZERS:
         raise refused(
             "unsupported",
@@ -82,7 +75,7 @@ def optimizer_of(
             "Train with that package.",
         )
     return OPTIMIZERS[plan.optimizer.name](
-        given(
+        optimizer_inputs(
             plan,
             tensors,
             strategies=strategies,

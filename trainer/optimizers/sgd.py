@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from affidavit.trainer.optimizers.given import Given
-from affidavit.trainer.optimizers.released import At, Released, Rule, State
+from affidavit.trainer.optimizers.base import At, DPOptimizer, Rule, State
+from affidavit.trainer.optimizers.inputs import OptimizerInputs
+from affidavit.trainer.optimizers.lowpass import smoothed, smoothing_of
 
 
 def update(
@@ -50,7 +51,7 @@ class HeavyBall:
 
     def __call__(self, parameter: Tensor, mean: Tensor, state: State, at: At) -> Tensor:
         """The next value of ``parameter``."""
-        found, buffer = update(
+        result, buffer = update(
             parameter,
             mean,
             state.get("momentum"),
@@ -61,12 +62,56 @@ class HeavyBall:
         if buffer is not None:
             # The first buffer may be the mean itself, which is the caller's.
             state["momentum"] = buffer.clone() if buffer is mean else buffer
-        return found
+        return result
 
 
-class SGD(Released):
+class SGD(DPOptimizer):
     """``dp_sgd``; momentum is 0 where the plan gives none."""
 
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """Heavy ball."""
-        return HeavyBall(given.settings.momentum or 0.0)
+        return HeavyBall(inputs.settings.momentum or 0.0)
+
+
+class SGDLowpass(DPOptimizer):
+    """DP-SGD with a low-pass filter: the noisy mean is smoothed, then momentum and weight decay.
+
+        G̃_t → f̂_t (``lowpass``),   d_t = f̂_t + λ θ,   M_t = β M_(t-1) + d_t,   θ ← θ - η M_t
+
+    With smoothing 0 it is DP-SGD.
+
+    Reference: Zhang, Bu, Hong and Razaviyayn, DOPPLER, NeurIPS 2024, Algorithm 1.
+    """
+
+    def rule(self, inputs: OptimizerInputs) -> Rule:
+        """Heavy ball on the filtered mean."""
+        smoothing = smoothing_of(inputs.settings)
+        heavy_ball = HeavyBall(inputs.settings.momentum or 0.0)
+
+        def filtered(parameter: Tensor, mean: Tensor, state: State, at: At) -> Tensor:
+            smooth = smoothed(mean, state, smoothing=smoothing, step=at.step)
+            return heavy_ball(parameter, smooth, state, at)
+
+        return filtered
+
+
+class CorrSGD(SGD):
+    """DP-CorrSGD: plain SGD on means whose noise is anti-correlated across steps.
+
+    The parameters are then prefix sums of the releases, whose noise is Σ w_s = z_t + (1-λ) Σ z_s
+    over s < t. The rule is DP-SGD's; momentum is 0 unless the plan gives it.
+
+    Reference: Wang, An Optimization View of DP LLM Fine-tuning, Theorems 7 to 9.
+    """
+
+
+class MatrixSGD(SGD):
+    """DP-Matrix, single-epoch and multi-epoch, convergence-aware or not: SGD on strategy noise.
+
+    The four differ in how the strategy of the noise was chosen, which was settled when the plan
+    was certified. The noise w = N z of exactly that strategy comes with the release. Some public
+    trainers multiply it here once more by the weighting that the strategy was *chosen* by, which
+    leaves far less noise than was accounted; nothing here touches it.
+
+    References: arXiv:2202.08312; arXiv:2211.06530; arXiv:2302.01463 (Λ_τ).
+    """

@@ -13,29 +13,29 @@ from torch import Tensor
 from affidavit.certificate import StepRequirement
 from affidavit.trainer import sampling
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
-from affidavit.trainer.binding import Bound
-from affidavit.trainer.clipping.factors import LinearFactors
+from affidavit.trainer.clipping.ghost_norm import LinearFactors
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.machine import Machine, RunKeys
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
+from affidavit.trainer.training_state import RunKeys, TrainingState
 
 
-class RootK(Machine):
+class RootK(TrainingState):
     """Every block noised as if it were released alone: σ/√K."""
 
     def _noise_of_phases(self) -> list[NoiseSource]:
-        required = self._bound.execution.at(0)
+        required = self._config.execution.at(0)
         blocks = sum(len(groups) for groups in self.layout.groups.values())
         tensors = {
-            name: TensorNoise(shape=each.shape, scale=each.scale / blocks**0.5)
-            for name, each in self.layout.noise(required).items()
+            name: TensorNoise(shape=item.shape, scale=item.scale / blocks**0.5)
+            for name, item in self.layout.noise(required).items()
         }
         return [NoiseSource(bytes(32), tensors)]
 
 
-class Reseeded(Machine):
+class Reseeded(TrainingState):
     """The generator of the noise starts again at every step."""
 
     def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
@@ -43,7 +43,7 @@ class Reseeded(Machine):
         return NoiseSource(self._first.key_for("noise"), self.layout.noise(required))
 
 
-class RealisedLot(Machine):
+class RealisedLot(TrainingState):
     """The sum is divided by how many records there were."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -62,7 +62,7 @@ class RealisedLot(Machine):
         super()._update(sums, replace(required, divisor=str(max(1, self._size))), rate)
 
 
-class LeftOut(Machine):
+class LeftOut(TrainingState):
     """The noise passes over one tensor: a bias that another optimiser has."""
 
     def _source(self, required: StepRequirement, ratchet: Ratchet) -> NoiseSource:
@@ -74,17 +74,17 @@ class _AllButOne:
         self._source = source
 
     def add_to(self, sums: Mapping[str, Tensor]) -> None:
-        kept = sums["norm.bias"].clone()
+        stored = sums["norm.bias"].clone()
         self._source.add_to(sums)
-        sums["norm.bias"].copy_(kept)
+        sums["norm.bias"].copy_(stored)
 
 
-class Shuffled(Machine):
+class Shuffled(TrainingState):
     """Lots in the order of a permutation, as data loaders do."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        size = self._bound.plan.dataset.size
+        size = self._config.plan.dataset.size
         assert size is not None
         lot = sampling.shuffled(named["keys"].lots, size=size, lot_size=1)
         self._lots[0].of = lambda place, _key: lot(place)  # type: ignore[method-assign]
@@ -107,10 +107,12 @@ def norms_in_bfloat16() -> Iterator[None]:
         LinearFactors.norms = right  # type: ignore[method-assign]
 
 
-def build_of(kind: type[Machine]) -> Any:
+def build_of(kind: type[TrainingState]) -> Any:
     """How ``audit`` builds a machine of ``kind``."""
 
-    def build(bound: Bound, model: ModelAdapter, data: DataAdapter, keys: RunKeys) -> Machine:
+    def build(
+        bound: RunConfig, model: ModelAdapter, data: DataAdapter, keys: RunKeys
+    ) -> TrainingState:
         peers = Peers.alone("cpu")
         return kind(bound, model, data, settings=Settings(), peers=peers, keys=keys)
 

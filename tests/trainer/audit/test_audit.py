@@ -9,8 +9,8 @@ import torch
 
 from affidavit.certificate import Assessment, curves
 from affidavit.trainer.audit.audit import STAGES, Claim, Finding, Sizes, Stage, audit, plan_of_stage
-from affidavit.trainer.audit.transcript import Build, machine_of
-from affidavit.trainer.machine import Machine
+from affidavit.trainer.audit.transcript import Build, training_of
+from affidavit.trainer.training_state import TrainingState
 from tests.trainer.audit import faults
 
 Claims = Mapping[str, tuple[Claim, ...]]
@@ -24,12 +24,12 @@ torch.set_num_threads(1)
 @pytest.fixture(scope="module")
 def claims() -> Claims:
     """Points of each stage's certified curve, as upper bounds."""
-    found = {}
+    result = {}
     for stage in STAGES:
         curve = curves(plan_of_stage(stage))
         assert not isinstance(curve, Assessment)
-        found[stage.name] = tuple((e, d.upper) for e, d in curve.delta_of if e <= 1)
-    return found
+        result[stage.name] = tuple((e, d.upper) for e, d in curve.delta_of if e <= 1)
+    return result
 
 
 def attacked(stage: Stage, claims: Claims, build: Build, sizes: Sizes | None = None) -> Finding:
@@ -40,9 +40,9 @@ def attacked(stage: Stage, claims: Claims, build: Build, sizes: Sizes | None = N
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_the_trainer_passes(stage: Stage, claims: Claims) -> None:
-    found = attacked(stage, claims, machine_of, FEW)
-    assert not found.falsified
-    assert found.epsilon <= found.certified
+    result = attacked(stage, claims, training_of, FEW)
+    assert not result.falsified
+    assert result.epsilon <= result.certified
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
@@ -54,30 +54,30 @@ def test_low_epsilon(stage: Stage, claims: Claims) -> None:
 
 
 @pytest.mark.parametrize("fault", [faults.Reseeded, faults.RealisedLot, faults.LeftOut])
-def test_a_plain_fault_is_falsified(fault: type[Machine], claims: Claims) -> None:
-    found = attacked(SILENT, claims, faults.build_of(fault), FEW)
-    assert found.falsified, found
+def test_a_plain_fault_is_falsified(fault: type[TrainingState], claims: Claims) -> None:
+    result = attacked(SILENT, claims, faults.build_of(fault), FEW)
+    assert result.falsified, result
 
 
 def test_noise_of_every_block_as_if_it_were_alone_is_falsified(claims: Claims) -> None:
     """Each block by itself has what it was certified for: σ/√K shows jointly or not at all."""
-    found = attacked(SILENT, claims, faults.build_of(faults.RootK))
-    assert found.falsified, found
+    result = attacked(SILENT, claims, faults.build_of(faults.RootK))
+    assert result.falsified, result
 
 
 def test_shuffled_lots_under_a_poisson_certificate_are_falsified(claims: Claims) -> None:
-    found = attacked(OPPOSED, claims, faults.build_of(faults.Shuffled), FEW)
-    assert found.falsified, found
+    result = attacked(OPPOSED, claims, faults.build_of(faults.Shuffled), FEW)
+    assert result.falsified, result
 
 
 def test_norms_in_bfloat16_are_falsified(claims: Claims) -> None:
     with faults.norms_in_bfloat16():
-        found = attacked(SILENT, claims, machine_of, FEW)
-    assert found.falsified, found
+        result = attacked(SILENT, claims, training_of, FEW)
+    assert result.falsified, result
 
 
 def test_an_audit_can_be_repeated(claims: Claims) -> None:
     def once() -> Finding:
-        return attacked(SILENT, claims, machine_of, Sizes(calibration=4, counted=6))
+        return attacked(SILENT, claims, training_of, Sizes(calibration=4, counted=6))
 
     assert once() == once()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from affidavit.trainer.audit.bound import lower_epsilon
+from affidavit.trainer.audit.attacks import lower_epsilon
 from affidavit.trainer.audit.canary import REACH, CanaryData, CanaryModel
 from affidavit.trainer.blocks import block_name
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
@@ -38,9 +38,9 @@ def test_a_true_claim_is_falsified_no_more_often_than_it_says(
 
 
 def test_more_right_guesses_and_more_runs_prove_more() -> None:
-    found = [lower_epsilon(right, 200, delta=0.1, alarm=1e-3) for right in range(0, 201)]
-    assert found == sorted(found)
-    assert found[100] == 0
+    result = [lower_epsilon(right, 200, delta=0.1, alarm=1e-3) for right in range(0, 201)]
+    assert result == sorted(result)
+    assert result[100] == 0
     more = [lower_epsilon(9 * n, 10 * n, delta=0.1, alarm=1e-3) for n in (10, 100, 1000)]
     assert more == sorted(more)
     assert more[-1] < math.log((0.9 - 0.1) / 0.1)

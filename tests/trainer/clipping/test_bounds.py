@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from affidavit.trainer import numerics
-from affidavit.trainer.clipping.factors import (
+from affidavit.trainer.clipping.ghost_norm import (
     DenseFactors,
     EmbeddingFactors,
     Factors,
     LinearFactors,
 )
+from affidavit.trainer.clipping.hooks import norm_of_uses
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
-from affidavit.trainer.clipping.taps import norm_of_uses
 from affidavit.trainer.numerics import (
     all_finite,
     clip_weight,
@@ -35,9 +35,9 @@ DRAWS = 6
 
 def cancelling(rows: Tensor) -> Tensor:
     """Every second step the opposite of the one before, up to a little."""
-    found = rows.clone()
-    found[:, 1::2] = -rows[:, ::2][:, : found[:, 1::2].shape[1]] * (1 + 1e-4)
-    return found
+    result = rows.clone()
+    result[:, 1::2] = -rows[:, ::2][:, : result[:, 1::2].shape[1]] * (1 + 1e-4)
+    return result
 
 
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -62,13 +62,13 @@ def length(values: Tensor) -> float:
 def pairs(dtype: torch.dtype, steps: int, wide: int, high: int) -> list[tuple[Tensor, Tensor]]:
     """Inputs that do not change beside outputs that cancel, for every pair of shapes."""
     torch.manual_seed(steps)
-    found = []
+    result = []
     for of_inputs in SHAPES.values():
         for of_outputs in SHAPES.values():
             a, b = of_inputs(torch.randn(1, steps, wide)), of_outputs(torch.randn(1, steps, high))
             still = a[:, :1].expand_as(a).contiguous()
-            found += [(a, b), (still, cancelling(b)), (cancelling(a), b)]
-    return [(a.to(dtype), b.to(dtype)) for a, b in found]
+            result += [(a, b), (still, cancelling(b)), (cancelling(a), b)]
+    return [(a.to(dtype), b.to(dtype)) for a, b in result]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -152,11 +152,11 @@ def test_a_model_adds_no_more_than_its_clip_norms(shape: str, autocast: bool) ->
         scale = {**SHAPES, "cancelling": cancelling}[shape](torch.randn(1, 20, 13))
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             private.accumulate(lambda m=model, i=ids, s=scale: m(i, s), records=1)
-        found = dict(model.named_parameters())
+        result = dict(model.named_parameters())
         for spec in specs:
-            norms = torch.tensor([length(found[name].grad) for name in spec.names]).double()
+            norms = torch.tensor([length(result[name].grad) for name in spec.names]).double()
             assert length(norms) <= spec.clip_norm
-            assert found[spec.names[0]].grad.dtype == torch.float32
+            assert result[spec.names[0]].grad.dtype == torch.float32
             if shape in ("nan", "inf", "overflowing"):
                 assert length(norms) == 0
 
@@ -187,9 +187,9 @@ def test_norms_are_at_least_those_in_float64() -> None:
         for shape in ((3, 1000), (3, 30, 50), (3, 7, 5, 4), (3, 1)):
             rows = of_rows(torch.randn(shape))
             true = rows.double().flatten(1).norm(dim=1)
-            found = norm_of_rows(rows).double()
-            assert bool(((found >= true) | ~true.isfinite()).all())
-            assert bool((found[true.isfinite() & (true < 1e18)] < torch.inf).all())
+            result = norm_of_rows(rows).double()
+            assert bool(((result >= true) | ~true.isfinite()).all())
+            assert bool((result[true.isfinite() & (true < 1e18)] < torch.inf).all())
 
 
 def test_weights_never_let_a_norm_through() -> None:
@@ -244,9 +244,9 @@ def test_one_entry_that_is_not_finite_is_seen(bad: float) -> None:
     tensors = [torch.full((40,), 3e38), torch.empty(0), torch.randn(300, 70)]
     assert all_finite(tensors)
     for place in (0, 12345, 20999):
-        found = tensors[2].clone()
-        found.view(-1)[place] = bad
-        assert not all_finite([*tensors[:2], found])
+        result = tensors[2].clone()
+        result.view(-1)[place] = bad
+        assert not all_finite([*tensors[:2], result])
 
 
 @pytest.mark.parametrize("precision", ["high", "medium"])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping import factors
+from affidavit.trainer.clipping import ghost_norm as factors
 from affidavit.trainer.clipping.private import BlockSpec, PrivateModel
-from affidavit.trainer.clipping.tying import untie
+from affidavit.trainer.clipping.tied_weights import untie
 from affidavit.trainer.numerics import clip_weights
 
 RECORDS = 6
@@ -111,7 +111,7 @@ def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 def trained(model: nn.Module) -> list[str]:
     """The names of the trainable tensors."""
-    return [name for name, each in model.named_parameters() if each.requires_grad]
+    return [name for name, item in model.named_parameters() if item.requires_grad]
 
 
 def one_each(model: nn.Module, clip_norm: float) -> list[BlockSpec]:
@@ -169,19 +169,19 @@ def test_every_kernel_has_the_norm_and_the_sum(
     monkeypatch.setitem(factors.CHUNK_ENTRIES, "cpu", chunk)
     torch.manual_seed(steps)
     a, b = torch.randn(5, steps, wide).double(), torch.randn(5, steps, high).double()
-    each = torch.einsum("nto,nti->noi", b, a)
-    norms = each.flatten(1).norm(dim=1)
+    item = torch.einsum("nto,nti->noi", b, a)
+    norms = item.flatten(1).norm(dim=1)
     weights = (1.5 / norms).clamp(max=1)
-    expected = torch.einsum("n,noi->oi", weights, each)
+    expected = torch.einsum("n,noi->oi", weights, item)
     of = factors.LinearFactors.of(a, b)
 
     if kernel == "reuse":
         got = of.reused_sum(1.5)
     else:
-        found = of.gram_norms() if kernel == "gram" else of.direct_norms()
-        assert torch.allclose(found, norms, rtol=1e-10, atol=0)
-        assert bool((found >= norms * (1 - 1e-15)).all())
-        got = of.weighted_sum(clip_weights(found, 1.5))
+        result = of.gram_norms() if kernel == "gram" else of.direct_norms()
+        assert torch.allclose(result, norms, rtol=1e-10, atol=0)
+        assert bool((result >= norms * (1 - 1e-15)).all())
+        got = of.weighted_sum(clip_weights(result, 1.5))
     assert float((got - expected).abs().max()) < 1e-10
 
 
@@ -232,9 +232,9 @@ def test_gradients_are_added_to_what_is_there(losses_of: Callable[..., Tensor]) 
     model, inputs, targets = made("mlp")
     private = PrivateModel(model, flat(model, 1.0))
     private.accumulate(lambda: losses_of(model, inputs, targets), records=RECORDS)
-    once = {name: each.grad.clone() for name, each in model.named_parameters()}
+    once = {name: item.grad.clone() for name, item in model.named_parameters()}
     private.accumulate(lambda: losses_of(model, inputs, targets), records=RECORDS)
-    require_equal(model, {name: 2 * each for name, each in once.items()})
+    require_equal(model, {name: 2 * item for name, item in once.items()})
 
 
 def test_an_empty_microbatch_adds_nothing() -> None:

@@ -54,7 +54,7 @@ def sums(
 ) -> dict[str, Tensor]:
     """Clipped sums by name."""
     private.accumulate(lambda: run(x).float().square().flatten(1).sum(1), records=len(x))
-    return {name: each.grad.clone() for name, each in model.named_parameters()}
+    return {name: item.grad.clone() for name, item in model.named_parameters()}
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -97,7 +97,7 @@ def test_compiled_parts_leave_the_sums(recompute: bool | None) -> None:
     alone = sums(again, other, run, x[:1])
     clipped = {n: alone[n] - got[n] for n in alone}
     assert float(clipped["last.weight"].norm()) == pytest.approx(0.5, rel=1e-6)
-    others = [each for n, each in clipped.items() if n != "last.weight"]
+    others = [entry for n, entry in clipped.items() if n != "last.weight"]
     assert float(torch.stack([item.norm() for item in others]).norm()) == pytest.approx(
         0.3, rel=1e-6
     )

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from affidavit.trainer.clipping import factors
-from affidavit.trainer.clipping.factors import LinearFactors
+from affidavit.trainer.clipping import ghost_norm as factors
+from affidavit.trainer.clipping.ghost_norm import LinearFactors
 from affidavit.trainer.numerics import clip_weights
 
 STEPS, WIDE, HIGH = 6, 10, 8
@@ -65,8 +65,8 @@ KINDS = ("plain", "cancelling", "nearly cancelling", "huge", "tiny", "uneven")
 def contributions(way: Callable[[LinearFactors], Tensor], kind: str) -> Tensor:
     """The norm of what each record adds, taken in float64."""
     a, b = given(kind)
-    each = [way(LinearFactors.of(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
-    return torch.stack(each).double().flatten(1).norm(dim=1)
+    item = [way(LinearFactors.of(a[i : i + 1], b[i : i + 1])) for i in range(len(a))]
+    return torch.stack(item).double().flatten(1).norm(dim=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,18 +82,18 @@ def test_no_contribution_passes_the_clip_norm(kind: str, norms: str, clip_norm: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_reused_products_are_clipped_by_their_own_norm(kind: str) -> None:
-    found = contributions(lambda each: each.reused_sum(0.5), kind)
-    assert bool((found <= 0.5).all())
+    result = contributions(lambda item: item.reused_sum(0.5), kind)
+    assert bool((result <= 0.5).all())
     if kind == "plain":
-        assert bool((found > 0.499).all())
+        assert bool((result > 0.499).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_norms_are_upper_bounds_of_the_exact_ones(kind: str) -> None:
     a, b = given(kind)
     exact = torch.bmm(b.double().mT, a.double()).flatten(1).norm(dim=1)
-    found = LinearFactors.of(a, b)
-    for norms in (found.gram_norms(), found.direct_norms()):
+    result = LinearFactors.of(a, b)
+    for norms in (result.gram_norms(), result.direct_norms()):
         lost = ~torch.isfinite(norms)  # such a record gets the weight 0
         assert bool(((norms.double() >= exact) | lost).all())
         assert kind == "huge" or not lost.any()

@@ -64,8 +64,8 @@ def test_uses_are_counted_and_nothing_changes() -> None:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     random = torch.get_rng_state()
-    found = probe(private(model), losses(model))
-    assert found == {"first.weight": 2, "first.bias": 2, "last.weight": 1, "last.bias": 1}
+    result = probe(private(model), losses(model))
+    assert result == {"first.weight": 2, "first.bias": 2, "last.weight": 1, "last.bias": 1}
     assert torch.equal(random, torch.get_rng_state())
     assert model.training
     assert not model.last.training

@@ -19,7 +19,7 @@ from affidavit.trainer.clipping.private import (
 
 def private(model: nn.Module, **changes: float) -> PrivateModel:
     """One block for all that is trained."""
-    names = tuple(name for name, each in model.named_parameters() if each.requires_grad)
+    names = tuple(name for name, item in model.named_parameters() if item.requires_grad)
     return PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=names, **changes)])
 
 
@@ -131,8 +131,8 @@ class Outside(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, 3)."""
-        found = self.linear(x) if self.layer else x
-        return found + functional.linear(x, self.linear.weight) if self.function else found
+        result = self.linear(x) if self.layer else x
+        return result + functional.linear(x, self.linear.weight) if self.function else result
 
 
 class Folded(nn.Module):

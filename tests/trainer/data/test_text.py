@@ -13,10 +13,9 @@ from hypothesis import strategies as some
 from affidavit.trainer.data.generated import generated, sentence, word_list
 from affidavit.trainer.data.jsonl import jsonl, read_jsonl, texts_of
 from affidavit.trainer.data.numbers import WrongData
-from affidavit.trainer.data.registry import DATA
-from affidavit.trainer.data.text import TextRecords
-from affidavit.trainer.data.tokens import MARKS, Bytes, Words
+from affidavit.trainer.data.text import MARKS, Bytes, TextRecords, Words
 from affidavit.trainer.options import WrongOption
+from affidavit.trainer.sources import DATA
 
 E2E = {"mr": "name[The Vaults], eatType[pub], priceRange[more than £30]", "ref": "The Vaults."}
 DART = {
@@ -50,11 +49,11 @@ def test_gpt2_tokens_begin_and_end_with_endoftext(tmp_path: Path) -> None:
     path.write_text('{"source": "name : Blue Spice", "target": "Blue Spice is a pub."}\n')
     tokens, _ = jsonl(f"{path},longest=100,tokenizer=gpt2").collate(torch.tensor([0]))
     # GPT-2's published vocabulary: " is" 318, " a" 257, "." 13, "<|endoftext|>" 50256
-    found = tokens[0].tolist()
-    assert found.count(50256) == 2
-    assert found[-1] == 50256
-    assert found[found.index(50256) + 3 : -1][:2] == [318, 257]
-    assert found[-2] == 13
+    result = tokens[0].tolist()
+    assert result.count(50256) == 2
+    assert result[-1] == 50256
+    assert result[result.index(50256) + 3 : -1][:2] == [318, 257]
+    assert result[-2] == 13
 
 
 words = some.text(some.characters(exclude_categories=["Cs"]), max_size=12)

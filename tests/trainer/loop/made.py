@@ -45,10 +45,10 @@ def bundle_of(plan: Plan, **changes: Any) -> bytes:
     """A certificate of ``plan``, as a bundle."""
     from affidavit.certificate import certify  # the ranks of a run need not wait for it
 
-    found = certify(plan, second_opinion=False)
+    result = certify(plan, second_opinion=False)
     at = datetime.now(UTC).replace(microsecond=0)
     key = changes.get("key", KEY)
-    return issue(found, key, requester="tests", issued_at=changes.get("at", at)).bundle
+    return issue(result, key, requester="tests", issued_at=changes.get("at", at)).bundle
 
 
 class Made:

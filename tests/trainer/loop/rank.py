@@ -14,7 +14,7 @@ import torch
 
 from affidavit.certificate import read_public_keys
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.loop import train
 from affidavit.trainer.settings import Settings
 from tests.trainer.loop.made import Made, Small, entropy_of, plan_with

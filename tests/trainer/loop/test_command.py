@@ -43,10 +43,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def arguments_of(*options: str) -> list[str]:
     """The arguments of a run, with ``options`` instead of some of them."""
-    given = {"--plan": "plan.json", "--certificate": "bundle.json", "--out": "run",
+    provided = {"--plan": "plan.json", "--certificate": "bundle.json", "--out": "run",
              "--data": "python:own:data", "--model": "python:own:model"}  # fmt: skip
-    given |= dict(zip(options[::2], options[1::2], strict=True))
-    return ["--device", "cpu", *(text for pair in given.items() for text in pair)]
+    provided |= dict(zip(options[::2], options[1::2], strict=True))
+    return ["--device", "cpu", *(text for pair in provided.items() for text in pair)]
 
 
 def trained(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -21,10 +21,10 @@ from affidavit.certificate import check_conformance
 from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.trainer import checkpoint
 from affidavit.trainer.clipping.private import PrivateModel
-from affidavit.trainer.failures import Interrupted, RunFailure
-from affidavit.trainer.journal import Journal
+from affidavit.trainer.errors import Interrupted, RunFailure
 from affidavit.trainer.noise import source
 from affidavit.trainer.noise.source import NoiseSource, TensorNoise, WrongState
+from affidavit.trainer.run_log import RunLog
 from tests.seeds import seeded
 from tests.trainer.loop.made import STEPS, Made, Ran, Small, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
@@ -111,9 +111,9 @@ def test_killed_at_any_file_operation_no_key_is_used_twice(
     charges = [entry for entry in entries if entry["type"] == "charge"]
     assert [entry["step"] for entry in charges] == list(range(STEPS))
     assert len({entry["key_commitment"] for entry in charges}) == STEPS
-    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
-    assert found.findings == ()
-    assert found.steps_to_charge == STEPS
+    result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert result.findings == ()
+    assert result.steps_to_charge == STEPS
     assert (out / "weights.pt").exists()
 
 
@@ -147,8 +147,8 @@ def test_killed_before_a_checkpoint_takes_its_place_and_again_it_goes_on(
         shutil.copytree(first, out)
         killed(out, event, "write")
         ran(plan, out=out, bundle=bundle, resume=True, checkpoint_every=2)
-        found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
-        assert found.findings == ()
+        result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+        assert result.findings == ()
 
 
 def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
@@ -170,9 +170,9 @@ def test_killed_from_outside_at_any_time_a_run_goes_on(tmp_path: Path) -> None:
         assert os.WIFSIGNALED(status) or status == 0
         kills += os.WIFSIGNALED(status)
     assert kills >= 2
-    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
-    assert found.findings == ()
-    assert found.steps_charged == 60
+    result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert result.findings == ()
+    assert result.steps_charged == 60
     keys = [e["key_commitment"] for e in entries_of(out) if e["type"] == "charge"]
     assert len(set(keys)) == 60
 
@@ -202,11 +202,11 @@ def test_a_step_that_was_begun_is_charged_and_its_lot_is_not_drawn_again(
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
     crashed(run, out, 7, plan, bundle=bundle, checkpoint_every=5)
-    made = run(plan, out=out, bundle=bundle, resume=True)
+    created = run(plan, out=out, bundle=bundle, resume=True)
     # Lots 5 and 6 were released after the checkpoint, lot 7 was begun: all three are spent.
-    assert [lot[0] for lot in made.data.asked] == [(step % 5) * 12 for step in range(8, STEPS)]
-    assert made.outcome.charged == STEPS
-    resumed = next(entry for entry in made.entries if entry["type"] == "resumed")
+    assert [lot[0] for lot in created.data.asked] == [(step % 5) * 12 for step in range(8, STEPS)]
+    assert created.outcome.charged == STEPS
+    resumed = next(entry for entry in created.entries if entry["type"] == "resumed")
     assert (resumed["from_step"], resumed["step"], resumed["lost"]) == (5, 8, 3)
 
 
@@ -252,20 +252,20 @@ def test_without_a_word_checkpoints_and_digests_are_made_now_and_then(
     settings = {"bundle": bundle, "checkpoint_every": None, "digest_every": None}
     crashed(run, out, 9, plan, **settings)
     assert sum(entry["type"] == "checkpoint" for entry in entries_of(out)) >= 2
-    made = run(plan, out=out, resume=True, **settings)
-    releases = [entry for entry in made.entries if entry["type"] == "release"]
-    assert releases[-1]["parameters"] == made.entries[-1]["parameters"]
-    found = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
-    assert found.findings == ()
+    created = run(plan, out=out, resume=True, **settings)
+    releases = [entry for entry in created.entries if entry["type"] == "release"]
+    assert releases[-1]["parameters"] == created.entries[-1]["parameters"]
+    result = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert result.findings == ()
 
 
 def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(**CYCLIC), tmp_path / "run"
     bundle = bundle_of(plan)
     crashed(run, out, STEPS - 1, plan, bundle=bundle)
-    made = run(plan, out=out, bundle=bundle, resume=True)
-    assert made.data.asked == []
-    assert (made.outcome.charged, made.outcome.released) == (STEPS, STEPS - 1)
+    created = run(plan, out=out, bundle=bundle, resume=True)
+    assert created.data.asked == []
+    assert (created.outcome.charged, created.outcome.released) == (STEPS, STEPS - 1)
     with pytest.raises(RunFailure, match="nothing to go on with"):
         run(plan, out=out, bundle=bundle, resume=True)
 
@@ -280,8 +280,8 @@ def test_two_runs_from_one_checkpoint_share_no_key(run: Run, tmp_path: Path) -> 
         (twin / path.name).write_bytes(path.read_bytes())
     one, other = (run(plan, out=item, bundle=bundle, resume=True) for item in (out, twin))
     after = [
-        {e["key_commitment"] for e in made.entries if e["type"] == "charge" and e["step"] > 6}
-        for made in (one, other)
+        {e["key_commitment"] for e in created.entries if e["type"] == "charge" and e["step"] > 6}
+        for created in (one, other)
     ]
     assert not after[0] & after[1]
 
@@ -334,19 +334,19 @@ def test_passing_over_a_step_leaves_what_comes_after_as_it_was() -> None:
     tensors = {"w": TensorNoise(shape=(3,), scale=1.0)}
 
     def noise(passed: int | None) -> list[Tensor]:
-        made = NoiseSource(bytes(32), tensors, strategy=Bidiagonal.of(0.5, steps=4))
-        found = []
+        created = NoiseSource(bytes(32), tensors, strategy=Bidiagonal.of(0.5, steps=4))
+        result = []
         for step in range(4):
-            made.rekey(bytes([step + 1]) * 32)
+            created.rekey(bytes([step + 1]) * 32)
             sums = {"w": torch.zeros(3)}
             if step == passed:
-                made.pass_over()
+                created.pass_over()
             else:
-                made.add_to(sums)
-            found.append(sums["w"])
+                created.add_to(sums)
+            result.append(sums["w"])
         with pytest.raises(WrongState):
-            made.pass_over()
-        return found
+            created.pass_over()
+        return result
 
     whole, passed = noise(None), noise(1)
     assert all(torch.equal(whole[step], passed[step]) for step in (0, 2, 3))
@@ -369,9 +369,9 @@ def stopped(run: Run, tmp_path: Path) -> tuple[Path, Callable[..., Ran]]:
 
 
 def failure(go_on: Callable[..., Ran], **arguments: Any) -> str:
-    with pytest.raises(RunFailure) as found:
+    with pytest.raises(RunFailure) as result:
         go_on(**arguments)
-    return found.value.code
+    return result.value.code
 
 
 @pytest.mark.parametrize("place", [0, 100, -1])
@@ -441,7 +441,7 @@ def test_a_folder_serves_one_run_and_one_process(
     out, go_on = stopped
     assert failure(lambda: run(out=out)) == "run_exists"
     assert failure(lambda: run(out=tmp_path / "none", resume=True)) == "no_run"
-    with Journal.resumed(out):
+    with RunLog.resumed(out):
         assert failure(go_on) == "run_in_use"
     assert go_on().outcome.ended == "completed"
 
@@ -465,10 +465,10 @@ def test_a_full_disk_stops_the_run_and_it_goes_on_when_there_is_room(
         run(plan, out=out, bundle=bundle, checkpoint_every=2)
     monkeypatch.setattr(os, "write", real)
     assert stop.value.code == "not_written"
-    made = run(plan, out=out, bundle=bundle, resume=begun(out))
+    created = run(plan, out=out, bundle=bundle, resume=begun(out))
     found_ = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(bundle))
     assert found_.findings == ()
-    assert made.outcome.charged == STEPS
+    assert created.outcome.charged == STEPS
 
 
 def test_a_run_that_died_before_its_first_checkpoint_is_started_anew(tmp_path: Path) -> None:

@@ -33,7 +33,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def environment(**changes: str) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **changes}
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **changes,
+    }
 
 
 def both(folder: Path, *what: str) -> list[int]:
@@ -79,10 +84,10 @@ def test_two_ranks_of_torchrun_train_as_one_process_does(
     counts = [sorted(record for _, record in lots)]
     assert sorted([*shards(folder, 0), *shards(folder, 1)]) == counts[0]
     assert all(read)
-    found = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+    result = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
         (folder / "bundle.json").read_bytes()
     ))  # fmt: skip
-    assert found.findings == ()
+    assert result.findings == ()
     assert entries_of(folder / "run")[0]["performance"]["ranks"] == 2
 
 
@@ -104,11 +109,11 @@ def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
     assert charged == [*released, released[-1] + 1]
     # One process may go on with what two began.
     run(out=folder / "run", bundle=(folder / "bundle.json").read_bytes(), resume=True)
-    found = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
+    result = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate_of(
         (folder / "bundle.json").read_bytes()
     ))  # fmt: skip
-    assert found.findings == ()
-    assert found.steps_charged == STEPS
+    assert result.findings == ()
+    assert result.steps_charged == STEPS
 
 
 def test_ranks_that_compute_otherwise_are_stopped(

@@ -16,10 +16,10 @@ from torch.func import functional_call, grad, vmap
 from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
-from affidavit.trainer.failures import Diverged, RunFailure
-from affidavit.trainer.keeper import RunSecrets
+from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.ratchet import Ratchet, committed
+from affidavit.trainer.run_writer import RunSecrets
 from affidavit.trainer.sources import UnknownSource, data_of
 from tests.trainer.loop.made import (
     RECORDS,
@@ -49,14 +49,14 @@ def secrets_of(seed: int) -> RunSecrets:
 
 def lots_of(seed: int, steps: int = STEPS) -> list[Tensor]:
     """The Poisson lots of a run of the small plan."""
-    ratchet, found = secrets_of(seed).ratchet, []
+    ratchet, result = secrets_of(seed).ratchet, []
     for step in range(steps):
         sampler = sampling.poisson(
             ratchet.key_for("lot"), size=RECORDS, probability=Fraction(12, RECORDS)
         )
-        found.append(sampler(step))
+        result.append(sampler(step))
         ratchet = ratchet.next()
-    return found
+    return result
 
 
 def gradients(model: Small, values: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -71,15 +71,15 @@ def gradients(model: Small, values: dict[str, Tensor], x: Tensor, y: Tensor) -> 
 def reference(seed: int, clip_norm: float = 0.5, noise_std: float = 1.0) -> dict[str, Tensor]:
     """DP-SGD of the small plan, step by step from the paper's definition."""
     model, data, ratchet = Small(), Made(), secrets_of(seed).ratchet
-    values = {name: each.detach().clone() for name, each in model.module.named_parameters()}
+    values = {name: item.detach().clone() for name, item in model.module.named_parameters()}
     for step, lot in enumerate(lots_of(seed)):
-        each = gradients(model, values, data.x[lot], data.y[lot])
+        item = gradients(model, values, data.x[lot], data.y[lot])
         sums = {name: torch.zeros_like(value) for name, value in values.items()}
         for names in GROUPS:
-            square = sum(each[name].flatten(1).square().sum(1) for name in names)
+            square = sum(item[name].flatten(1).square().sum(1) for name in names)
             weights = (clip_norm / torch.as_tensor(square).sqrt()).clamp(max=1)
             for name in names:
-                sums[name] += torch.tensordot(weights, each[name], dims=1)
+                sums[name] += torch.tensordot(weights, item[name], dims=1)
         key = ratchet.key_for("noise")
         for place, (name, value) in enumerate(values.items()):
             noise = standard_normal(key, step=step, tensor=place, shape=value.shape)
@@ -89,15 +89,15 @@ def reference(seed: int, clip_norm: float = 0.5, noise_std: float = 1.0) -> dict
 
 
 def test_a_run_is_dp_sgd_as_certified(run: Run) -> None:
-    made, expected = run(seed=1), reference(1)
-    for name, parameter in made.model.module.named_parameters():
+    created, expected = run(seed=1), reference(1)
+    for name, parameter in created.model.module.named_parameters():
         assert torch.allclose(parameter, expected[name], atol=1e-6), name
 
 
 def test_every_lot_is_the_samplers_and_is_read_once(run: Run) -> None:
-    made = run(seed=1)
+    created = run(seed=1)
     lots = [lot.tolist() for lot in lots_of(1)]
-    assert made.data.asked == [lot for lot in lots if lot]
+    assert created.data.asked == [lot for lot in lots if lot]
     assert len({len(lot) for lot in lots}) > 2  # so that the fixed divisor is not the size
 
 
@@ -109,17 +109,17 @@ def test_the_microbatch_changes_nothing(run: Run, microbatch: int) -> None:
 
 def test_empty_lots_release_noise_and_count(run: Run) -> None:
     plan = plan_with(sampling={"scheme": "poisson", "probability": 1e-9})
-    made = run(plan, seed=3)
-    assert made.data.asked == []
-    assert made.outcome.charged == made.outcome.released == STEPS
-    digests = [entry["parameters"] for entry in made.entries if entry["type"] == "release"]
+    created = run(plan, seed=3)
+    assert created.data.asked == []
+    assert created.outcome.charged == created.outcome.released == STEPS
+    digests = [entry["parameters"] for entry in created.entries if entry["type"] == "release"]
     assert len(set(digests)) == STEPS
 
 
 def test_lots_are_cut_where_the_plan_says_so(run: Run) -> None:
     sampling_ = {"scheme": "truncated_poisson", "lot_size": 12, "max_lot_size": 9}
-    made = run(plan_with(sampling=sampling_), seed=4)
-    sizes = [len(lot) for lot in made.data.asked]
+    created = run(plan_with(sampling=sampling_), seed=4)
+    sizes = [len(lot) for lot in created.data.asked]
     assert max(sizes) == 9
     assert sizes.count(9) > STEPS // 2
 
@@ -184,11 +184,11 @@ def test_every_kind_of_plan_runs_to_its_end_and_conforms(run: Run, changes: dict
     names = [release.name for release in plan.phases[0].releases]
     model = Small({"hidden": ("0",), "auxiliary": ("2",)}) if len(names) > 1 else Small()
     bundle = bundle_of(plan)
-    made = run(plan, model=model, bundle=bundle, seed=6)
-    found = check_conformance((made.out / "record.jsonl").read_bytes(), predicate_of(bundle))
-    assert found.findings == ()
-    assert found.steps_to_charge == STEPS
-    assert torch.isfinite(made.values).all()
+    created = run(plan, model=model, bundle=bundle, seed=6)
+    result = check_conformance((created.out / "record.jsonl").read_bytes(), predicate_of(bundle))
+    assert result.findings == ()
+    assert result.steps_to_charge == STEPS
+    assert torch.isfinite(created.values).all()
 
 
 def predicate_of(bundle: bytes) -> dict[str, Any]:
@@ -196,13 +196,13 @@ def predicate_of(bundle: bytes) -> dict[str, Any]:
     import base64
 
     payload = json.loads(bundle)["envelope"]["payload"]
-    found: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
-    return found
+    result: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
+    return result
 
 
 def test_a_clip_schedule_is_followed_and_the_noise_is_not_scheduled(run: Run) -> None:
-    made = run(plan_with(**CYCLIC, clip_schedule=[1.0] * 6 + [0.5] * 6), seed=7)
-    charges = [entry for entry in made.entries if entry["type"] == "charge"]
+    created = run(plan_with(**CYCLIC, clip_schedule=[1.0] * 6 + [0.5] * 6), seed=7)
+    charges = [entry for entry in created.entries if entry["type"] == "charge"]
     assert [entry["clip_norm"]["all"] for entry in charges] == [0.5] * 6 + [0.25] * 6
     assert {entry["noise_std"]["all"] for entry in charges} == {1.0}
 
@@ -219,10 +219,10 @@ def test_combined_gradients_are_clipped_as_one(run: Run) -> None:
     )
     model = Small()
     before = torch.cat([parameter.detach().flatten() for parameter in model.module.parameters()])
-    made = run(plan, model=model, seed=8)
+    created = run(plan, model=model, seed=8)
     # g̃_1 + g̃_2 with g̃_2 = (1-κ) g̃_1 + κ r_2, every r of length at most C: no more than 2C,
     # while sums combined after clipping could have reached (1 + 0.7 + 0.3 · 8.33) C.
-    moved = float((made.values - before).norm())
+    moved = float((created.values - before).norm())
     assert 0 < moved <= 2e-3 * 1.001
 
 
@@ -235,48 +235,48 @@ def test_combined_gradients_are_those_at_both_points(run: Run) -> None:
         optimizer={"name": "dp_disk", "learning_rate": 0.01, "kappa": 0.6, "gamma": 0.5},
     )
     model, data = Small(), Made()
-    start = {name: each.detach().clone() for name, each in model.module.named_parameters()}
-    made = run(plan, model=model, data=data, seed=9)
+    start = {name: item.detach().clone() for name, item in model.module.named_parameters()}
+    created = run(plan, model=model, data=data, seed=9)
 
     def mean(values: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = gradients(model, values, data.x, data.y)
-        return {name: each.mean(0) for name, each in found.items()}
+        result = gradients(model, values, data.x, data.y)
+        return {name: item.mean(0) for name, item in result.items()}
 
     c = 0.4 / (0.6 * 0.5)
     first = mean(start)
     after = {name: start[name] - 0.01 * first[name] for name in start}
     ahead = {name: after[name] + 0.5 * (after[name] - start[name]) for name in start}
     there, here = mean(ahead), mean(after)
-    for name, parameter in made.model.module.named_parameters():
+    for name, parameter in created.model.module.named_parameters():
         combined = c * there[name] + (1 - c) * here[name]
         smooth = 0.4 * first[name] + 0.6 * combined
         assert torch.allclose(parameter, after[name] - 0.01 * smooth, atol=1e-5), name
 
 
 def test_learning_rates_are_public_and_scheduled(run: Run) -> None:
-    made = run(seed=10, schedule="cosine", warmup=2)
-    rates = [entry["learning_rate"] for entry in made.entries if entry["type"] == "charge"]
+    created = run(seed=10, schedule="cosine", warmup=2)
+    rates = [entry["learning_rate"] for entry in created.entries if entry["type"] == "charge"]
     assert rates[:2] == [0.05, 0.1]
     assert rates[2:] == sorted(rates[2:], reverse=True)
     listed = [0.1 / (step + 1) for step in range(STEPS)]
     workload = {"kind": "momentum", "momentum": 0.0, "learning_rates": listed}
     noise = {"kind": "bidiagonal", "lambda": 0.5}
-    made = run(plan_with(**CYCLIC, workload=workload, noise=noise), seed=10)
-    assert [e["learning_rate"] for e in made.entries if e["type"] == "charge"] == listed
+    created = run(plan_with(**CYCLIC, workload=workload, noise=noise), seed=10)
+    assert [e["learning_rate"] for e in created.entries if e["type"] == "charge"] == listed
 
 
 def test_autocast_trains_in_bfloat16_with_clipping_in_float32(run: Run) -> None:
-    made, exact = run(seed=11, precision="bfloat16"), run(seed=11)
-    assert not torch.equal(made.values, exact.values)
-    assert torch.allclose(made.values, exact.values, atol=0.02)
-    assert all(parameter.dtype == torch.float32 for parameter in made.model.module.parameters())
+    created, exact = run(seed=11, precision="bfloat16"), run(seed=11)
+    assert not torch.equal(created.values, exact.values)
+    assert torch.allclose(created.values, exact.values, atol=0.02)
+    assert all(parameter.dtype == torch.float32 for parameter in created.model.module.parameters())
 
 
 def test_records_that_are_not_finite_add_nothing(run: Run) -> None:
     data = Made()
     data.x[::2] = float("nan")
-    made = run(data=data, seed=12)
-    assert torch.isfinite(made.values).all()
+    created = run(data=data, seed=12)
+    assert torch.isfinite(created.values).all()
 
 
 def test_an_update_that_diverges_ends_the_run_and_stays_charged(run: Run, tmp_path: Any) -> None:
@@ -296,18 +296,18 @@ def test_an_update_that_diverges_ends_the_run_and_stays_charged(run: Run, tmp_pa
 
 
 def test_nothing_private_is_readable_or_recorded(run: Run) -> None:
-    made = run(seed=14, show_private=True)
-    record = (made.out / "record.jsonl").read_text()
-    opening = json.loads((made.out / "opening.json").read_text())
-    assert made.data.digest not in record
+    created = run(seed=14, show_private=True)
+    record = (created.out / "record.jsonl").read_text()
+    opening = json.loads((created.out / "opening.json").read_text())
+    assert created.data.digest not in record
     assert "loss" not in record
-    assert not (made.out / NAME).exists()
-    for path in made.out.iterdir():
+    assert not (created.out / NAME).exists()
+    for path in created.out.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
     secret = bytes.fromhex(opening["secret"])
     assert opening["secret"] not in record
-    header, *rest = made.entries
-    assert header["data"]["commitment"] == committed(secret, "data", made.data.digest)
+    header, *rest = created.entries
+    assert header["data"]["commitment"] == committed(secret, "data", created.data.digest)
     releases = [entry for entry in rest if entry["type"] == "release"]
     for step, (entry, lot) in enumerate(zip(releases, lots_of(14), strict=True)):
         opened = committed(secret, f"lot size of step {step}", str(len(lot)))

@@ -8,7 +8,7 @@ import pytest
 
 from affidavit.mechanisms import all_mechanisms, lower, obligations_of
 from affidavit.plan import plan_from
-from affidavit.trainer.binding import OBLIGATIONS
+from affidavit.trainer.run_config import OBLIGATIONS
 
 EXTRAS: list[dict[str, Any]] = [
     {"kind": "adaptive_clipping_quantile", "name": "q", "noise_std": 10},
@@ -16,16 +16,16 @@ EXTRAS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mechanism", all_mechanisms().values(), ids=lambda each: each.name)
+@pytest.mark.parametrize("mechanism", all_mechanisms().values(), ids=lambda item: item.name)
 def test_it_keeps_what_it_is_said_to_check(mechanism: Any) -> None:
-    found = obligations_of(lower(plan_from(mechanism.minimal_plan())))
-    assert found
-    assert {item.code for item in found if item.checked_by == "trainer"} <= OBLIGATIONS
+    result = obligations_of(lower(plan_from(mechanism.minimal_plan())))
+    assert result
+    assert {item.code for item in result if item.checked_by == "trainer"} <= OBLIGATIONS
 
 
-@pytest.mark.parametrize("extra", EXTRAS, ids=lambda each: str(each["kind"]))
+@pytest.mark.parametrize("extra", EXTRAS, ids=lambda item: str(item["kind"]))
 def test_what_it_refuses_to_run_is_declared(plan_of: Any, extra: dict[str, Any]) -> None:
-    found = obligations_of(lower(plan_of(extra=[extra])))
-    unknown = {item.code for item in found} - OBLIGATIONS
+    result = obligations_of(lower(plan_of(extra=[extra])))
+    unknown = {item.code for item in result} - OBLIGATIONS
     assert unknown
-    assert all(entry.checked_by == "declared" for entry in found if entry.code in unknown)
+    assert all(entry.checked_by == "declared" for entry in result if entry.code in unknown)

@@ -31,10 +31,10 @@ def charges(out: Path) -> list[dict[str, Any]]:
 
 def require_whole(out: Path, charged: list[dict[str, Any]]) -> None:
     """It ended well, and what was charged before still is."""
-    found = charges(out)
-    assert found[: len(charged)] == charged
-    assert [entry["step"] for entry in found] == list(range(STEPS))
-    assert len({entry["key_commitment"] for entry in found}) == STEPS
+    result = charges(out)
+    assert result[: len(charged)] == charged
+    assert [entry["step"] for entry in result] == list(range(STEPS))
+    assert len({entry["key_commitment"] for entry in result}) == STEPS
     judged = check_conformance((out / "record.jsonl").read_bytes(), predicate_of(BUNDLE))
     assert judged.findings == ()
     weights = torch.load(io.BytesIO((out / "weights.pt").read_bytes()), weights_only=True)

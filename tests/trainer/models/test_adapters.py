@@ -18,8 +18,8 @@ from affidavit.trainer.data.numbers import Labelled
 from affidavit.trainer.data.text import TextRecords
 from affidavit.trainer.models.language import LanguageModel, gpt2
 from affidavit.trainer.models.mlp import mlp
-from affidavit.trainer.models.registry import MODELS
 from affidavit.trainer.options import WrongOption
+from affidavit.trainer.sources import MODELS
 
 SHAPE = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 64}
 
@@ -82,9 +82,9 @@ def test_blocks_are_the_releases_that_a_plan_names_and_every_tensor_is_in_one(
     model = language(options)
     assert {release: len(groups) for release, groups in model.blocks().items()} == counts
     held = private(model)  # refuses a tensor in no block or in two
-    found = probe(held, lambda n: model.losses(model.made_up(n)))
-    tied = "lm_head.weight" not in found and "lora" not in options
-    assert max(found.values()) == (2 if tied else 1)
+    result = probe(held, lambda n: model.losses(model.made_up(n)))
+    tied = "lm_head.weight" not in result and "lora" not in options
+    assert max(result.values()) == (2 if tied else 1)
 
 
 def test_a_tied_table_is_clipped_by_the_rule_that_was_asked_for(
@@ -97,9 +97,9 @@ def test_a_tied_table_is_clipped_by_the_rule_that_was_asked_for(
         model = language(f",tie={rule}")
         held = private(model, clip_norm=1e-3)
         held.accumulate(lambda model=model: model.losses(batch), records=1)
-        found = model.module.get_parameter("transformer.wte.weight").grad
-        assert isinstance(found, Tensor)
-        moved[rule] = float(found.norm())
+        result = model.module.get_parameter("transformer.wte.weight").grad
+        assert isinstance(result, Tensor)
+        moved[rule] = float(result.norm())
     assert max(moved.values()) <= 1e-3
     assert moved["uses"] > 0
     assert len(set(moved.values())) == 3
@@ -115,10 +115,10 @@ def test_losses_are_each_records_own_and_only_the_target_counts(
         tokens, counted = text.collate(torch.tensor([record]))
         (alone,) = model.losses((tokens, counted))
         logits = model.module(tokens)[0].log_softmax(-1)
-        each = [
+        item = [
             -logits[t - 1, tokens[0, t]] for t in range(1, tokens.shape[1]) if bool(counted[0, t])
         ]
-        torch.testing.assert_close(alone, torch.stack(each).mean())
+        torch.testing.assert_close(alone, torch.stack(item).mean())
         torch.testing.assert_close(together[record], alone)
 
 
@@ -140,7 +140,7 @@ def test_lora_trains_only_its_own_tensors_and_starts_at_the_base(
     base, adapted = language(""), language(",lora=2,alpha=8")
     batch = text.collate(torch.arange(4))
     assert torch.equal(base.losses(batch), adapted.losses(batch))
-    names = {n for n, each in adapted.module.named_parameters() if each.requires_grad}
+    names = {n for n, item in adapted.module.named_parameters() if item.requires_grad}
     assert {name.split(".")[-2] for name in names} == {"down", "up"}
 
 

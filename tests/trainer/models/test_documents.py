@@ -10,11 +10,9 @@ import torch
 
 from affidavit.trainer.audit.audit import ALARM
 from affidavit.trainer.data.generated import word_list
-from affidavit.trainer.data.registry import DATA
 from affidavit.trainer.loop import train
-from affidavit.trainer.models.registry import MODELS
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.sources import data_of, model_of
+from affidavit.trainer.sources import DATA, MODELS, data_of, model_of
 from tests.trainer.loop.made import KEY, bundle_of, plan_with
 
 TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").read_text()

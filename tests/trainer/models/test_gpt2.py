@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.trainer.models.gpt2 import GPT2, grow, hidden_matrices
-from affidavit.trainer.models.gpt2_config import GPT2Config, WrongConfig
+from affidavit.trainer.models.gpt2 import GPT2, GPT2Config, WrongConfig, grow, hidden_matrices
 from affidavit.trainer.models.gpt2_weights import WrongWeights, pretrained
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "vectors" / "gpt2.json").read_text())
@@ -27,19 +26,19 @@ def published(config: GPT2Config) -> dict[str, Tensor]:
     state = GPT2(config, seed=0).state_dict()
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
-    found = {}
+    result = {}
     for place, name in enumerate(sorted(state)):
         turned = state[name].ndim == 2 and ".h." in name
         shape = state[name].mT.shape if turned else state[name].shape
         wave = torch.sin(torch.arange(shape.numel(), dtype=torch.float64) * 0.37 + 1.3 * place)
         scale = ".ln_" in name and name.endswith("weight")
-        found[name] = (0.4 * wave.view(shape) + scale).float()
-    return found
+        result[name] = (0.4 * wave.view(shape) + scale).float()
+    return result
 
 
 def folder_of(tmp_path: Path, document: dict[str, Any], weights: dict[str, Tensor]) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(document))
-    save_file({name: each.contiguous() for name, each in weights.items()}, tmp_path / FILE)
+    save_file({name: item.contiguous() for name, item in weights.items()}, tmp_path / FILE)
     return tmp_path
 
 
@@ -54,9 +53,9 @@ def test_logits_are_those_of_the_published_implementation(
     model = pretrained(folder_of(tmp_path, case["config"], published(config)))
     for dtype, tolerance in ((torch.float64, 1e-6), (torch.float32, 1e-5)):
         with torch.no_grad():
-            found = model.to(dtype)(torch.tensor(case["ids"]))[:, ::3]
+            result = model.to(dtype)(torch.tensor(case["ids"]))[:, ::3]
         expected = torch.tensor(case["logits"], dtype=dtype)
-        assert (found - expected).abs().max() <= tolerance * (1 + expected.abs().max())
+        assert (result - expected).abs().max() <= tolerance * (1 + expected.abs().max())
 
 
 @CASES
@@ -66,12 +65,12 @@ def test_old_files_in_pickles_without_prefix_and_with_masks_are_the_same_model(
     config = GPT2Config.parsed(case["config"])
     weights = published(config)
     first = pretrained(folder_of(tmp_path, case["config"], weights))
-    old = {name.removeprefix("transformer."): each for name, each in weights.items()}
+    old = {name.removeprefix("transformer."): item for name, item in weights.items()}
     old |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     (tmp_path / FILE).unlink()
     torch.save(old, tmp_path / "pytorch_model.bin")
     second = pretrained(tmp_path).state_dict()
-    assert all(torch.equal(each, second[name]) for name, each in first.state_dict().items())
+    assert all(torch.equal(item, second[name]) for name, item in first.state_dict().items())
 
 
 def test_weights_in_parts_are_the_same_model(tmp_path: Path) -> None:
@@ -86,8 +85,8 @@ def test_weights_in_parts_are_the_same_model(tmp_path: Path) -> None:
         places |= dict.fromkeys(names, file)
     index = tmp_path / f"{FILE}.index.json"
     index.write_text(json.dumps({"weight_map": places}))
-    found = pretrained(tmp_path).state_dict()
-    assert all(torch.equal(each, found[name]) for name, each in whole.items())
+    result = pretrained(tmp_path).state_dict()
+    assert all(torch.equal(item, result[name]) for name, item in whole.items())
     index.write_text(json.dumps({"weight_map": {"wte.weight": "../elsewhere.safetensors"}}))
     with pytest.raises(WrongWeights, match="outside its folder"):
         pretrained(tmp_path)
@@ -126,7 +125,7 @@ def test_later_tokens_and_padding_change_nothing_before_them() -> None:
 def test_first_weights_are_a_function_of_the_seed() -> None:
     config = GPT2Config.parsed(TINY)
     first, again, other = (GPT2(config, seed=seed).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(each, again[name]) for name, each in first.items())
+    assert all(torch.equal(item, again[name]) for name, item in first.items())
     assert not torch.equal(first["transformer.wte.weight"], other["transformer.wte.weight"])
 
 

@@ -40,8 +40,8 @@ def test_every_plan_to_train_is_tried() -> None:
 def test_a_plan_to_train_is_certified_and_fits_its_data_and_model(stem: str) -> None:
     assert (TRAIN / f"{stem}.yaml").read_bytes().startswith(b"# ")
     plan, (data_name, model_name) = plan_of_file(stem), MODELS[stem]
-    found = certify(plan, second_opinion=False)
-    assert found.verdict == "certified"
+    result = certify(plan, second_opinion=False)
+    assert result.verdict == "certified"
     data = data_of(data_name)
     assert len(data) == plan.dataset.size
     noised = tuple(
@@ -80,6 +80,8 @@ def test_the_demonstration_trains_both_and_prints_their_accuracies(tmp_path: Pat
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("✓ conformant: 100 of 100") == 2
-    found = re.findall(r"(DP-Muon|DP-SGD|Adam) .*?([\d.]+)%", finished.stdout.split("accuracy")[-1])
-    assert [name for name, _ in found] == ["DP-Muon", "DP-SGD", "Adam"]
-    assert all(float(percent) > 80 for _, percent in found)
+    result = re.findall(
+        r"(DP-Muon|DP-SGD|Adam) .*?([\d.]+)%", finished.stdout.split("accuracy")[-1]
+    )
+    assert [name for name, _ in result] == ["DP-Muon", "DP-SGD", "Adam"]
+    assert all(float(percent) > 80 for _, percent in result)

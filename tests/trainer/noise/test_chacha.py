@@ -129,6 +129,6 @@ def test_derived_keys_differ_by_key_and_purpose() -> None:
     ],
 )
 def test_what_is_no_stream_is_refused(changes: dict[str, object], message: str) -> None:
-    given = {"key": COUNTING, "step": 0, "tensor": 0, "count": 1, "block": 0, **changes}
+    provided = {"key": COUNTING, "step": 0, "tensor": 0, "count": 1, "block": 0, **changes}
     with pytest.raises(ValueError, match=message):
-        raw_words(**given)  # type: ignore[arg-type]
+        raw_words(**provided)  # type: ignore[arg-type]

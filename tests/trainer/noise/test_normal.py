@@ -43,8 +43,8 @@ def test_moments_are_those_of_the_normal_law(sample: Tensor) -> None:
 
 
 def test_the_law_is_normal(sample: Tensor) -> None:
-    found = stats.kstest(sample.numpy().astype(np.float64), "norm")
-    assert found.pvalue > FALSE_ALARM
+    result = stats.kstest(sample.numpy().astype(np.float64), "norm")
+    assert result.pvalue > FALSE_ALARM
     assert stats.kstest(sample.numpy().astype(np.float64) * 1.02, "norm").pvalue < FALSE_ALARM
 
 
@@ -81,10 +81,10 @@ def test_neighbours_steps_and_tensors_are_independent(sample: Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (255,), (256,), (257,), (7, 11, 13)])
 def test_every_shape_begins_the_same_stream(sample: Tensor, shape: tuple[int, ...]) -> None:
-    found = standard_normal(KEY, step=3, tensor=1, shape=shape)
-    assert found.shape == shape
-    assert found.dtype == torch.float32
-    assert torch.equal(found.flatten(), sample[: math.prod(shape)])
+    result = standard_normal(KEY, step=3, tensor=1, shape=shape)
+    assert result.shape == shape
+    assert result.dtype == torch.float32
+    assert torch.equal(result.flatten(), sample[: math.prod(shape)])
 
 
 def test_how_many_are_made_at_a_time_does_not_show(

@@ -89,12 +89,12 @@ def injected(strategy: Strategy) -> Array:
 
 def run(source: NoiseSource, shapes: dict[str, tuple[int, ...]], steps: int) -> list[Tensor]:
     """What is added to sums of zero, all tensors in one row a step."""
-    found = []
+    result = []
     for _ in range(steps):
         sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         source.add_to(sums)
-        found.append(torch.cat([item.flatten() for item in sums.values()]))
-    return found
+        result.append(torch.cat([item.flatten() for item in sums.values()]))
+    return result
 
 
 SHAPES = {"weight": (3, 4), "bias": (5,)}
@@ -124,8 +124,8 @@ def draws(steps: int) -> Tensor:
 def test_noise_is_the_matrix_times_the_draws(name: str) -> None:
     strategy = STRATEGIES[name]
     expected = 0.5 * torch.from_numpy(injected(strategy)) @ draws(STEPS)
-    found = torch.stack(run(source_of(strategy, 0.5), SHAPES, STEPS))
-    assert float((found - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
+    result = torch.stack(run(source_of(strategy, 0.5), SHAPES, STEPS))
+    assert float((result - expected).abs().max()) <= 1e-11 * float(expected.abs().max())
 
 
 def test_every_kind_of_noise_of_a_plan_is_among_them() -> None:
@@ -196,10 +196,10 @@ def test_the_covariance_is_the_certified_one(name: str) -> None:
     entries, strategy = 20_000, STRATEGIES[name]
     source = NoiseSource(KEY, {"w": TensorNoise(shape=(entries,), scale=3.0)}, strategy=strategy)
     rows = torch.stack(run(source, {"w": (entries,)}, STEPS)).numpy()
-    found, matrix = rows @ rows.T / entries, 3 * injected(strategy)
-    assert covariance_is(found, matrix @ matrix.T, entries)
+    result, matrix = rows @ rows.T / entries, 3 * injected(strategy)
+    assert covariance_is(result, matrix @ matrix.T, entries)
     wrong = matrix @ matrix.T + 0.2 * np.eye(STEPS) * np.max(np.diag(matrix @ matrix.T))
-    assert not covariance_is(found, wrong, entries)
+    assert not covariance_is(result, wrong, entries)
 
 
 def refused(change: Callable[[NoiseSource], object], kind: type[Exception], message: str) -> None:
@@ -246,10 +246,10 @@ def test_noise_in_pieces_is_the_noise_of_each_tensor(monkeypatch: pytest.MonkeyP
     }
     for groups in (1, 2, 5, 100):
         monkeypatch.setitem(normal.GROUPS, "cpu", groups)
-        sums = {name: each.clone() for name, each in start.items()}
+        sums = {name: item.clone() for name, item in start.items()}
         NoiseSource(KEY, tensors).add_to(sums)
-        for name, found in sums.items():
-            assert torch.equal(found, start[name].add(noise[name], alpha=0.3))
+        for name, result in sums.items():
+            assert torch.equal(result, start[name].add(noise[name], alpha=0.3))
     turned = {**start, "e": start["e"].clone().mT}  # whose memory is in another order
     before = turned["e"].clone()
     NoiseSource(KEY, tensors).add_to(turned)

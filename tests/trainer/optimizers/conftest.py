@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from affidavit.mechanisms import Correlation, mechanism
 from affidavit.mechanisms.strategies import Strategy
 from affidavit.plan import Plan, plan_from
+from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.registry import optimizer_of
-from affidavit.trainer.optimizers.released import Released
 
 PROBE_KEY = bytes(range(32))
 MUON = {"dp_muon", "dp_muonbc"}
@@ -51,7 +51,7 @@ class Run:
             }
             for release in names
         }
-        self.optimizer: Released = optimizer_of(
+        self.optimizer: DPOptimizer = optimizer_of(
             plan,
             self.tensors,
             strategies=strategies_of(plan),

@@ -41,9 +41,9 @@ def reference(matrix: torch.Tensor, sigma: float, threshold: float) -> np.ndarra
             * math.sqrt(top / (x**4 + n * x**2 * sigma**2))
         )
 
-    kept = np.array([eta(float(value)) for value in values])
-    found: np.ndarray = (left * (kept * np.linalg.norm(values) / np.linalg.norm(kept))) @ right
-    return found
+    stored = np.array([eta(float(value)) for value in values])
+    result: np.ndarray = (left * (stored * np.linalg.norm(values) / np.linalg.norm(stored))) @ right
+    return result
 
 
 def noisy(shape: tuple[int, int], signal: float, seed: int = 0) -> torch.Tensor:
@@ -61,20 +61,20 @@ def noisy(shape: tuple[int, int], signal: float, seed: int = 0) -> torch.Tensor:
 def test_it_equals_the_papers_equations(shape: tuple[int, int], signal: float) -> None:
     for seed in range(3):
         matrix = noisy(shape, signal, seed)
-        found = shrunk(matrix[None], SIGMA, threshold=1.02)[0].numpy()
-        np.testing.assert_allclose(found, reference(matrix, SIGMA, 1.02), atol=1e-12)
-        assert np.linalg.norm(found) == pytest.approx(float(matrix.norm()), rel=1e-12)
+        result = shrunk(matrix[None], SIGMA, threshold=1.02)[0].numpy()
+        np.testing.assert_allclose(result, reference(matrix, SIGMA, 1.02), atol=1e-12)
+        assert np.linalg.norm(result) == pytest.approx(float(matrix.norm()), rel=1e-12)
 
 
 def test_a_batch_is_one_by_one_and_weak_means_stay_bit_for_bit() -> None:
     means = [noisy((8, 6), 0.3), noisy((8, 6), 0.0, 1), noisy((6, 8), 0.3), torch.ones(7)]
-    found = all_shrunk(means, SIGMA, threshold=1.5)
-    assert torch.equal(found[1], means[1])
-    assert torch.equal(found[3], means[3])
+    result = all_shrunk(means, SIGMA, threshold=1.5)
+    assert torch.equal(result[1], means[1])
+    assert torch.equal(result[3], means[3])
     for place in (0, 2):
         alone = shrunk(means[place][None], SIGMA, threshold=1.5)[0]
-        assert not torch.equal(found[place], means[place])
-        torch.testing.assert_close(found[place], alone, rtol=1e-13, atol=1e-15)
+        assert not torch.equal(result[place], means[place])
+        torch.testing.assert_close(result[place], alone, rtol=1e-13, atol=1e-15)
 
 
 def test_nothing_changes_between_the_edge_and_the_threshold() -> None:
@@ -88,9 +88,9 @@ def test_a_value_just_above_the_edge_gives_no_nan() -> None:
     edge = 2 * math.sqrt(3.0)
     for value in (edge, math.nextafter(edge, 9), edge * (1 + 1e-12)):
         matrix = torch.diag(torch.tensor([value, 0.5, 0.1], dtype=torch.float64))
-        found = shrunk(matrix[None], 1.0, threshold=1.0)
-        assert bool(torch.isfinite(found).all())
-        assert float(found.norm()) == pytest.approx(float(matrix.norm()))
+        result = shrunk(matrix[None], 1.0, threshold=1.0)
+        assert bool(torch.isfinite(result).all())
+        assert float(result.norm()) == pytest.approx(float(matrix.norm()))
 
 
 def test_it_works_where_powers_of_the_noise_underflow() -> None:
@@ -105,9 +105,9 @@ def test_it_comes_nearer_to_the_signal() -> None:
     released = noisy((40, 30), 0.02, 7)
     generator = torch.Generator().manual_seed(9)
     released = clean + SIGMA * torch.randn(40, 30, generator=generator, dtype=torch.float64)
-    found = shrunk(released[None], SIGMA, threshold=1.02)[0]
+    result = shrunk(released[None], SIGMA, threshold=1.02)[0]
     cosine = torch.nn.functional.cosine_similarity
-    assert cosine(found.flatten(), clean.flatten(), 0) > cosine(
+    assert cosine(result.flatten(), clean.flatten(), 0) > cosine(
         released.flatten(), clean.flatten(), 0
     )
 
@@ -115,11 +115,11 @@ def test_it_comes_nearer_to_the_signal() -> None:
 def test_an_optimiser_reads_the_denoised_means(run_of: Callable[..., Any]) -> None:
     noise = [{"name": "all", "clip_norm": 1, "noise_multiplier": 2}]
     run, twin = run_of("dp_sgd", {"denoise": True}, releases=noise), run_of("dp_sgd")
-    found = run.take([1])
+    result = run.take([1])
     for name, mean in twin.means(1).items():
         read = shrunk(mean[None], 2 * 1 / 100, threshold=1.02)[0] if mean.ndim == 2 else mean
         twin.parameters()[name].grad = read
     twin.optimizer.step()
     expected = twin.values()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert not torch.equal(found["all.weight"], run_of("dp_sgd").take([1])["all.weight"])
+    assert all(torch.equal(result[name], expected[name]) for name in expected)
+    assert not torch.equal(result["all.weight"], run_of("dp_sgd").take([1])["all.weight"])

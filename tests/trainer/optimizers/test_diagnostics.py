@@ -30,16 +30,16 @@ def test_an_orthogonal_momentum_is_its_own_sign(shape: tuple[int, ...]) -> None:
     matrix = torch.randn(shape, generator=generator, dtype=torch.float64).flatten(1)
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     orthogonal = (left @ right).view(shape)
-    found = muon_probe(3 * orthogonal, orthogonal)
-    assert found.before == pytest.approx(1)
-    assert found.gain == pytest.approx(0, abs=1e-12)
+    result = muon_probe(3 * orthogonal, orthogonal)
+    assert result.before == pytest.approx(1)
+    assert result.gain == pytest.approx(0, abs=1e-12)
 
 
 def test_the_probe_sees_what_orthogonalisation_does() -> None:
     """M = diag(3, 1) against a release of equal directions: cosines 4/√20 and 1."""
-    found = muon_probe(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2))
-    assert found.before == pytest.approx(4 / math.sqrt(20))
-    assert found.after == pytest.approx(1)
+    result = muon_probe(torch.diag(torch.tensor([3.0, 1.0])), torch.eye(2))
+    assert result.before == pytest.approx(4 / math.sqrt(20))
+    assert result.after == pytest.approx(1)
     assert Alignment(0.25, 0.5).gain == 0.25
 
 

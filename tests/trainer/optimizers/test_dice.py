@@ -24,12 +24,12 @@ def state(clip_norm: float = C2) -> ErrorFeedback:
 
 def lots(steps: int, seed: int = 0, scale: float = 3.0) -> list[tuple[Tensor, Tensor]]:
     """Clipped and raw sums of ``steps`` lots of four records, flat (8,)."""
-    generator, found = torch.Generator().manual_seed(seed), []
+    generator, result = torch.Generator().manual_seed(seed), []
     for _ in range(steps):
         raw = scale * torch.randn(4, 8, generator=generator, dtype=torch.float64)
         norms = raw.norm(dim=1, keepdim=True)
-        found.append(((raw * (C1 / norms).clamp(max=1)).sum(0), raw.sum(0)))
-    return found
+        result.append(((raw * (C1 / norms).clamp(max=1)).sum(0), raw.sum(0)))
+    return result
 
 
 def split(flat: Tensor) -> dict[str, Tensor]:

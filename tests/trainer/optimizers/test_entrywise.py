@@ -156,7 +156,7 @@ def test_it_equals_the_papers_recurrence(case: str, run_of: Callable[..., Any]) 
     run = run_of(name, settings, **changes)
     start = run.values()
     means = [run.means(step) for step in range(1, STEPS + 1)]
-    found = run.take(range(1, STEPS + 1))
+    result = run.take(range(1, STEPS + 1))
     for tensor in start:
         entries = zip(
             start[tensor].flatten().tolist(),
@@ -164,7 +164,7 @@ def test_it_equals_the_papers_recurrence(case: str, run_of: Callable[..., Any]) 
             strict=True,
         )
         expected = [reference(theta, list(of_steps), **constants) for theta, *of_steps in entries]
-        assert found[tensor].flatten().tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+        assert result[tensor].flatten().tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +195,9 @@ def test_it_equals_torch_where_torch_has_it(
 ) -> None:
     run, twin = run_of(name, settings), run_of(name, settings)
     twin.optimizer = known(list(twin.parameters().values()))
-    found, expected = run.take(range(1, STEPS + 1)), twin.take(range(1, STEPS + 1))
+    result, expected = run.take(range(1, STEPS + 1)), twin.take(range(1, STEPS + 1))
     for tensor in expected:
-        torch.testing.assert_close(found[tensor], expected[tensor], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(result[tensor], expected[tensor], rtol=1e-12, atol=1e-13)
 
 
 def test_decay_of_adamw_is_decoupled_from_the_moments(run_of: Callable[..., Any]) -> None:

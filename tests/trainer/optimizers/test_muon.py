@@ -58,8 +58,8 @@ def newton_schulz(
 
 
 def flat(tensor: Tensor) -> list[list[float]]:
-    found: list[list[float]] = tensor.flatten(1).tolist()
-    return found
+    result: list[list[float]] = tensor.flatten(1).tolist()
+    return result
 
 
 def muon(theta: Tensor, means: list[Tensor], decay: float = 0.0, **constants: Any) -> Tensor:
@@ -129,7 +129,7 @@ def test_it_equals_algorithm_1(
     }
     run = run_of("dp_muon", settings)
     begin, means = run.values(), [run.means(t) for t in range(1, STEPS + 1)]
-    found = run.take(range(1, STEPS + 1))
+    result = run.take(range(1, STEPS + 1))
     for name in begin:
         of_tensor = [mean[name] for mean in means]
         if name.startswith("hidden"):
@@ -137,15 +137,15 @@ def test_it_equals_algorithm_1(
             expected = muon(begin[name], of_tensor, decay=0.2, **constants)
         else:
             expected = adamw(begin[name], of_tensor, decay=0.2)
-        assert_equal(found[name], expected)
+        assert_equal(result[name], expected)
 
 
 def test_what_a_plan_leaves_out_is_as_published(run_of: Callable[..., Any]) -> None:
     run = run_of("dp_muon")
     begin, means = run.values(), [run.means(t) for t in range(1, STEPS + 1)]
-    found = run.take(range(1, STEPS + 1))
+    result = run.take(range(1, STEPS + 1))
     assert_equal(
-        found["hidden.tall"], muon(begin["hidden.tall"], [m["hidden.tall"] for m in means])
+        result["hidden.tall"], muon(begin["hidden.tall"], [m["hidden.tall"] for m in means])
     )
 
 
@@ -157,14 +157,14 @@ def test_bias_correction_equals_section_4(
     settings = {"newton_schulz_start": start, "probes": probes}
     run = run_of("dp_muonbc", settings)
     begin, means = run.values(), [run.means(t) for t in range(1, STEPS + 1)]
-    found = run.take(range(1, STEPS + 1))
+    result = run.take(range(1, STEPS + 1))
     for number, name in enumerate(begin):
         of_tensor = [mean[name] for mean in means]
         if name.startswith("hidden"):
             expected = muonbc(begin[name], of_tensor, number, probes, start=start)
         else:
             expected = adamw(begin[name], of_tensor)
-        assert_equal(found[name], expected)
+        assert_equal(result[name], expected)
 
 
 def test_correction_does_nothing_where_newton_schulz_is_linear(run_of: Callable[..., Any]) -> None:
@@ -216,9 +216,9 @@ def test_a_flat_norm_orthogonalises_matrices_and_leaves_vectors_to_adamw(
 ) -> None:
     run = run_of("dp_muon", releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 4}])
     begin, means = run.values(), [run.means(t) for t in range(1, STEPS + 1)]
-    found = run.take(range(1, STEPS + 1))
+    result = run.take(range(1, STEPS + 1))
     for name, rule in (("all.wide", muon), ("all.bias", adamw), ("all.scalar", adamw)):
-        assert_equal(found[name], rule(begin[name], [mean[name] for mean in means]))
+        assert_equal(result[name], rule(begin[name], [mean[name] for mean in means]))
 
 
 def test_bfloat16_products_change_only_the_orthogonalised(run_of: Callable[..., Any]) -> None:

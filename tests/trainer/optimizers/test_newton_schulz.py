@@ -35,8 +35,8 @@ def by_singular_values(matrix: Tensor, degree: int, steps: int, start: str) -> n
         for _ in range(steps):
             y *= p(y * y, degree)
         mapped.append(y)
-    found: np.ndarray = (left * np.array(mapped)) @ right
-    return found
+    result: np.ndarray = (left * np.array(mapped)) @ right
+    return result
 
 
 def random_matrix(shape: tuple[int, ...], scale: float = 1.0, seed: int = 0) -> Tensor:
@@ -58,18 +58,18 @@ def test_singular_values_are_mapped_as_published(
     rows: int, columns: int, degree: int, steps: int, start: str, exponent: int, seed: int
 ) -> None:
     matrix = random_matrix((rows, columns), 10.0**exponent, seed)
-    found = orthogonalised(matrix[None], degree=degree, steps=steps, start=start)[0]  # type: ignore[arg-type]
+    result = orthogonalised(matrix[None], degree=degree, steps=steps, start=start)[0]  # type: ignore[arg-type]
     expected = by_singular_values(matrix, degree, steps, start)
     np.testing.assert_allclose(
-        found.numpy(), expected, rtol=0, atol=1e-12 * max(1e-6, np.abs(expected).max())
+        result.numpy(), expected, rtol=0, atol=1e-12 * max(1e-6, np.abs(expected).max())
     )
 
 
 def test_it_is_the_twin_of_the_planning_code() -> None:
     matrix = random_matrix((5, 3))
     expected = newton_schulz.orthogonalise(matrix.numpy(), degree=3, steps=4, start="frobenius")
-    found = orthogonalised(matrix[None], degree=3, steps=4, start="frobenius")[0]
-    np.testing.assert_allclose(found.numpy(), expected, atol=1e-13)
+    result = orthogonalised(matrix[None], degree=3, steps=4, start="frobenius")[0]
+    np.testing.assert_allclose(result.numpy(), expected, atol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (3, 8), (8, 3), (1, 5), (5, 1)])
@@ -77,8 +77,8 @@ def test_it_is_the_twin_of_the_planning_code() -> None:
 def test_frobenius_start_reaches_singular_values_of_one(
     shape: tuple[int, int], scale: float
 ) -> None:
-    found = orthogonalised(random_matrix((1, *shape), scale), steps=40, start="frobenius")[0]
-    values = torch.linalg.svdvals(found)
+    result = orthogonalised(random_matrix((1, *shape), scale), steps=40, start="frobenius")[0]
+    values = torch.linalg.svdvals(result)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-12, atol=0)
 
 
@@ -106,9 +106,9 @@ def test_paper_start_is_continuous_and_normalises_only_above_one() -> None:
 def test_zero_stays_zero_beside_others_in_a_batch() -> None:
     matrices = torch.stack([torch.zeros(3, 4), torch.ones(3, 4)])
     for start in ("paper", "frobenius"):
-        found = orthogonalised(matrices, start=start)  # type: ignore[arg-type]
-        assert bool((found[0] == 0).all())
-        assert bool(torch.isfinite(found[1]).all())
+        result = orthogonalised(matrices, start=start)  # type: ignore[arg-type]
+        assert bool((result[0] == 0).all())
+        assert bool(torch.isfinite(result[1]).all())
 
 
 def test_a_transpose_goes_through() -> None:
@@ -129,8 +129,8 @@ def test_batches_by_shape_equal_one_by_one() -> None:
 
     together = by_shape(matrices, counted)
     assert sorted(sizes) == [(1, 1, 1), (1, 3, 3), (2, 2, 5), (3, 3, 4)]
-    for matrix, found in zip(matrices, together, strict=True):
-        torch.testing.assert_close(found, orthogonalised(matrix[None])[0], rtol=1e-13, atol=1e-14)
+    for matrix, result in zip(matrices, together, strict=True):
+        torch.testing.assert_close(result, orthogonalised(matrix[None])[0], rtol=1e-13, atol=1e-14)
 
 
 def test_bfloat16_has_its_twin_in_float32() -> None:

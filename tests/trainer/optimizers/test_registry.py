@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from affidavit.mechanisms.catalogue import MECHANISMS
 from affidavit.plan import TAKES, Plan, RefusedPlan
+from affidavit.trainer.optimizers.base import BeyondThePlan
 from affidavit.trainer.optimizers.registry import OPTIMIZERS, optimizer_of
-from affidavit.trainer.optimizers.released import BeyondThePlan
 
 NAMES = sorted(OPTIMIZERS)
 EVERYTHING: dict[str, Any] = {
@@ -30,10 +30,10 @@ EVERYTHING: dict[str, Any] = {
 
 def everything(name: str) -> dict[str, Any]:
     """Every field that the optimiser takes, without two first moments at once."""
-    found = {field: value for field, value in EVERYTHING.items() if field in TAKES[name]}
+    result = {field: value for field, value in EVERYTHING.items() if field in TAKES[name]}
     if name in ("dp_corrmom", "dp_disk"):
-        del found["momentum"]
-    return found
+        del result["momentum"]
+    return result
 
 
 def test_what_may_be_certified_can_be_trained() -> None:
@@ -49,8 +49,8 @@ def test_a_run_goes_on_from_its_state_bit_for_bit(name: str, run_of: Callable[..
     for parameter, value in zip(second.parameters().values(), first.values().values(), strict=True):
         parameter.data.copy_(value)
     second.optimizer.load_state_dict(state)
-    found = second.take([3, 4, 5])
-    assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected)
+    result = second.take([3, 4, 5])
+    assert all(torch.equal(result[tensor], expected[tensor]) for tensor in expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,8 +98,8 @@ def test_gradients_may_be_overwritten_after_a_step(name: str, run_of: Callable[.
         for tensor, mean in reused.means(step).items():
             reused.parameters()[tensor].grad.copy_(mean)
         reused.optimizer.step()
-    found = reused.values()
-    assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected)
+    result = reused.values()
+    assert all(torch.equal(result[tensor], expected[tensor]) for tensor in expected)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,8 +140,8 @@ def test_a_checkpoint_of_another_optimiser_is_refused(run_of: Callable[..., Any]
 def test_a_learning_rate_schedule_works_on_it(run_of: Callable[..., Any]) -> None:
     run, half = run_of("dp_sgd"), run_of("dp_sgd", {"learning_rate": 0.05})
     torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda _step: 0.5)
-    found, expected = run.take([1]), half.take([1])
-    assert all(torch.equal(found[tensor], expected[tensor]) for tensor in expected)
+    result, expected = run.take([1]), half.take([1])
+    assert all(torch.equal(result[tensor], expected[tensor]) for tensor in expected)
 
 
 @pytest.mark.parametrize(

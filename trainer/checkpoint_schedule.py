@@ -1,12 +1,12 @@
-"""Sparing: how often to do again what only costs time, such as a checkpoint.
+"""CheckpointSchedule: how often to do again what only costs time, such as a checkpoint.
 
 Every so many steps where the user says so; else as often as takes ``SHARE`` of the time: after
 something that took a second, not before twenty have passed.
 
->>> often = Sparing(every=3)
+>>> often = CheckpointSchedule(every=3)
 >>> [often.due(done) for done in range(1, 7)]
 [False, False, True, False, False, True]
->>> Sparing(every=None).due(1)
+>>> CheckpointSchedule(every=None).due(1)
 True
 """
 
@@ -20,7 +20,7 @@ SHARE = 0.05
 """Of the time of a run."""
 
 
-class Sparing:
+class CheckpointSchedule:
     """``due`` asks, ``timed`` surrounds the doing."""
 
     def __init__(self, every: int | None) -> None:

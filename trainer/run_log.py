@@ -1,4 +1,4 @@
-"""The journal: a run's record as it is written, and charges that are on disk before noise is.
+"""The run log: a run's record as it is written, and charges that are on disk before noise is.
 
 One process at a time holds a run's folder (a lock that the kernel drops when the process
 ends). Lines are appended; ``charge`` and everything that must not be lost is synchronised to
@@ -6,9 +6,9 @@ the disk before it returns. A line that was cut off when the process died has no
 never acted upon, and is taken off when the run goes on.
 
 >>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder, Journal.begun(Path(folder)) as journal:
-...     journal.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
-...     list(journal.standing.checkpoints)
+>>> with tempfile.TemporaryDirectory() as folder, RunLog.begun(Path(folder)) as run_log:
+...     run_log.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
+...     list(run_log.standing.checkpoints)
 ['']
 """
 
@@ -29,7 +29,7 @@ from affidavit.certificate import (
     encode_line,
     fsync_directory,
 )
-from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.errors import RunFailure
 
 NAME = "record.jsonl"
 LOCK = "lock"
@@ -80,7 +80,7 @@ class Standing:
                 self.ended = entry["ended"]
 
 
-class Journal:
+class RunLog:
     """The open record of a run."""
 
     def __init__(self, folder: Path, lock: int, stream: int, standing: Standing) -> None:
@@ -89,7 +89,7 @@ class Journal:
         self._length = os.fstat(stream).st_size
 
     @classmethod
-    def begun(cls, folder: Path) -> Journal:
+    def begun(cls, folder: Path) -> RunLog:
         """The record of a new run; the folder is made, and must not hold a run.
 
         Raises ``RunFailure``.
@@ -112,7 +112,7 @@ class Journal:
             raise
 
     @classmethod
-    def resumed(cls, folder: Path) -> Journal:
+    def resumed(cls, folder: Path) -> RunLog:
         """The record of a run that goes on; raises ``RunFailure`` where it is broken."""
         if not (folder / NAME).is_file():
             raise RunFailure("no_run", f"{folder} holds no run to go on with.")
@@ -149,7 +149,7 @@ class Journal:
         os.close(self._stream)
         os.close(self._lock)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunLog:
         return self
 
     def __exit__(

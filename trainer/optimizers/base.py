@@ -13,6 +13,7 @@ works on it; a learning rate may depend on the step and on released values only.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch.optim import Optimizer
 
 from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers import denoise
-from affidavit.trainer.optimizers.given import Array, Given, ReleasedTensors
+from affidavit.trainer.optimizers.inputs import Array, OptimizerInputs, ReleasedTensors
 
 State = dict[str, Any]
 
@@ -48,35 +49,35 @@ Rule = Callable[[Tensor, Tensor, State, At], Tensor]
 """From a tensor, its mean and its state, which is changed, to the tensor's next value."""
 
 
-class Released(Optimizer):
+class DPOptimizer(Optimizer):
     """An optimiser of noisy means; ``given`` has the certified plan and the tensors."""
 
-    def __init__(self, given: Given) -> None:
-        self._name = given.settings.name
-        self._steps = sum(given.releases[0].noise.steps)
-        self._threshold = given.settings.denoise.threshold if given.settings.denoise else None
+    def __init__(self, inputs: OptimizerInputs) -> None:
+        self._name = inputs.settings.name
+        self._steps = sum(inputs.releases[0].noise.steps)
+        self._threshold = inputs.settings.denoise.threshold if inputs.settings.denoise else None
         self._noise_std: dict[str, Array] = {}
         if self._threshold is not None:
-            given.require_fixed_clip_norms()
-            self._noise_std = {item.name: item.noise.std() for item in given.releases}
-        for release in given.releases:
+            inputs.require_fixed_clip_norms()
+            self._noise_std = {item.name: item.noise.std() for item in inputs.releases}
+        for release in inputs.releases:
             _require_tensors(release)
         groups = [
             {
                 "name": release.name,
                 "params": list(release.tensors.values()),
-                "lr": given.learning_rate,
-                "weight_decay": given.settings.weight_decay or 0.0,
+                "lr": inputs.learning_rate,
+                "weight_decay": inputs.settings.weight_decay or 0.0,
                 "step": 0,
                 "optimizer": self._name,
             }
-            for release in given.releases
+            for release in inputs.releases
         ]
         super().__init__(groups, {})
-        self._rule = self.rule(given)
+        self._rule = self.rule(inputs)
 
     @abstractmethod
-    def rule(self, given: Given) -> Rule:
+    def rule(self, inputs: OptimizerInputs) -> Rule:
         """The update of one tensor."""
 
     @torch.no_grad()
@@ -153,3 +154,8 @@ def std_at(stds: dict[str, Array], at: At) -> float:
     Of arrays of shape (T,), one for each release; steps count from 1.
     """
     return float(np.asarray(stds[at.release])[at.step - 1])
+
+
+def corrected(moment: Tensor, decay: float, step: int) -> Tensor:
+    """A moment over 1 - decay^t, exact for decays near 1. Its shape stays."""
+    return moment / -math.expm1(step * math.log(decay)) if decay else moment

@@ -15,10 +15,10 @@ from affidavit.certificate import SigningKey, VerificationOptions, certify, deve
 from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation
 from affidavit.plan import digest
 from affidavit.trainer.adapters import Group
-from affidavit.trainer.binding import OBLIGATIONS, bind
 from affidavit.trainer.clipping.private import UnsupportedModel
-from affidavit.trainer.failures import NotCertified
+from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.optimizers.registry import OPTIMIZERS
+from affidavit.trainer.run_config import OBLIGATIONS, bind
 from tests.trainer.loop.made import KEY, RECORDS, Made, Ran, Small, bundle_of, plan_with
 
 Run = Callable[..., Ran]
@@ -56,8 +56,8 @@ def test_an_untrusted_key_is_refused(run: Run, tmp_path: Path, key: SigningKey) 
 def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path) -> None:
     plan, now = plan_with(), datetime.now(UTC).replace(microsecond=0)
     under = PolicyEvaluation(policy=BUILT_IN.model_copy(update={"approvals": 1}))
-    found = certify(plan, second_opinion=False)
-    bundle = issue(found, KEY, requester="tests", issued_at=now, under=under).bundle
+    result = certify(plan, second_opinion=False)
+    bundle = issue(result, KEY, requester="tests", issued_at=now, under=under).bundle
     code = refused(run, tmp_path / "run", bundle=bundle)
     assert "approv" in code
 
@@ -153,8 +153,8 @@ def test_noise_that_was_left_open_is_what_the_certificate_requires() -> None:
     )
     bundle = bundle_of(plan)
     bound = bind(bundle, [KEY.public], plan, records=RECORDS)
-    given = [release.noise_multiplier for release in bound.plan.phases[0].releases]
-    assert all(item is not None and item > 1 for item in given)
+    provided = [release.noise_multiplier for release in bound.plan.phases[0].releases]
+    assert all(item is not None and item > 1 for item in provided)
     assert bound.plan_digest == digest(plan) != digest(bound.plan)
     # The closed plan, certified by itself, meets the target that the open one asked for.
     closed = bundle_of(bound.plan)

@@ -158,8 +158,8 @@ def lengths_of(values: Tensor) -> Tensor:
 
     Shape (..., m) gives (...,).
     """
-    found = torch.linalg.vector_norm(values, dim=-1, dtype=accumulated_in(values))
-    return found + UNSEEN * values.shape[-1] ** 0.5
+    result = torch.linalg.vector_norm(values, dim=-1, dtype=accumulated_in(values))
+    return result + UNSEEN * values.shape[-1] ** 0.5
 
 
 def lengths_in(grams: Tensor, entries: int) -> Tensor:
@@ -203,8 +203,8 @@ class LinearFactors:
         long, high = lengths
         steps, wide, tall = self._sizes
         terms = steps + max(wide, tall) + 8
-        kept = ((long <= LARGEST) & (high <= LARGEST)).all(1)
-        return kept, lost_unless(kept, (long * high).sum(1) * (1 + self._rounding(terms)))
+        retained = ((long <= LARGEST) & (high <= LARGEST)).all(1)
+        return retained, lost_unless(retained, (long * high).sum(1) * (1 + self._rounding(terms)))
 
     @property
     def reach(self) -> Tensor:
@@ -276,8 +276,8 @@ class LinearFactors:
 
     def direct_norms(self) -> Tensor:
         """Norms of the products themselves, formed in chunks."""
-        found = [norm_of_rows(item) for item in products_of(self.inputs, self.outputs)]
-        return torch.cat(found) + self.slack()
+        result = [norm_of_rows(item) for item in products_of(self.inputs, self.outputs)]
+        return torch.cat(result) + self.slack()
 
     def slack(self) -> Tensor:
         """How far rounding may carry a record in ``weighted_sum``, (n,)."""
@@ -308,9 +308,9 @@ class LinearFactors:
         _, wide, high = self._sizes
         total: Tensor | None = None
         for products in products_of(*self.given):
-            weights, kept = weighed(products, clip_norm)
-            each = kept.flatten(1).mT
-            total = torch.mv(each, weights) if total is None else total.addmv_(each, weights)
+            weights, retained = weighed(products, clip_norm)
+            item = retained.flatten(1).mT
+            total = torch.mv(item, weights) if total is None else total.addmv_(item, weights)
         assert total is not None
         return total.view(high, wide)
 
@@ -319,13 +319,13 @@ def weighed(products: Tensor, clip_norm: float) -> tuple[Tensor, Tensor]:
     """Weights (n,) of per-record gradients (n, ...), and these, zero where one is not finite."""
     if products.device.type != "cpu":
         norms = norm_of_rows(products)
-        (kept,) = zeroed_unless(torch.isfinite(norms), products)
-        return clip_weights(norms, clip_norm), kept
-    found = listed_norm_of_rows(products)
-    for place, norm in enumerate(found):
+        (retained,) = zeroed_unless(torch.isfinite(norms), products)
+        return clip_weights(norms, clip_norm), retained
+    result = listed_norm_of_rows(products)
+    for place, norm in enumerate(result):
         if not math.isfinite(norm):
             products[place].zero_()
-    weights = [clip_weight(norm, clip_norm, products.dtype) for norm in found]
+    weights = [clip_weight(norm, clip_norm, products.dtype) for norm in result]
     return torch.tensor(weights, dtype=products.dtype), products
 
 
@@ -362,9 +362,9 @@ class EmbeddingFactors:
         """The factors of a look-up of ``ids`` (n, T) with output gradients (n, T, d)."""
         lengths = lengths_of(outputs)
         reach = lengths.sum(1) * (1 + rounding(sum(outputs.shape[1:]) + 8, lengths.dtype))
-        kept = (lengths <= LARGEST).all(1)
-        (b,) = zeroed_unless(kept, outputs)
-        return cls(ids, b, lost_unless(kept, reach), rows)
+        retained = (lengths <= LARGEST).all(1)
+        (b,) = zeroed_unless(retained, outputs)
+        return cls(ids, b, lost_unless(retained, reach), rows)
 
     def norms(self) -> Tensor:
         """Norms of the rows as gathered: ids that occur twice are added first."""
@@ -403,9 +403,9 @@ class DenseFactors:
     def of(cls, gradients: Tensor) -> DenseFactors:
         """Per-record gradients of any float type, of at least one dimension a record."""
         wide = widened(gradients)
-        kept = (lengths_of(wide.flatten(1)) <= LARGEST).view(-1)
-        (found,) = zeroed_unless(kept, wide)
-        return cls(found, kept)
+        retained = (lengths_of(wide.flatten(1)) <= LARGEST).view(-1)
+        (result,) = zeroed_unless(retained, wide)
+        return cls(result, retained)
 
     def norms(self) -> Tensor:
         """Norms of the per-record gradients, (n,), never below the true ones."""

@@ -22,8 +22,8 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from affidavit.trainer.clipping.factors import Factors
-from affidavit.trainer.clipping.inner import upper_inner
+from affidavit.trainer.clipping.ghost_norm import Factors
+from affidavit.trainer.clipping.tied_weights import upper_inner
 from affidavit.trainer.numerics import clip_weights, joint_norm
 
 
@@ -83,19 +83,19 @@ class Block:
 
     def finish(self) -> None:
         """Clip what was kept by its joint norm and add it to the tensors' sums."""
-        kept, self.kept = self.kept, []
-        if not kept:
+        stored, self.kept = self.kept, []
+        if not stored:
             return
         uses: dict[Target, list[Factors]] = {}
-        for target, factors in kept:
+        for target, factors in stored:
             uses.setdefault(target, []).append(factors)
-        kept.clear()
+        stored.clear()
         weights = clip_weights(
             joint_norm([norm_of_uses(use) for use in uses.values()]), self.clip_norm
         )
-        for target, each in uses.items():
-            while each:
-                target.add(each.pop().weighted_sum(weights))
+        for target, item in uses.items():
+            while item:
+                target.add(item.pop().weighted_sum(weights))
 
     def clear(self) -> None:
         """Forget the microbatch."""
@@ -104,7 +104,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Tap:
+class GradientHook:
     """One parameter of one layer, and the block that clips this use of it."""
 
     target: Target

@@ -40,7 +40,7 @@ from affidavit.mechanisms.strategies import (
     coefficients_digest,
 )
 from affidavit.plan import Plan, PlanError, digest
-from affidavit.trainer.failures import NotCertified
+from affidavit.trainer.errors import NotCertified
 
 OBLIGATIONS = frozenset(
     {
@@ -75,7 +75,7 @@ NOT_HERE = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
+class RunConfig:
     """A run that was certified: its closed plan, and the certificate that it is about."""
 
     certificate_id: str
@@ -100,7 +100,7 @@ def bind(
     records: int,
     now: datetime | None = None,
     demands: VerificationOptions | None = None,
-) -> Bound:
+) -> RunConfig:
     """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
 
     ``demands`` is what its verification asks beyond what every certificate must pass.
@@ -123,7 +123,7 @@ def bind(
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
     _require_runnable(closed, records)
     _require_same_strategies(predicate["strategies"], strategies)
-    return Bound(
+    return RunConfig(
         certificate_id=predicate["certificate_id"],
         plan_digest=digest(plan),
         plan=closed,

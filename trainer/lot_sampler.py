@@ -9,7 +9,7 @@ checkpoint keeps.
 >>> plan = plan_from({"version": 1, "adjacency": "zero_out", "steps": 3, "dataset": {"size": 9},
 ...     "sampling": {"scheme": "cyclic", "lot_size": 3}, "target": {"delta": 1e-5},
 ...     "releases": [{"name": "all", "clip_norm": 0.5, "noise_multiplier": 4}]})
->>> Lots(plan, 0, bytes(32)).of(1, bytes(32)).tolist()
+>>> LotSampler(plan, 0, bytes(32)).of(1, bytes(32)).tolist()
 [3, 4, 5]
 """
 
@@ -25,7 +25,7 @@ FRESH = frozenset({"poisson", "truncated_poisson", "fixed_size"})
 """Schemes of which every lot is drawn by itself."""
 
 
-class Lots:
+class LotSampler:
     """The lots of phase ``index``; ``key`` is the run's for what outlasts a step."""
 
     def __init__(self, plan: Plan, index: int, key: bytes) -> None:
@@ -47,16 +47,16 @@ class Lots:
 def sampler_of(plan: Plan, index: int, key: bytes) -> sampling.Sampler:
     """The sampler of phase ``index`` under ``key``."""
     phase = plan.phases[index]
-    given, size = phase.sampling, plan.dataset.size
+    provided, size = phase.sampling, plan.dataset.size
     assert size is not None  # a run is bound to a plan that says it
     probability = schedule.sampling_probability(plan, phase)
-    lot_size = given.lot_size or 0  # of schemes that have none it is not read
-    match given.scheme:
+    lot_size = provided.lot_size or 0  # of schemes that have none it is not read
+    match provided.scheme:
         case "poisson":
             return sampling.poisson(key, size=size, probability=probability)
         case "truncated_poisson":
             return sampling.truncated_poisson(
-                key, size=size, probability=probability, max_lot_size=given.max_lot_size or 0
+                key, size=size, probability=probability, max_lot_size=provided.max_lot_size or 0
             )
         case "fixed_size":
             return sampling.fixed_size(key, size=size, lot_size=lot_size)
@@ -65,7 +65,7 @@ def sampler_of(plan: Plan, index: int, key: bytes) -> sampling.Sampler:
         case "cyclic":
             return sampling.cyclic(size=size, lot_size=lot_size)
         case "cyclic_poisson":
-            groups = given.groups or 0
+            groups = provided.groups or 0
             return sampling.cyclic_poisson(
                 key, size=size, groups=groups, probability=probability * groups
             )
@@ -74,7 +74,7 @@ def sampler_of(plan: Plan, index: int, key: bytes) -> sampling.Sampler:
                 key,
                 size=size,
                 bins=schedule.lots_per_epoch(size, lot_size),
-                each_epoch=given.bins_drawn == "each_epoch",
+                each_epoch=provided.bins_drawn == "each_epoch",
             )
         case "full_batch":
             return sampling.full_batch(size=size)

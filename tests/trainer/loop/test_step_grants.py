@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from affidavit.certificate import Conformance, check_conformance
-from affidavit.trainer.failures import RunFailure
+from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise import source
-from affidavit.trainer.supervision import Supervision
+from affidavit.trainer.step_grants import Supervision
 from tests.trainer.loop.made import STEPS, Made, Ran, bundle_of, entries_of, plan_with, ran
 from tests.trainer.loop.test_crash import CORRELATED, Stops, crashed, in_a_process
 from tests.trainer.loop.test_loop import CYCLIC, predicate_of
@@ -65,13 +65,13 @@ def test_a_trainer_that_lives_on_takes_only_steps_that_are_passed_over(
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     ran(plan, out=heir, bundle=bundle, resume=True, supervision=Supervision(charged=7))
-    taken, kept = keys_of(zombie), keys_of(heir)
+    taken, stored = keys_of(zombie), keys_of(heir)
     assert sorted(taken.values()) == list(range(7))
-    assert sorted(kept.values()) == list(range(STEPS))
-    assert taken.items() <= kept.items()  # the heir charged the zombie's very steps
-    found = checked(heir, bundle)
-    assert found.findings == ()
-    assert (found.steps_to_charge, found.steps_released) == (STEPS, 4 - 1 + STEPS - 7 + 1)
+    assert sorted(stored.values()) == list(range(STEPS))
+    assert taken.items() <= stored.items()  # the heir charged the zombie's very steps
+    result = checked(heir, bundle)
+    assert result.findings == ()
+    assert (result.steps_to_charge, result.steps_released) == (STEPS, 4 - 1 + STEPS - 7 + 1)
 
 
 def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
@@ -81,10 +81,10 @@ def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
     real = source.standard_normal
 
     def noted(key: bytes, *, step: int, tensor: int, **rest: Any) -> torch.Tensor:
-        found = real(key, step=step, tensor=tensor, **rest)
+        result = real(key, step=step, tensor=tensor, **rest)
         if tensor == 0:
-            drawn.setdefault(step, []).append(found.clone())
-        return found
+            drawn.setdefault(step, []).append(result.clone())
+        return result
 
     monkeypatch.setattr(source, "standard_normal", noted)
     plan, out = plan_with(**CORRELATED), tmp_path / "run"
@@ -104,11 +104,11 @@ def test_rows_of_the_noise_that_another_took_are_not_drawn_otherwise(
 def test_begun_anew_it_takes_only_what_nobody_was_allowed(run: Run, tmp_path: Path) -> None:
     plan, out = plan_with(), tmp_path / "run"
     bundle = bundle_of(plan)
-    made = run(plan, out=out, bundle=bundle, supervision=Supervision(charged=5))
-    found = checked(out, bundle)
-    assert found.findings == ()
-    assert (found.steps_to_charge, found.steps_released) == (STEPS, STEPS - 5)
-    assert len(made.data.asked) == STEPS - 5
+    created = run(plan, out=out, bundle=bundle, supervision=Supervision(charged=5))
+    result = checked(out, bundle)
+    assert result.findings == ()
+    assert (result.steps_to_charge, result.steps_released) == (STEPS, STEPS - 5)
+    assert len(created.data.asked) == STEPS - 5
     with pytest.raises(RunFailure, match="12 are certified"):
         run(plan, out=tmp_path / "x", bundle=bundle, supervision=Supervision(charged=STEPS + 1))
 

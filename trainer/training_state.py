@@ -1,4 +1,4 @@
-"""The machine: everything a run has in memory, put together from the certified plan.
+"""The training: everything a run has in memory, put together from the certified plan.
 
 Model with its taps, lots, noise of every phase, optimiser, and the way to a clipped sum. It
 knows steps by their number t = 0..T-1 alone: row t of the noise, lot t, charge t and key t
@@ -33,21 +33,21 @@ from affidavit.trainer.adapters import (
     first_records,
     on_device,
 )
-from affidavit.trainer.binding import Bound
 from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.clipping.private import PrivateModel
 from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.failures import Diverged
-from affidavit.trainer.lots import Lots
+from affidavit.trainer.errors import Diverged
+from affidavit.trainer.lot_sampler import LotSampler
 from affidavit.trainer.noise.source import NoiseSource
 from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
 from affidavit.trainer.optimizers.registry import optimizer_of
 from affidavit.trainer.ratchet import Ratchet
+from affidavit.trainer.run_config import RunConfig
 from affidavit.trainer.settings import Settings
-from affidavit.trainer.step import Combined, FedBack, Lot, Plain
+from affidavit.trainer.step import ErrorFeedbackGradient, KalmanGradient, Lot, PerExampleGradient
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +58,12 @@ class RunKeys:
     probes: bytes
 
 
-class Machine:
+class TrainingState:
     """A run in memory; the model is the adapter's own, and is trained in place."""
 
     def __init__(
         self,
-        bound: Bound,
+        config: RunConfig,
         model: ModelAdapter,
         data: DataAdapter,
         *,
@@ -71,29 +71,29 @@ class Machine:
         peers: Peers,
         keys: RunKeys,
     ) -> None:
-        self._bound, self._settings, self._peers = bound, settings, peers
+        self._config, self._settings, self._peers = config, settings, peers
         self.module = model.module.to(peers.device).train()
-        self.layout = layout_of(bound.execution, model)
-        plan, steps = _with_learning_rate(bound.plan), bound.execution.steps
-        self._rates = _learning_rates(bound.plan, settings, steps)
-        first = bound.execution.at(0)
+        self.layout = layout_of(config.execution, model)
+        plan, steps = _with_learning_rate(config.plan), config.execution.steps
+        self._rates = _learning_rates(config.plan, settings, steps)
+        first = config.execution.at(0)
         self._private = PrivateModel(self.module, self.layout.specs(first))
         if settings.compile:
             self.module.compile()
         self._optimizer = optimizer_of(
             plan,
             self.layout.tensors,
-            strategies=bound.strategies,
+            strategies=config.strategies,
             probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
             newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
         )
-        self._way = self._way_of(model, data)
-        self._lots = [Lots(plan, index, keys.lots) for index in range(len(plan.phases))]
+        self._gradient = self._way_of(model, data)
+        self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
         self._noise = self._noise_of_phases()
 
-    def _way_of(self, model: ModelAdapter, data: DataAdapter) -> Plain:
-        plan = self._bound.plan
-        given: dict[str, Any] = {
+    def _way_of(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
+        plan = self._config.plan
+        provided: dict[str, Any] = {
             "model": model,
             "private": self._private,
             "data": data,
@@ -101,34 +101,34 @@ class Machine:
             "autocast": self._settings.autocast,
         }
         if isinstance(self._optimizer, DiSK):
-            return Combined(**given, optimizer=self._optimizer)
+            return KalmanGradient(**provided, optimizer=self._optimizer)
         if plan.optimizer.name == "dp_dice":
             self._feedback = self._no_error()
-            return FedBack(
-                **given, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
+            return ErrorFeedbackGradient(
+                **provided, feedback=self._feedback, pre_clip_norm=plan.optimizer.pre_clip_norm
             )
-        return Plain(**given)
+        return PerExampleGradient(**provided)
 
     def _no_error(self) -> ErrorFeedback:
-        shapes = {name: each.shape for name, each in self._trained.items()}
-        return ErrorFeedback.of(self._bound.plan, shapes, device=str(self._peers.device))
+        shapes = {name: item.shape for name, item in self._trained.items()}
+        return ErrorFeedback.of(self._config.plan, shapes, device=str(self._peers.device))
 
     def _noise_of_phases(self) -> list[NoiseSource]:
-        execution, found, first = self._bound.execution, [], 0
-        for steps, strategy in zip(execution.lengths, self._bound.strategies, strict=True):
+        execution, result, first = self._config.execution, [], 0
+        for steps, strategy in zip(execution.lengths, self._config.strategies, strict=True):
             source = NoiseSource(
                 bytes(32),  # every step brings a key of its own
                 self.layout.noise(execution.at(first)),
                 strategy=strategy,
                 device=str(self._peers.device),
             )
-            found.append(source)
+            result.append(source)
             first += steps
-        return found
+        return result
 
     @property
     def _trained(self) -> dict[str, nn.Parameter]:
-        return {name: each for of in self.layout.tensors.values() for name, each in of.items()}
+        return {name: item for of in self.layout.tensors.values() for name, item in of.items()}
 
     def require_apart(self, model: ModelAdapter) -> None:
         """Probe the model with made-up records; raises where it mixes records."""
@@ -145,7 +145,7 @@ class Machine:
         probe(self._private, losses)
 
     def public(self, step: int) -> dict[str, Any]:
-        """The public parameters of ``step``, as the machine will really use them."""
+        """The public parameters of ``step``, as the training will really use them."""
         required = self._enter(step)
         norms = {spec.name: spec.clip_norm for spec in self._private.specs}
         blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
@@ -165,7 +165,7 @@ class Machine:
         }
 
     def _enter(self, step: int) -> StepRequirement:
-        required = self._bound.execution.at(step)
+        required = self._config.execution.at(step)
         specs = self.layout.specs(required)
         if specs != self._private.specs:
             self._private.set_clip_norms(specs)
@@ -180,7 +180,7 @@ class Machine:
         """
         required = self._enter(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
-        sums = self._way.sums(
+        sums = self._gradient.clipped_sum(
             Lot(
                 records=self._peers.shard(lot),
                 microbatch=self._settings.microbatch,
@@ -194,8 +194,8 @@ class Machine:
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:
         """Go past ``step``, which was charged and is lost."""
-        self._source(self._bound.execution.at(step), ratchet).pass_over()
-        if isinstance(self._way, FedBack):
+        self._source(self._config.execution.at(step), ratchet).pass_over()
+        if isinstance(self._gradient, ErrorFeedbackGradient):
             nothing = self._no_error().private_state_dict()
             self._feedback.load_private_state_dict(nothing)
 
@@ -231,7 +231,11 @@ class Machine:
 
     def state(self) -> dict[str, Any]:
         """Everything that a step leaves behind; as secret as the data."""
-        error = self._feedback.private_state_dict() if isinstance(self._way, FedBack) else {}
+        error = (
+            self._feedback.private_state_dict()
+            if isinstance(self._gradient, ErrorFeedbackGradient)
+            else {}
+        )
         return {
             "module": self.module.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -243,9 +247,9 @@ class Machine:
         """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
         self.module.load_state_dict(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
-        for source, kept in zip(self._noise, state["noise"], strict=True):
-            source.load_state_dict(kept)
-        if isinstance(self._way, FedBack):
+        for source, stored in zip(self._noise, state["noise"], strict=True):
+            source.load_state_dict(stored)
+        if isinstance(self._gradient, ErrorFeedbackGradient):
             self._feedback.load_private_state_dict(state["error"])
 
     def close(self) -> None:

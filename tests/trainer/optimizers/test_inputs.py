@@ -18,7 +18,7 @@ from affidavit.mechanisms.strategies.bidiagonal import Bidiagonal
 from affidavit.mechanisms.utility import probe_std
 from affidavit.plan import Plan, plan_from
 from affidavit.trainer.noise.recurrence import recurrence_of
-from affidavit.trainer.optimizers.given import NoiseOfTheMean, given
+from affidavit.trainer.optimizers.inputs import NoiseOfTheMean, optimizer_inputs
 
 NOISES: list[dict[str, Any]] = [
     {"kind": "bidiagonal", "lambda": 0.7},
@@ -32,9 +32,9 @@ NOISES: list[dict[str, Any]] = [
 
 def injected(strategy: Strategy) -> np.ndarray:
     """N by running the recurrence that the run's noise is made by on unit vectors."""
-    step, kept = recurrence_of(strategy), []  # type: ignore[var-annotated]
+    step, stored = recurrence_of(strategy), []  # type: ignore[var-annotated]
     units = torch.eye(strategy.steps, dtype=torch.float64)
-    return np.stack([step(t, units[t], kept).numpy() for t in range(strategy.steps)])
+    return np.stack([step(t, units[t], stored).numpy() for t in range(strategy.steps)])
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=lambda noise: str(noise["kind"]))
@@ -46,12 +46,12 @@ def test_it_is_the_noise_of_the_recurrence(
     plan = plan_with(name, steps=20, noise=noise)
     strategy = Correlation(plan=plan, index=0).at(20).strategy
     rows = injected(strategy)
-    buffer, found = np.zeros(20), []
+    buffer, result = np.zeros(20), []
     for row in rows:
         buffer = momentum * buffer + row
-        found.append(3.0 * np.linalg.norm(buffer))
+        result.append(3.0 * np.linalg.norm(buffer))
     path = NoiseOfTheMean(scale=(3.0,), strategies=(strategy,), steps=(20,))
-    np.testing.assert_allclose(path.momentum_std(momentum, normalised=False), found, rtol=1e-9)
+    np.testing.assert_allclose(path.momentum_std(momentum, normalised=False), result, rtol=1e-9)
     if momentum == 0:
         np.testing.assert_allclose(path.std(), 3 * np.linalg.norm(rows, axis=1), rtol=1e-9)
 
@@ -61,8 +61,8 @@ def test_independent_noise_has_the_published_probe_scale(momentum: float) -> Non
     """Lemma C.1: ρ_t² = ν² (1-μ)/(1+μ) (1+μ^t)/(1-μ^t)."""
     path = NoiseOfTheMean(scale=(0.25,), strategies=(None,), steps=(50,))
     expected = [probe_std(0.25, momentum=momentum, steps=t) for t in range(1, 51)]
-    found = path.momentum_std(momentum, normalised=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    result = path.momentum_std(momentum, normalised=True)
+    np.testing.assert_allclose(result, expected, rtol=1e-10)
     assert path.std().tolist() == [0.25] * 50
     np.testing.assert_allclose(path.second_moment(0.99), [0.0625] * 50, rtol=1e-14)
 
@@ -76,12 +76,12 @@ def test_a_schedule_of_clip_norms_leaves_the_noise_as_it_is(
         for changes in ({}, {"clip_schedule": schedule})
     )
     assert isinstance(scheduled, Scheduled)
-    expected, found = (
+    expected, result = (
         NoiseOfTheMean(scale=(1.0,), strategies=(item,), steps=(12,)) for item in (plain, scheduled)
     )
     for beta in (0.0, 0.9):
         np.testing.assert_allclose(
-            found.momentum_std(beta, normalised=False),
+            result.momentum_std(beta, normalised=False),
             expected.momentum_std(beta, normalised=False),
             rtol=1e-12,
         )
@@ -99,11 +99,11 @@ def two_phases(plan: Plan) -> Plan:
 
 def test_a_further_phase_brings_its_own_noise(plan_with: Callable[..., Plan]) -> None:
     plan = two_phases(plan_with("dp_adambc"))
-    noise = given(plan, {"all": {"w": Parameter(torch.zeros(2))}}).releases[0].noise
+    noise = optimizer_inputs(plan, {"all": {"w": Parameter(torch.zeros(2))}}).releases[0].noise
     np.testing.assert_allclose(noise.std(), [0.01, 0.01, 0.03, 0.03])
     variance, phi, weight = 0.0, 0.0, 0.0
-    for t, each in enumerate([1e-4, 1e-4, 9e-4, 9e-4]):
-        variance, phi, weight = 0.25 * variance + each, 0.9 * phi + each, 0.9 * weight + 1
+    for t, item in enumerate([1e-4, 1e-4, 9e-4, 9e-4]):
+        variance, phi, weight = 0.25 * variance + item, 0.9 * phi + item, 0.9 * weight + 1
         std = noise.momentum_std(0.5, normalised=False)[t]
         assert std == pytest.approx(math.sqrt(variance), rel=1e-12)
         assert noise.second_moment(0.9)[t] == pytest.approx(phi / weight, rel=1e-12)
@@ -111,7 +111,7 @@ def test_a_further_phase_brings_its_own_noise(plan_with: Callable[..., Plan]) ->
 
 def test_a_strategy_of_another_length_is_refused(plan_with: Callable[..., Plan]) -> None:
     with pytest.raises(ValueError, match="5 steps"):
-        given(
+        optimizer_inputs(
             plan_with("dp_corrsgd"),
             {"all": {"w": Parameter(torch.zeros(2))}},
             strategies=[Bidiagonal.of(0.9, steps=5)],

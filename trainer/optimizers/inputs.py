@@ -56,12 +56,12 @@ class NoiseOfTheMean:
 
     def momentum_std(self, momentum: float, *, normalised: bool) -> Array:
         """Standard deviation of Σ_s β^(t-s) w_s, shape (T,); ``normalised`` by Σ_j<t β^j."""
-        carried, found = 0.0, []
+        carried, result = 0.0, []
         for scale, strategy, steps in zip(self.scale, self.strategies, self.steps, strict=True):
             own = scale**2 * _momentum_variance(strategy, momentum, steps)
-            found.append(own + carried * momentum ** (2.0 * np.arange(1, steps + 1)))
-            carried = float(found[-1][-1])
-        std = np.sqrt(np.concatenate(found))
+            result.append(own + carried * momentum ** (2.0 * np.arange(1, steps + 1)))
+            carried = float(result[-1][-1])
+        std = np.sqrt(np.concatenate(result))
         return std / _filtered(np.ones(len(std)), momentum) if normalised else std
 
     def second_moment(self, decay: float) -> Array:
@@ -129,7 +129,7 @@ class ReleasedTensors:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class OptimizerInputs:
     """Everything that an optimiser is built from, all of it public.
 
     ``probe_key`` (32 bytes, for the probes of DP-MuonBC alone) and ``newton_schulz_dtype``
@@ -172,14 +172,14 @@ class Given:
             )
 
 
-def given(
+def optimizer_inputs(
     plan: Plan,
     tensors: Mapping[str, Mapping[str, Parameter]],
     *,
     strategies: Sequence[Strategy | None] | None = None,
     probe_key: bytes | None = None,
     newton_schulz_dtype: torch.dtype | None = None,
-) -> Given:
+) -> OptimizerInputs:
     """The plan's numbers beside the tensors of each of its releases.
 
     ``strategies`` has the strategy that is injected in each phase, None where its noise is
@@ -204,7 +204,7 @@ def given(
         )
         for name in tensors
     )
-    return Given(
+    return OptimizerInputs(
         plan=plan,
         releases=releases,
         probe_key=probe_key,
@@ -229,26 +229,26 @@ def _require_strategies(
 
 
 def _steps(plan: Plan, index: int) -> int:
-    found = schedule.steps(plan, plan.phases[index])
-    if found is None:
+    result = schedule.steps(plan, plan.phases[index])
+    if result is None:
         raise RefusedPlan(_open(plan, index, "steps", "steps", "how many steps are taken"))
-    return found
+    return result
 
 
 def _scale(plan: Plan, index: int, name: str) -> float:
     """σ_g C_g / B of a release in a phase."""
     phase = plan.phases[index]
-    found = [release for release in phase.releases if release.name == name]
-    if not found:
+    result = [release for release in phase.releases if release.name == name]
+    if not result:
         reason = _open(plan, index, "releases", f"a release {name}", f"the noise of {name}")
         raise RefusedPlan(reason)
-    if not found[0].has_noise:
+    if not result[0].has_noise:
         reason = _open(plan, index, "releases", "noise_multiplier", f"the noise of {name}")
         raise RefusedPlan(reason)
     if (divisor := schedule.divisor(plan, phase)) is None:
         reason = _open(plan, index, "sampling", "lot_size", "what a sum is divided by")
         raise RefusedPlan(reason)
-    return float(noise_multiplier(found[0])) * found[0].clip_norm / float(divisor)
+    return float(noise_multiplier(result[0])) * result[0].clip_norm / float(divisor)
 
 
 def _open(plan: Plan, index: int, field: str, missing: str, meaning: str) -> Reason:

@@ -1,4 +1,4 @@
-"""The keeper: what rank 0 writes of a run, and the order in which it does.
+"""The run_writer: what rank 0 writes of a run, and the order in which it does.
 
 A run begins with its header and its first checkpoint, before anything is charged. When it
 goes on, the steps that were charged after the checkpoint's are lost: they stay charged, their
@@ -20,13 +20,13 @@ from typing import Any
 
 from affidavit.trainer import checkpoint
 from affidavit.trainer.adapters import DataAdapter
-from affidavit.trainer.binding import Bound
 from affidavit.trainer.code import code_reference
-from affidavit.trainer.failures import RunFailure
-from affidavit.trainer.journal import Journal
-from affidavit.trainer.machine import Machine, RunKeys
+from affidavit.trainer.errors import RunFailure
 from affidavit.trainer.noise.chacha import KEY_BYTES
 from affidavit.trainer.ratchet import Entropy, Ratchet, committed
+from affidavit.trainer.run_config import RunConfig
+from affidavit.trainer.run_log import RunLog
+from affidavit.trainer.training_state import RunKeys, TrainingState
 
 WEIGHTS = "weights.pt"
 OPENING = "opening.json"
@@ -73,39 +73,44 @@ class RunSecrets:
         )
 
 
-class Keeper:
-    """The journal and the checkpoints of one run."""
+class RunWriter:
+    """The run log and the checkpoints of one run."""
 
-    def __init__(self, journal: Journal, opening: bytes) -> None:
-        self.journal, self._opening = journal, opening
+    def __init__(self, run_log: RunLog, opening: bytes) -> None:
+        self.run_log, self._opening = run_log, opening
 
     def header(
-        self, bound: Bound, machine: Machine, data: DataAdapter, run: str, performance: Any
+        self,
+        config: RunConfig,
+        training: TrainingState,
+        data: DataAdapter,
+        run: str,
+        performance: Any,
     ) -> None:
         """The first line, and the secret that opens its commitments."""
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
         checkpoint.write(
-            self.journal.folder / OPENING, (json.dumps(opening, indent=2) + "\n").encode()
+            self.run_log.folder / OPENING, (json.dumps(opening, indent=2) + "\n").encode()
         )
-        plan = bound.plan
-        self.journal.append(
+        plan = config.plan
+        self.run_log.append(
             {
                 "type": "header",
                 "version": VERSION,
                 "run": run,
-                "certificate_id": bound.certificate_id,
-                "plan_digest": bound.plan_digest,
+                "certificate_id": config.certificate_id,
+                "plan_digest": config.plan_digest,
                 "started_at": now(),
                 "code": code_reference(),
                 "generator": {"sampling": "chacha20", "noise": "chacha20"},
                 "adjacency": plan.adjacency,
                 "unit": plan.dataset.unit,
-                "steps": bound.execution.steps,
+                "steps": config.execution.steps,
                 "data": {"size": len(data), "commitment": self.of_data(data)},
-                "phases": bound.execution.phases(),
+                "phases": config.execution.phases(),
                 "optimizer": plan.optimizer.model_dump(mode="json", exclude_none=True),
-                "tensors": machine.layout.as_entries(),
-                "parameters": machine.digest(),
+                "tensors": training.layout.as_entries(),
+                "parameters": training.digest(),
                 "performance": performance,
             }
         )
@@ -114,20 +119,22 @@ class Keeper:
         """The commitment to the data set."""
         return committed(self._opening, "data", data.digest)
 
-    def require_same_run(self, bound: Bound, machine: Machine, data: DataAdapter) -> None:
+    def require_same_run(
+        self, config: RunConfig, training: TrainingState, data: DataAdapter
+    ) -> None:
         """Raise ``RunFailure`` unless the record is of this certificate, data and model."""
-        header = self.journal.standing.header
+        header = self.run_log.standing.header
         assert header is not None  # a record without one is not resumed
         for what, then, now_ in (
-            ("certificate", header["certificate_id"], bound.certificate_id),
-            ("plan", header["plan_digest"], bound.plan_digest),
+            ("certificate", header["certificate_id"], config.certificate_id),
+            ("plan", header["plan_digest"], config.plan_digest),
             ("data", header["data"]["commitment"], self.of_data(data)),
-            ("model", header["tensors"], machine.layout.as_entries()),
+            ("model", header["tensors"], training.layout.as_entries()),
         ):
             if then != now_:
                 raise RunFailure(
                     "other_run",
-                    f"{self.journal.folder} holds a run with another {what}. Give the one that it "
+                    f"{self.run_log.folder} holds a run with another {what}. Give the one that it "
                     "was begun with, or choose another folder.",
                 )
 
@@ -141,7 +148,7 @@ class Keeper:
         durable: bool = True,
     ) -> None:
         """Where the run goes on."""
-        self.journal.append(
+        self.run_log.append(
             {
                 "type": "resumed",
                 "step": step,
@@ -167,7 +174,7 @@ class Keeper:
 
         Unless ``durable`` is false, for a step that is not taken here.
         """
-        self.journal.append(
+        self.run_log.append(
             {
                 "type": "charge",
                 "step": step,
@@ -180,7 +187,7 @@ class Keeper:
 
     def release(self, step: int, records: int, parameters: str | None) -> None:
         """What ``step`` came to; ``records`` of its lot are committed to."""
-        self.journal.append(
+        self.run_log.append(
             {
                 "type": "release",
                 "step": step,
@@ -192,30 +199,30 @@ class Keeper:
             durable=False,
         )
 
-    def checkpoint(self, machine: Machine, step: int, secrets: RunSecrets) -> None:
+    def checkpoint(self, training: TrainingState, step: int, secrets: RunSecrets) -> None:
         """The state before ``step``, with the key of that step."""
-        state = {"step": step, "secrets": secrets.as_state(), **machine.state()}
-        checkpoint.save(self.journal, state, step=step, parameters=machine.digest())
+        state = {"step": step, "secrets": secrets.as_state(), **training.state()}
+        checkpoint.save(self.run_log, state, step=step, parameters=training.digest())
 
-    def end(self, ended: str, machine: Machine) -> None:
+    def end(self, ended: str, training: TrainingState) -> None:
         """Weights unless the run diverged, the last line, and no checkpoint any more."""
-        standing = self.journal.standing
+        standing = self.run_log.standing
         if ended != "diverged":
-            path = self.journal.folder / WEIGHTS
+            path = self.run_log.folder / WEIGHTS
             partial = path.with_suffix(".part")
-            checkpoint.write(partial, checkpoint.packed(dict(machine.module.state_dict())))
+            checkpoint.write(partial, checkpoint.packed(dict(training.module.state_dict())))
             checkpoint.put_in_place(partial, path)
-        self.journal.append(
+        self.run_log.append(
             {
                 "type": "final",
                 "ended": ended,
                 "charged": standing.charged,
                 "released": standing.released,
-                "parameters": machine.digest(),
+                "parameters": training.digest(),
                 "at": now(),
             }
         )
-        checkpoint.remove(self.journal.folder)
+        checkpoint.remove(self.run_log.folder)
 
 
 def now() -> str:
