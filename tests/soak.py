@@ -120,7 +120,7 @@ PARTS = (
     Part(
         name="hand-over",
         of="histories of a run between workers, in each database",
-        module=(*PYTEST, "tests/service/runs/test_handover.py", "-k", "whatever_happens"),
+        module=(*PYTEST, "tests/service/runs/test_lease_recovery.py", "-k", "whatever_happens"),
         draws=20,
         environment={"AFFIDAVIT_HANDOVERS": "20"},
     ),

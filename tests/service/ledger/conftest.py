@@ -34,7 +34,7 @@ def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Co
 
 
 def claim_of(certificate: StoredCertificate, **changes: Any) -> CostedRun:
-    """The claim of a reservation, as the desk makes it."""
+    """The run of a certificate with its cost, as the ledger service computes it."""
     found = cost_of_bundle(certificate.bundle)
     return CostedRun(
         **{
