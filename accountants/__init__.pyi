@@ -13,9 +13,6 @@ from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
-from .posterior import belief as belief
-from .posterior import guess as guess
-from .posterior import odds_exponent as odds_exponent
 from .profile import sample as sample
 from .protocol import Accountant as Accountant
 from .protocol import AccountantError as AccountantError
@@ -33,3 +30,6 @@ from .registry import SOLVERS as SOLVERS
 from .registry import accountant as accountant
 from .registry import versions as versions
 from .tradeoff import TradeOff as TradeOff
+from .tradeoff import belief as belief
+from .tradeoff import guess as guess
+from .tradeoff import odds_exponent as odds_exponent

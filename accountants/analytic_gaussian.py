@@ -24,9 +24,9 @@ from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.engine_versions import DP_ACCOUNTING
 from affidavit.accountants.gaussian import SMALLEST_MU
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.registry import DP_ACCOUNTING
 from affidavit.plan import Event, Gaussian
 
 LARGEST_MU = 1e4

@@ -36,8 +36,8 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.engine_versions import OURS
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.registry import OURS
 from affidavit.plan import (
     BallsInBinsGaussian,
     Event,

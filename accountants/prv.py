@@ -33,9 +33,9 @@ from scipy.special import ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.engine_versions import PRV_ACCOUNTANT
 from affidavit.accountants.limits import time_limit
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.registry import PRV_ACCOUNTANT
 from affidavit.plan import (
     BallsInBinsGaussian,
     Event,

@@ -22,8 +22,8 @@ from dp_accounting.rdp import RdpAccountant as LibraryAccountant
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import parts
 from affidavit.accountants.dp_events import compose_into, quiet
-from affidavit.accountants.engine_versions import DP_ACCOUNTING
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.registry import DP_ACCOUNTING
 from affidavit.plan import (
     BallsInBinsGaussian,
     Event,

@@ -1,4 +1,6 @@
-"""The engines, in order of preference; a new one is a file and a line here.
+"""Versions of the libraries that compute, as certificates name them.
+
+The engines, in order of preference; a new one is a file and a line here.
 
 The first engine that supports a run decides; the first of another library that reaches
 it gives the second opinion. Preference goes to the exact one, then to quick two-sided ones, then
@@ -12,15 +14,27 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 
-from affidavit.accountants.engine_versions import DP_ACCOUNTING, OURS, PLD, PRV_ACCOUNTANT
+from affidavit import __version__
 from affidavit.accountants.protocol import Accountant
+
+OURS = __version__
+DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
+PLD = f"{DP_ACCOUNTING}.1"
+"""The library's, and how we read it: 1 allows for round-off that grows with a run's length."""
+PRV_ACCOUNTANT = f"prv-accountant {version('prv-accountant')}"
+
 
 _PLACES = {
     "gaussian": (OURS, "affidavit.accountants.gaussian", "GaussianAccountant"),
     "fourier": (OURS, "affidavit.accountants.fourier", "FourierAccountant"),
-    "allocation": (OURS, "affidavit.accountants.allocation", "AllocationAccountant"),
-    "allocation_rdp": (OURS, "affidavit.accountants.allocation", "RenyiAllocationAccountant"),
+    "allocation": (OURS, "affidavit.accountants.random_allocation", "AllocationAccountant"),
+    "allocation_rdp": (
+        OURS,
+        "affidavit.accountants.random_allocation",
+        "RenyiAllocationAccountant",
+    ),
     "monte_carlo": (OURS, "affidavit.accountants.monte_carlo", "MonteCarloAccountant"),
     "analytic_gaussian": (
         DP_ACCOUNTING,

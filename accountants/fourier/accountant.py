@@ -25,17 +25,20 @@ from functools import partial
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.approximation import approximate_epsilon
-from affidavit.accountants.fourier.directions import directions
-from affidavit.accountants.fourier.kept import MOST_BYTES, MOST_LAWS, Kept
-from affidavit.accountants.fourier.nesting import nested
-from affidavit.accountants.fourier.passes import transforms
-from affidavit.accountants.fourier.refine import SMALLEST_WIDTH, DeltaSearch, EpsilonSearch
-from affidavit.accountants.fourier.steering import (
+from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, Kept
+from affidavit.accountants.fourier.discretization import (
     Laws,
     saddle_at_delta,
     saddle_at_epsilon,
     steer,
+)
+from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
+from affidavit.accountants.fourier.refinement import (
+    SMALLEST_WIDTH,
+    DeltaSearch,
+    EpsilonSearch,
+    nested,
 )
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.plan import Event

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.fourier.directions import directions
+from affidavit.accountants.fourier.discretization import Laws, Work, saddle_at_delta
+from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.normal_masses import normal_masses
-from affidavit.accountants.fourier.refine import EpsilonSearch
-from affidavit.accountants.fourier.steering import Laws, Work, saddle_at_delta
+from affidavit.accountants.fourier.refinement import EpsilonSearch
 from affidavit.plan import Event
 
 SECONDS_A_POINT = 1.4e-7

@@ -13,9 +13,9 @@ import math
 
 import numpy as np
 
-from affidavit.accountants.fourier.lattice import Grid, LowerRange
-from affidavit.accountants.fourier.losses import Atoms, LossLaw
-from affidavit.accountants.fourier.saddle import tilted_floor
+from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
+from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
+from affidavit.accountants.fourier.tail_bounds import tilted_floor
 
 _MOST_JOINED = 16
 """Cells that join the first at most; by then next to nothing is left above them."""

@@ -36,10 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from affidavit.accountants.cyclic import folded, transform_error
-from affidavit.accountants.fourier.kept import SMALL, Kept
-from affidavit.accountants.fourier.ladders import down, up
-from affidavit.accountants.fourier.lattice import LatticeMeasure
+from affidavit.accountants.cyclic_convolution import folded, transform_error
+from affidavit.accountants.fourier.cache import SMALL, Kept, down, up
+from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 
 Complex = NDArray[np.complex128]

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.fourier.losses import Atoms
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.privacy_loss import Atoms
 from affidavit.accountants.fourier.transform import Window
 
 CUT = 0.5

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.kept import Kept
-from affidavit.accountants.fourier.lattice import LatticeMeasure
+from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import (
     TiltedLaw,

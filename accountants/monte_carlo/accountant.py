@@ -37,25 +37,29 @@ from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.engine_versions import OURS
-from affidavit.accountants.monte_carlo.bets import (
-    first_true,
-    last_true,
-    log_capital_above,
-    log_capital_below,
+from affidavit.accountants.monte_carlo.dominating_pair import Pair, pair_of
+from affidavit.accountants.monte_carlo.importance_sampling import (
+    DIRECTIONS,
+    Direction,
+    Draws,
+    Tilt,
+    draw,
+    tilts,
 )
-from affidavit.accountants.monte_carlo.design import (
+from affidavit.accountants.monte_carlo.pilot import (
     Design,
     design_at_delta,
     design_at_epsilon,
     design_to_rule_out,
+    first_true,
+    last_true,
+    log_capital_above,
+    log_capital_below,
     predicted_epsilon,
     stream_of,
 )
-from affidavit.accountants.monte_carlo.draws import Draws, draw
-from affidavit.accountants.monte_carlo.pair import Pair, pair_of
-from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, Tilt, tilts
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
+from affidavit.accountants.registry import OURS
 from affidavit.plan import Event
 
 FAILURE_PROBABILITY = 1e-9

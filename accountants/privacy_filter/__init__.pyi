@@ -2,9 +2,9 @@ from .cost import DELTA_UNIT as DELTA_UNIT
 from .cost import UNIT as UNIT
 from .cost import Coordinate as Coordinate
 from .cost import Cost as Cost
+from .privacy_filter import LARGEST_EPSILON as LARGEST_EPSILON
+from .privacy_filter import MOST_FORECAST as MOST_FORECAST
+from .privacy_filter import Budget as Budget
+from .privacy_filter import Filter as Filter
+from .privacy_filter import admits_alone as admits_alone
 from .renyi_divergences import divergences as divergences
-from .rule import LARGEST_EPSILON as LARGEST_EPSILON
-from .rule import MOST_FORECAST as MOST_FORECAST
-from .rule import Budget as Budget
-from .rule import Filter as Filter
-from .rule import admits_alone as admits_alone

@@ -6,8 +6,6 @@ import math
 
 import pytest
 
-from affidavit.accountants.allocation.accountant import AllocationAccountant
-from affidavit.accountants.allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.analytic_gaussian import AnalyticGaussianAccountant
 from affidavit.accountants.fourier.accountant import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
@@ -15,6 +13,8 @@ from affidavit.accountants.monte_carlo.accountant import MonteCarloAccountant
 from affidavit.accountants.pld import PldAccountant
 from affidavit.accountants.protocol import Accountant, PrivacyCurve
 from affidavit.accountants.prv import PrvAccountant
+from affidavit.accountants.random_allocation.accountant import AllocationAccountant
+from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import BallsInBinsGaussian, Event, Gaussian, Gram, RandomAllocationGaussian
 

@@ -16,14 +16,13 @@ from affidavit.accountants.confirmation import MOST_LOOKS, WITHIN, confirmed_noi
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve
-from affidavit.accountants.monte_carlo.bets import (
+from affidavit.accountants.monte_carlo.dominating_pair import Pair, pair_of
+from affidavit.accountants.monte_carlo.importance_sampling import DIRECTIONS, Direction, draw, tilts
+from affidavit.accountants.monte_carlo.pilot import (
     best_bet,
     log_capital_above,
     log_capital_below,
 )
-from affidavit.accountants.monte_carlo.draws import draw
-from affidavit.accountants.monte_carlo.pair import Pair, pair_of
-from affidavit.accountants.monte_carlo.tilts import DIRECTIONS, Direction, tilts
 from affidavit.accountants.protocol import NoSolution, OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -276,10 +275,10 @@ def test_the_bracket_of_epsilon_covers_two_bins_from_two_hundred_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The whole engine, pilots and both directions, with no more draws than it must take."""
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.design.MOST_DRAWS", 4096)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.design.LEAST_DRAWS", 4096)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.design.PILOT", 1024)
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.draws.MOST_ROWS", 512)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 4096)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.LEAST_DRAWS", 4096)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.PILOT", 1024)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.importance_sampling.MOST_ROWS", 512)
     monkeypatch.setattr("affidavit.accountants.monte_carlo.accountant.LOOKS", 1)
     bins, epsilon = pair([[1.0, 0.5], [0.5, 1.0]]).bins, 1.5
     delta = max(delta_of_two(1.0, 1.0, 0.5, epsilon, side) for side in DIRECTIONS)

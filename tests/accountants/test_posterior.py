@@ -11,8 +11,8 @@ from scipy.stats import norm
 
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
-from affidavit.accountants.posterior import belief, guess, odds_exponent
 from affidavit.accountants.registry import accountant
+from affidavit.accountants.tradeoff import belief, guess, odds_exponent
 from affidavit.plan import PoissonSubsampledGaussian, Repeated
 
 

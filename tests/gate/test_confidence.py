@@ -52,7 +52,7 @@ def test_other_numbers_from_the_same_seed_are_found_out(
 ) -> None:
     """Fewer draws stand for an engine that answers otherwise than it did."""
     _, bundle, _ = issued
-    monkeypatch.setattr("affidavit.accountants.monte_carlo.design.MOST_DRAWS", 20_000)
+    monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 20_000)
     again = run("verify", str(bundle), "--recompute", "--json")
     found = json.loads(again.stdout)
     assert again.exit_code == 3

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, passes, refine
-from affidavit.accountants.fourier.losses import NormalMixtureLaw
+from affidavit.accountants.fourier import FourierAccountant, evaluation, refinement
+from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 from affidavit.plan.events import SubsampledPair
@@ -319,7 +319,7 @@ def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
     event = poisson(1e-3, 0.8, 3000)
     narrow = FourierAccountant().curve(event)
     truth = narrow.delta(1.0), narrow.epsilon(1e-6)
-    for module in (passes, refine):
+    for module in (evaluation, refinement):
         monkeypatch.setattr(module, "MOST_POINTS", most)
     wide = FourierAccountant().curve(event)
     assert wide.delta(1.0).meets(truth[0])

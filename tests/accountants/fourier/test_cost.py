@@ -11,9 +11,9 @@ from scipy import fft
 
 from affidavit.accountants.fourier import estimate_cost
 from affidavit.accountants.fourier.cost import points_of, seconds_a_point
-from affidavit.accountants.fourier.directions import directions
-from affidavit.accountants.fourier.refine import EpsilonSearch
-from affidavit.accountants.fourier.steering import Laws, Work
+from affidavit.accountants.fourier.discretization import Laws, Work
+from affidavit.accountants.fourier.dominating_pairs import directions
+from affidavit.accountants.fourier.refinement import EpsilonSearch
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, Event, PoissonSubsampledGaussian, Repeated
 from tests.accountants.soundness import draw, ours

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.lattice import _cut, _followed
+from affidavit.accountants.fourier.discretized_pld import _cut, _followed
 
 Array = NDArray[np.float64]
 SIZE, STEP = 60, 0.07

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.accountants.fourier.lattice import (
+from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     HalfCells,
     LatticeMeasure,
@@ -18,8 +18,13 @@ from affidavit.accountants.fourier.lattice import (
     lower_measure,
     upper_measure,
 )
-from affidavit.accountants.fourier.losses import Kind, LossLaw, NormalMixtureLaw, WorseOfBothLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
+from affidavit.accountants.fourier.privacy_loss import (
+    Kind,
+    LossLaw,
+    NormalMixtureLaw,
+    WorseOfBothLaw,
+)
 
 
 def exact(law: NormalMixtureLaw, epsilon: float) -> mpmath.mpf:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier import FourierAccountant, refine
-from affidavit.accountants.fourier.nesting import COARSE, nested
-from affidavit.accountants.fourier.passes import Sum, transforms
-from affidavit.accountants.fourier.steering import Laws, Steering
+from affidavit.accountants.fourier import FourierAccountant, refinement
+from affidavit.accountants.fourier.discretization import Laws, Steering
+from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.refinement import COARSE, nested
 from affidavit.plan import (
     Event,
     PoissonSubsampledGaussian,
@@ -67,7 +67,7 @@ def test_a_wide_bracket_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> N
         points.append(steering.points)
         return transforms(laws, steering, lower=lower)
 
-    monkeypatch.setattr(refine, "transforms", counted)
+    monkeypatch.setattr(refinement, "transforms", counted)
     leaf = PoissonSubsampledGaussian(sampling_probability=1e-3, noise_multiplier=0.7)
     totals = []
     for width in (1e-1, 1e-2, 1e-3, 1e-4):

@@ -10,10 +10,10 @@ import pytest
 from scipy import fft
 
 from affidavit.accountants.fourier import FourierAccountant, spectrum
-from affidavit.accountants.fourier.kept import Kept
-from affidavit.accountants.fourier.lattice import Grid, HalfCells, LatticeMeasure
-from affidavit.accountants.fourier.losses import NormalMixtureLaw
-from affidavit.accountants.fourier.truncation import truncated_law
+from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.discretized_pld import Grid, HalfCells, LatticeMeasure
+from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
+from affidavit.accountants.fourier.tail_bounds import truncated_law
 from affidavit.plan import TruncatedPoissonGaussian
 
 

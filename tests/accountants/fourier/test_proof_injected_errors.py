@@ -18,8 +18,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant, losses, spectrum, transform
-from affidavit.accountants.fourier.lattice import (
+from affidavit.accountants.fourier import FourierAccountant, privacy_loss, spectrum, transform
+from affidavit.accountants.fourier.discretized_pld import (
     Grid,
     HalfCells,
     LatticeMeasure,
@@ -27,8 +27,8 @@ from affidavit.accountants.fourier.lattice import (
     lower_measure,
     upper_measure,
 )
-from affidavit.accountants.fourier.losses import Cells, NormalMixtureLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
+from affidavit.accountants.fourier.privacy_loss import Cells, NormalMixtureLaw
 from affidavit.accountants.fourier.transform import ComposedTransform, Window
 from affidavit.plan import Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.accountants.fourier.closed_forms import distance, one_release
@@ -139,7 +139,7 @@ def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
             return masses + SHARE * bad * errors, errors
 
         with monkeypatch.context() as patch:
-            patch.setattr(losses, "normal_masses", disturbed)
+            patch.setattr(privacy_loss, "normal_masses", disturbed)
             event = Repeated(event=Gaussian(noise_multiplier=40.0), count=1000)
             found = FourierAccountant().curve(event).epsilon(1e-9)
             single = PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=1.0)

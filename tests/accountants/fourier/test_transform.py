@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from affidavit.accountants.fourier.kept import Kept
-from affidavit.accountants.fourier.lattice import Grid, LatticeMeasure
+from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import TiltedLaw, tilted
 from affidavit.accountants.fourier.transform import ComposedTransform, Window, log_peak

@@ -9,10 +9,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from affidavit.accountants.fourier import FourierAccountant, refine
-from affidavit.accountants.fourier.passes import Sum, transforms
-from affidavit.accountants.fourier.steering import Laws, Steering
-from affidavit.accountants.fourier.truncation import attained_rate, truncated_law
+from affidavit.accountants.fourier import FourierAccountant, refinement
+from affidavit.accountants.fourier.discretization import Laws, Steering
+from affidavit.accountants.fourier.evaluation import Sum, transforms
+from affidavit.accountants.fourier.tail_bounds import attained_rate, truncated_law
 from affidavit.accountants.pld import PldAccountant
 from affidavit.plan import (
     Composed,
@@ -173,7 +173,7 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
         points.append(steering.points)
         return transforms(laws, steering, lower=lower)
 
-    monkeypatch.setattr(refine, "transforms", counted)
+    monkeypatch.setattr(refinement, "transforms", counted)
     leaf = TruncatedPoissonGaussian(
         dataset_size=50_000,
         sampling_probability=0.01,

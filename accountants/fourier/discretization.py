@@ -24,13 +24,14 @@ from functools import partial
 
 import numpy as np
 
-from affidavit.accountants.fourier.directions import Direction
+from affidavit.accountants.fourier.cache import MOST_BYTES, SMALL, Kept, down, nearest
+from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
+from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.grids import grids_of
-from affidavit.accountants.fourier.kept import MOST_BYTES, SMALL, Kept
-from affidavit.accountants.fourier.ladders import down, nearest
-from affidavit.accountants.fourier.lattice import Grid, LowerRange
-from affidavit.accountants.fourier.losses import Atoms, LossLaw
-from affidavit.accountants.fourier.saddle import (
+from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
+from affidavit.accountants.fourier.spectrum import fast_length
+from affidavit.accountants.fourier.strata import CUT, strata, window_of
+from affidavit.accountants.fourier.tail_bounds import (
     Composition,
     Saddle,
     at_delta,
@@ -38,8 +39,6 @@ from affidavit.accountants.fourier.saddle import (
     at_order,
     tilted_reach,
 )
-from affidavit.accountants.fourier.spectrum import fast_length
-from affidavit.accountants.fourier.strata import CUT, strata, window_of
 from affidavit.accountants.fourier.transform import Window, log_peak, window_points
 
 _RARE = 1e-7

@@ -35,8 +35,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from affidavit.accountants.fourier.losses import LossLaw
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
+from affidavit.accountants.fourier.privacy_loss import LossLaw
 
 _MOST_DEBTS = 1000
 """Debts followed one by one; with more than that the measure is cut instead."""

@@ -11,13 +11,13 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import beta
 
-from affidavit.accountants.allocation import AllocationAccountant
-from affidavit.accountants.allocation.directions import Direction
-from affidavit.accountants.allocation.search import bracket_delta, bracket_epsilon
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.random_allocation import AllocationAccountant
+from affidavit.accountants.random_allocation.accountant import bracket_delta, bracket_epsilon
+from affidavit.accountants.random_allocation.directions import Direction
 from affidavit.plan import (
     Composed,
     Gaussian,

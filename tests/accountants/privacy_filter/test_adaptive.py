@@ -18,8 +18,8 @@ from scipy.stats import norm
 
 from affidavit.accountants.gaussian import GaussianCurve
 from affidavit.accountants.privacy_filter.cost import Cost
+from affidavit.accountants.privacy_filter.privacy_filter import Budget, Filter
 from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS
-from affidavit.accountants.privacy_filter.rule import Budget, Filter
 
 EPSILON, DELTA = 8.0, 1e-5
 

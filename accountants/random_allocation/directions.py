@@ -21,21 +21,24 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtr
 
-from affidavit.accountants.allocation.jumps import (
+from affidavit.accountants.cyclic_convolution import Array
+from affidavit.accountants.protocol import OutOfReach
+from affidavit.accountants.random_allocation.power import (
+    PayoffCeiling,
+    PowerOfMeasure,
+    Side,
+    Term,
+    Window,
+)
+from affidavit.accountants.random_allocation.tail_truncation import (
     Beyond,
     LargeTerms,
     LeastOfOthers,
     SmallTerms,
     choose_cut,
+    lower_masses,
+    upper_masses,
 )
-from affidavit.accountants.allocation.measures import lower_masses, upper_masses
-from affidavit.accountants.allocation.power import (
-    PayoffCeiling,
-    PowerOfMeasure,
-    Window,
-)
-from affidavit.accountants.allocation.terms import Array, Side, Term
-from affidavit.accountants.protocol import OutOfReach
 
 MOST_POINTS = 1 << 23
 """Longest lattice or transform; 64 MiB an array of doubles."""

@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from affidavit.accountants.allocation.directions import Direction
-from affidavit.accountants.allocation.jumps import LargeTerms, LeastOfOthers, choose_cut
-from affidavit.accountants.allocation.measures import lower_masses, upper_masses
-from affidavit.accountants.allocation.power import PayoffCeiling, PowerOfMeasure, Window
-from affidavit.accountants.allocation.terms import Array, Term
+from affidavit.accountants.random_allocation.directions import Direction
+from affidavit.accountants.random_allocation.power import (
+    Array,
+    PayoffCeiling,
+    PowerOfMeasure,
+    Term,
+    Window,
+)
+from affidavit.accountants.random_allocation.tail_truncation import (
+    LargeTerms,
+    LeastOfOthers,
+    choose_cut,
+    lower_masses,
+    upper_masses,
+)
 
 
 def call(nodes: Array, masses: Array, at: float) -> float:

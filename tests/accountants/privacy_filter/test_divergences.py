@@ -14,9 +14,8 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from affidavit.accountants.dp_events import as_dp_event
-from affidavit.accountants.fourier.losses import Kind, NormalMixtureLaw, WorseOfBothLaw
-from affidavit.accountants.privacy_filter.moments import log_moments
-from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
+from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw, WorseOfBothLaw
+from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences, log_moments
 from affidavit.plan import (
     BallsInBinsGaussian,
     Composed,

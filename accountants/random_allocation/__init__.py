@@ -4,7 +4,7 @@ Throughout, ε is in nats, σ the noise multiplier of one bin's release and ``ra
 S, and the nodes, steps and cuts of lattices are likelihood ratios, which have no unit.
 """
 
-from affidavit.accountants.allocation.accountant import AllocationAccountant, AllocationCurve
-from affidavit.accountants.allocation.renyi import RenyiAllocationAccountant
+from affidavit.accountants.random_allocation.accountant import AllocationAccountant, AllocationCurve
+from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
 
 __all__ = ["AllocationAccountant", "AllocationCurve", "RenyiAllocationAccountant"]

@@ -31,13 +31,13 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, logsumexp
 
-from affidavit.accountants.allocation.jumps import log_laplace
-from affidavit.accountants.allocation.reach import check_range
-from affidavit.accountants.allocation.terms import UNIT_ROUNDOFF, Array
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.engine_versions import OURS
+from affidavit.accountants.cyclic_convolution import UNIT_ROUNDOFF, Array
 from affidavit.accountants.protocol import OutOfReach, Unsupported, require_delta, require_epsilon
+from affidavit.accountants.random_allocation.limits import check_range
+from affidavit.accountants.random_allocation.tail_truncation import log_laplace
+from affidavit.accountants.registry import OURS
 from affidavit.plan import (
     Event,
     Gaussian,

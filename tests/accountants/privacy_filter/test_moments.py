@@ -9,8 +9,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from affidavit.accountants.fourier.losses import Kind, NormalMixtureLaw
-from affidavit.accountants.privacy_filter import moments
+from affidavit.accountants.fourier.privacy_loss import Kind, NormalMixtureLaw
+from affidavit.accountants.privacy_filter import renyi_divergences
 
 LAWS = [
     NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
@@ -47,7 +47,7 @@ def test_the_tail_is_bounded(law: NormalMixtureLaw, exponent: float) -> None:
     mu = law.distance / law.noise_multiplier
     edge = float(law.loss(np.array([mu + 1.0]))[0])
     exact = math.log(moment_above(law, edge, exponent))
-    bound = moments._log_tail(law, edge, exponent)
+    bound = renyi_divergences._log_tail(law, edge, exponent)
     assert exact <= bound * (1 + 1e-12) + 1e-9
     q = law.sampling_probability
     slack = exponent * -(math.log(q) + math.log1p(-q)) if q < 1 else 0.0
@@ -59,18 +59,18 @@ def test_the_whole_is_bounded_and_nearly_met(law: NormalMixtureLaw) -> None:
     lowest = float(law.loss(np.array([-12.0]))[0])
     for exponent in (0.5, 2.0, 6.0):
         exact = math.log(moment_above(law, lowest, exponent))
-        (bound,) = moments.log_moments(law, np.array([exponent]))
+        (bound,) = renyi_divergences.log_moments(law, np.array([exponent]))
         assert exact - 1e-9 <= bound <= exact + 1e-3
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.noise_multiplier}")
 def test_moments_beyond_a_double_are_infinite_and_no_warning(law: NormalMixtureLaw) -> None:
     orders = np.array([0.5, 1e3, 1e150, 1e300])
-    found = moments.log_moments(law, orders)
+    found = renyi_divergences.log_moments(law, orders)
     assert not np.isnan(found).any()
     assert np.all(np.diff(found) >= 0)
 
 
 def test_above_its_ceiling_there_is_nothing() -> None:
     law = NormalMixtureLaw(kind="add", noise_multiplier=1.0, sampling_probability=0.3)
-    assert moments._log_tail(law, law.ceiling, 2.0) == -math.inf
+    assert renyi_divergences._log_tail(law, law.ceiling, 2.0) == -math.inf

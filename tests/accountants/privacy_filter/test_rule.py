@@ -15,13 +15,13 @@ from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant, GaussianCurve, joint_mu
 from affidavit.accountants.privacy_filter.cost import DELTA_UNIT, UNIT, Coordinate, Cost
-from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
-from affidavit.accountants.privacy_filter.rule import (
+from affidavit.accountants.privacy_filter.privacy_filter import (
     MOST_FORECAST,
     Budget,
     Filter,
     admits_alone,
 )
+from affidavit.accountants.privacy_filter.renyi_divergences import ORDERS, divergences
 from affidavit.accountants.protocol import AccountantError
 from affidavit.plan import Composed, Event, Gaussian, PoissonSubsampledGaussian, Repeated
 from tests.seeds import seeded

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
-from affidavit.accountants.fourier.losses import (
+from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
     NormalMixtureLaw,
     WorseOfBothLaw,
 )
-from affidavit.accountants.fourier.truncation import attained_law, truncated_law
+from affidavit.accountants.fourier.tail_bounds import attained_law, truncated_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,

@@ -1,20 +1,173 @@
-"""One direction of a composition, bracketed to a tolerance.
+"""Brackets that lie inside one another whatever width is asked for, without passing them all.
+
+An answer to 1e-7 is found by way of wider ones (``RUNGS``), each cut with those before. A
+coarse answer is for those who will not wait for the first of these, so the finer ones must
+not pass through it, and it is widened instead: both hold the true value, so a bracket no
+wider than w reaches no further than w beyond either end of any other. A coarse bracket
+that is widened at both ends by what the next rung promises holds every answer that kept
+its promise; one that did not keep it, which is rare, is cut with the coarse answers.
+
+Where the laws leave a gap of their own (``Laws.gapped``) no such promise can be kept, and
+every answer passes all the rungs above it.
+
+>>> asked = []
+>>> def ask(widths):
+...     asked.append(list(widths))
+...     return Bracket(lower=1.0, upper=1.0 + widths[-1])
+>>> nested(ask, 1e-4), asked
+(Bracket(lower=1.0, upper=1.0001), [[0.0001]])
+>>> coarse = nested(ask, 1e-2)
+>>> coarse.lower < 1.0 < 1.004 < coarse.upper, coarse.width < 1e-2
+(True, True)
+
+One direction of a composition, bracketed to a tolerance.
 
 The bracket is read from two ``ComposedTransform``s, one of upper and one of lower
 measures; the steering only decides how narrow it comes out. A bracket that is too wide is
 tried again with a smaller step, until it is narrow enough, rounding stops it, or the
 grids would grow too long. What was found before is kept: a search asked for less and less
 width gives brackets each inside the one before.
+
+Where a direction's ε lies, roughly, for the search to begin at; bounds nothing but above.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.location import located, located_in_strata, union_bound
-from affidavit.accountants.fourier.passes import MOST_POINTS, Sum, crossing, steered, transforms
-from affidavit.accountants.fourier.steering import Laws, Steering, Work, saddle_at_epsilon
+from affidavit.accountants.fourier.discretization import (
+    Laws,
+    Steering,
+    Work,
+    saddle_at_delta,
+    saddle_at_epsilon,
+)
+from affidavit.accountants.fourier.evaluation import (
+    ENDLESS,
+    MOST_POINTS,
+    Sum,
+    crossing,
+    steered,
+    transforms,
+)
+from affidavit.accountants.fourier.tail_bounds import Saddle, at_epsilon
+
+
+def union_bound(laws: Laws, delta: float) -> float:
+    """An upper bound of ε (nats) that needs no transform: 0 where it shows that, else a loose one.
+
+    δ(0) is at most the sum of the releases' total variations; and unless some loss exceeds
+    its top, which has probability δ at most in all, the run's is at most their sum.
+    """
+    releases = laws.direction.laws
+    variation = total = 0.0
+    steps = sum(count for _, count in releases)
+    for law, count in releases:
+        at_zero = law.survival(np.zeros(1))
+        p, q, relative = (float(x[0]) for x in (at_zero.p, at_zero.q, at_zero.relative))
+        variation += count * (p - q + 2 * relative * p) * (1 + 1e-9)
+        total += count * max(0.0, law.top(delta / steps * (1 - 1e-6)))
+    return 0.0 if variation <= delta else total * (1 + 1e-6)
+
+
+def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
+    """The saddle at ``delta`` with the ε (nats) to start from, found by a coarse grid.
+
+    The saddle's own ε can be far off when the loss is a few rare jumps, and the tilt with
+    it: then the saddle is found again at the ε of the coarse grid.
+    """
+    saddle = saddle_at_delta(laws, delta)
+    epsilon = saddle.epsilon
+    for _ in range(4):
+        above, _ = transforms(
+            laws, steered(laws, saddle, epsilon, delta, 0.1, None, None), lower=False
+        )
+        width = 1 / saddle.order
+        _, found = crossing(above.upper, delta, epsilon, 0.1 * width, 0.02 * width)
+        if not 0 < found < ENDLESS:
+            break
+        moved = abs(found - epsilon) / width
+        epsilon = found
+        if moved < 0.5:
+            break
+        saddle = at_epsilon(laws.common(delta), epsilon)
+    return saddle, epsilon
+
+
+def located_in_strata(
+    laws: Laws, saddle: Saddle, guess: float, delta: float
+) -> tuple[float, float]:
+    """The ε (nats) to start from and minus the slope of log δ there, by coarse grids in strata."""
+    slope = saddle.order
+    for _ in range(4):
+        steering = steered(laws, saddle, guess, delta, 0.1, slope, None)
+        above, _ = transforms(laws, steering, lower=False)
+        _, found = crossing(above.upper, delta, guess, 0.1 / slope, 0.02 / slope)
+        if not 0 < found < ENDLESS:
+            break
+        nearby = 0.2 / slope
+        here, there = above.upper(found), above.upper(found + nearby)
+        moved = abs(found - guess)
+        if 0 < there < here:
+            slope = min(100 * slope, max(0.01 * slope, math.log(here / there) / nearby))
+        guess = found
+        if moved * slope < 0.5:
+            break
+    return guess, slope
+
+
+RUNGS = (1e-4, 3e-5, 1e-5, 3e-6, 1e-6, 3e-7, 1e-7)
+"""Relative widths that a bracket passes on its way to the one asked for."""
+COARSE = (5e-2, 5e-3, 5e-4)
+"""Relative widths of coarser answers, each more than three times the next."""
+_MARGIN = 1.1
+"""More than the upper ends of two brackets of the same value differ by, relative to either."""
+
+Ask = Callable[[Sequence[float]], Bracket]
+"""The bracket found by way of the given relative widths."""
+
+
+def nested(ask: Ask, relative_width: float, *, least: float = 0.0, gapped: bool = False) -> Bracket:
+    """The answer about ``relative_width`` wide, inside all wider ones.
+
+    ``least`` is the absolute width below which none is asked for.
+    """
+    if gapped:
+        return ask(_down_to(relative_width, (*COARSE, *RUNGS)))
+    for index, width in enumerate(COARSE):
+        if width <= relative_width:
+            found = _coarse(ask, index, least)
+            if found is not None:
+                return found
+    best = ask(_down_to(relative_width, RUNGS))
+    if best.width > _promise(RUNGS[0], best, least):
+        for index in range(len(COARSE)):
+            best = best.intersect(_coarse(ask, index, least) or best)
+    return best
+
+
+def _coarse(ask: Ask, index: int, least: float) -> Bracket | None:
+    """The answer of a coarse rung, widened; None if it is then wider than the rung."""
+    width, following = (*COARSE, RUNGS[0])[index : index + 2]
+    found = ask((width - 2 * _MARGIN * following,))
+    beyond = _MARGIN * _promise(following, found, least)
+    widened = Bracket(lower=max(0.0, found.lower - beyond), upper=found.upper + beyond)
+    return widened if widened.width <= _promise(width, found, least) else None
+
+
+def _promise(width: float, found: Bracket, least: float) -> float:
+    return max(width * found.upper, least)
+
+
+def _down_to(relative_width: float, rungs: Sequence[float]) -> Sequence[float]:
+    """The rungs on the way, a head of the same list for every request."""
+    enough = next(index for index, width in enumerate(rungs) if width <= relative_width)
+    return rungs[: enough + 1]
+
 
 SMALLEST_WIDTH = 1e-6
 """No bracket of ε is asked to be narrower than this, in nats."""

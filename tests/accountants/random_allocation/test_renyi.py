@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from scipy.integrate import dblquad, quad
 
-from affidavit.accountants.allocation import (
+from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.gaussian import GaussianAccountant
+from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.random_allocation import (
     AllocationAccountant,
     RenyiAllocationAccountant,
     renyi,
 )
-from affidavit.accountants.allocation.jumps import log_laplace
-from affidavit.accountants.allocation.renyi import ORDERS
-from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.gaussian import GaussianAccountant
-from affidavit.accountants.protocol import OutOfReach, Unsupported
+from affidavit.accountants.random_allocation.renyi import ORDERS
+from affidavit.accountants.random_allocation.tail_truncation import log_laplace
 from affidavit.accountants.rdp import RdpAccountant
 from affidavit.plan import (
     Composed,
