@@ -17,8 +17,8 @@ import time
 import numpy as np
 
 from affidavit.accountants.monte_carlo import MonteCarloAccountant
-from affidavit.accountants.monte_carlo.pilot import design_at_delta
 from affidavit.accountants.monte_carlo.importance_sampling import tilts
+from affidavit.accountants.monte_carlo.pilot import design_at_delta
 from affidavit.plan import BallsInBinsGaussian, Gram
 
 CASES = (
