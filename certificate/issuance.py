@@ -95,7 +95,7 @@ def issue(
     ``certified`` needs no approval: there is nothing in it to use. ``ledger`` is where the
     data set's budget stands as this is issued, where there is one.
     """
-    said = statement(
+    document = statement(
         assessment,
         requester=requester,
         issued_at=issued_at,
@@ -103,8 +103,8 @@ def issue(
         approvals=Approvals(under.policy.approvals if assessment.verdict == "certified" else 0),
         under=under,
     )
-    said["predicate"]["ledger"] = None if ledger is None else dict(ledger)
-    return _sign(said, key, former)
+    document["predicate"]["ledger"] = None if ledger is None else dict(ledger)
+    return _sign(document, key, former)
 
 
 def issue_approved(
@@ -128,17 +128,17 @@ def issue_approved(
     return _sign({**pending, "predicate": {**predicate, **changes}}, key, former)
 
 
-def _sign(said: dict[str, Any], key: SigningPort, former: PreviousIssue | None) -> Certificate:
-    """Sign ``said`` as the issue after ``former``, or as the first one."""
+def _sign(document: dict[str, Any], key: SigningPort, former: PreviousIssue | None) -> Certificate:
+    """Sign ``document`` as the issue after ``former``, or as the first one."""
     place = {
         "issue": 1 if former is None else former.issue + 1,
         "supersedes": None if former is None else former.envelope_digest,
     }
-    said = {**said, "predicate": {**said["predicate"], **place}}
-    envelope = sign_envelope(canonical_json(said), key)
+    document = {**document, "predicate": {**document["predicate"], **place}}
+    envelope = sign_envelope(canonical_json(document), key)
     return Certificate(
-        id=said["predicate"]["certificate_id"],
-        statement=said,
+        id=document["predicate"]["certificate_id"],
+        statement=document,
         bundle=canonical_json({"bundleType": BUNDLE_TYPE, "envelope": envelope.as_document()}),
         untrusted=key.public.development,
         envelope_digest=envelope.digest,

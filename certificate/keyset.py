@@ -250,9 +250,9 @@ def read_keyset(raw: bytes) -> SignedKeyset:
 def read_model(kind: type[Model], document: Any) -> Model:
     """``document`` as a ``kind`` whose every key is what its id says; raises ``KeysetError``."""
     try:
-        found = kind.model_validate_json(canonical_json(document))
+        model = kind.model_validate_json(canonical_json(document))
         for part in ("keys", "roots"):
-            for key in _keys_of(getattr(found, part, ())):
+            for key in _keys_of(getattr(model, part, ())):
                 key.public()
     except ValidationError as error:
         first = error.errors()[0]
@@ -260,7 +260,7 @@ def read_model(kind: type[Model], document: Any) -> Model:
         raise _malformed(f"{where}: {first['msg']}.") from None
     except KeyFailure as failure:
         raise _malformed(str(failure)) from None
-    return found
+    return model
 
 
 def _keys_of(part: Any) -> tuple[RootKey | KeyEntry, ...]:

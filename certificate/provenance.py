@@ -114,7 +114,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         raise ValueError("another shape")
     named = ", ".join(sorted({str(item["code"]) for item in codes}))
     (subject,) = statement["subject"]
-    given = definition["externalParameters"]
+    parameters = definition["externalParameters"]
     return RunProvenance(
         run=str(definition["internalParameters"]["run"]),
         certificate="sha256:" + certificate["digest"]["sha256"],
@@ -124,8 +124,8 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         record=found["head"],
         summary=named[:500] or "the record conforms.",
         subject=(str(subject["name"]), str(subject["digest"]["sha256"])),
-        data=str(given["data"]),
-        model=str(given["model"]),
+        data=str(parameters["data"]),
+        model=str(parameters["model"]),
         code=str(code["annotations"]["recorded"]),
         worker=str(details["builder"]["id"]),
         key_id=key_id,

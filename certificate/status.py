@@ -93,8 +93,8 @@ class StatusCheck(NamedTuple):
 
 def sign_status(content: Mapping[str, Any], key: SigningPort) -> bytes:
     """The signed list, as ``GET /v1/status`` answers it; ``content`` without its ``_type``."""
-    found = StatusList.model_validate({"_type": STATUS_TYPE, **content})
-    payload = canonical_json(found.model_dump(mode="json", by_alias=True))
+    status_list = StatusList.model_validate({"_type": STATUS_TYPE, **content})
+    payload = canonical_json(status_list.model_dump(mode="json", by_alias=True))
     return canonical_json(sign_envelope(payload, key, PAYLOAD_TYPE).as_document())
 
 
@@ -117,7 +117,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     if not key.accepts(envelope.signature, envelope.signed_bytes):
         raise _bad("its signature does not fit its content.")
     try:
-        found = StatusList.model_validate_json(
+        status_list = StatusList.model_validate_json(
             canonical_json(load_json(envelope.payload, MOST_BYTES).data)
         )
     except MalformedPlan as error:
@@ -125,9 +125,9 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     except ValidationError as error:
         first = error.errors()[0]
         raise _bad(f"{'/'.join(map(str, first['loc']))}: {first['msg']}.") from None
-    if not key.covers(parse_instant(found.issued_at)):
+    if not key.covers(parse_instant(status_list.issued_at)):
         raise _bad("it was signed when its key might not sign.")
-    return found, envelope
+    return status_list, envelope
 
 
 def current_status(
@@ -143,9 +143,9 @@ def current_status(
     ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and
     ``status_rollback``.
     """
-    found, signed = read_status(raw, trusted)
-    _require_fresh(found, signed, seen, now)
-    return found, signed
+    status_list, signed = read_status(raw, trusted)
+    _require_fresh(status_list, signed, seen, now)
+    return status_list, signed
 
 
 def check_status(
@@ -169,15 +169,17 @@ def check_status(
                 "Fetch one with `affidavit status` and pass --status.",
             )
         return StatusCheck("revocation not checked: no status list at hand", False)
-    found, _ = current_status(demands.status, trusted, demands.status_seen, now)
-    if envelope.key_id not in found.keys:
+    status_list, _ = current_status(demands.status, trusted, demands.status_seen, now)
+    if envelope.key_id not in status_list.keys:
         raise _error(
             "other_status",
             "the status list is of another service: it does not speak for the certificate's key.",
             "Fetch the list of the service that issued the certificate.",
         )
-    _require_unlisted(found, envelope.digest)
-    return StatusCheck(f"not listed in status list {found.sequence} of {found.issuer}", True)
+    _require_unlisted(status_list, envelope.digest)
+    return StatusCheck(
+        f"not listed in status list {status_list.sequence} of {status_list.issuer}", True
+    )
 
 
 def _require_approved(predicate: Mapping[str, Any]) -> None:
@@ -201,32 +203,34 @@ def _require_approved(predicate: Mapping[str, Any]) -> None:
 
 
 def _require_fresh(
-    found: StatusList, signed: Envelope, seen: Mapping[str, tuple[int, str]], now: datetime
+    status_list: StatusList, signed: Envelope, seen: Mapping[str, tuple[int, str]], now: datetime
 ) -> None:
     remedy = "Fetch a new one with `affidavit status`."
-    if parse_instant(found.issued_at) > now + AHEAD:
+    if parse_instant(status_list.issued_at) > now + AHEAD:
         raise _bad("it is from the future; check this machine's clock.")
-    if parse_instant(found.next_update) < now:
-        raise _error("stale_status", f"the status list was good until {found.next_update}.", remedy)
-    last = seen.get(found.issuer)
+    if parse_instant(status_list.next_update) < now:
+        raise _error(
+            "stale_status", f"the status list was good until {status_list.next_update}.", remedy
+        )
+    last = seen.get(status_list.issuer)
     if last is None:
         return
-    if found.sequence < last[0]:
+    if status_list.sequence < last[0]:
         raise _error(
             "status_rollback",
-            f"status list {found.sequence} is older than {last[0]}, which was seen before.",
+            f"status list {status_list.sequence} is older than {last[0]}, which was seen before.",
             remedy,
         )
-    if found.sequence == last[0] and signed.digest != last[1]:
+    if status_list.sequence == last[0] and signed.digest != last[1]:
         raise _error(
             "status_rollback",
-            f"another status list {found.sequence} was seen before; there can be only one.",
+            f"another status list {status_list.sequence} was seen before; there can be only one.",
             "Ask the service's operator: one number was signed twice.",
         )
 
 
-def _require_unlisted(found: StatusList, digest: str) -> None:
-    for item in found.listed:
+def _require_unlisted(status_list: StatusList, digest: str) -> None:
+    for item in status_list.listed:
         if item.envelope != digest:
             continue
         if item.status == "superseded":

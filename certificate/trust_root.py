@@ -94,55 +94,56 @@ def accept_keyset(chain: Sequence[SignedKeyset], anchor: Anchor | None, now: dat
     ``anchor`` is None for the first one of all, of which only its own roots can vouch.
     Raises ``KeysetError``.
     """
-    for found in chain:
-        follow(found, anchor)
-        anchor = found
+    for candidate in chain:
+        follow(candidate, anchor)
+        anchor = candidate
     keyset = chain[-1].keyset
     _current(keyset, now)
     return keyset
 
 
-def follow(found: SignedKeyset, anchor: Anchor | None) -> None:
+def follow(candidate: SignedKeyset, anchor: Anchor | None) -> None:
     """Check everything but the dates.
 
     Raises ``KeysetError``: ``keyset_unsigned``, ``keyset_untrusted``, ``keyset_rollback``,
     ``keyset_fork`` or ``keyset_unrevoked``.
     """
-    if not found.keyset.roots.signed(found.envelope):
+    if not candidate.keyset.roots.signed(candidate.envelope):
         raise KeysetError(
             "keyset_unsigned",
-            f"fewer than {found.keyset.roots.threshold} of its own root keys signed the keyset.",
+            f"fewer than {candidate.keyset.roots.threshold} of its own root keys "
+            "signed the keyset.",
             "Have it signed by more of them: affidavit keyset sign.",
         )
     if anchor is None:
         return
     trusted = anchor if isinstance(anchor, Roots) else anchor.keyset.roots
-    if not trusted.signed(found.envelope):
+    if not trusted.signed(candidate.envelope):
         raise KeysetError(
             "keyset_untrusted",
             f"fewer than {trusted.threshold} of the root keys that you trust signed the keyset.",
             "If the roots changed in between, give the versions between, oldest first.",
         )
     if isinstance(anchor, SignedKeyset):
-        _after(found, anchor)
+        _after(candidate, anchor)
 
 
-def _after(found: SignedKeyset, last: SignedKeyset) -> None:
-    version, known = found.keyset.version, last.keyset.version
+def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
+    version, known = candidate.keyset.version, last.keyset.version
     if version < known:
         raise KeysetError(
             "keyset_rollback",
             f"the keyset is version {version}, older than version {known}, which you have seen.",
             "Fetch the newest; if this is what you are given, somebody hides a revocation.",
         )
-    same = version == known and found.digest != last.digest
-    if same or (version == known + 1 and found.keyset.previous != last.digest):
+    same = version == known and candidate.digest != last.digest
+    if same or (version == known + 1 and candidate.keyset.previous != last.digest):
         raise KeysetError(
             "keyset_fork",
             f"there are two keysets of version {known}, and this one is not of yours.",
             "Ask the holders of the root keys which one they signed; trust neither until then.",
         )
-    now_revoked = found.keyset.revoked_since()
+    now_revoked = candidate.keyset.revoked_since()
     for key_id, since in last.keyset.revoked_since().items():
         if key_id not in now_revoked or now_revoked[key_id] > since:
             raise KeysetError(

@@ -62,7 +62,7 @@ def verify(
     demands: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
     """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
-    trusted, asked = tuple(trusted), demands or VerificationOptions()
+    trusted, options = tuple(trusted), demands or VerificationOptions()
     report = _Report()
     envelope, log = _form(bundle)
     report.passed(1, f"{len(bundle)} bytes")
@@ -80,18 +80,18 @@ def verify(
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
-    report.passed(8, _rules(predicate, asked))
+    report.passed(8, _rules(predicate, options))
     now = now or datetime.now(UTC)
     _validity(not_before, not_after, now)
     report.passed(9, f"until {predicate['validity']['not_after']}")
-    kept = _log(envelope, statement, log, trusted, asked, report)
-    status = check_status(envelope, predicate, trusted, asked, now)
+    last_checkpoint = _log(envelope, statement, log, trusted, options, report)
+    status = check_status(envelope, predicate, trusted, options, now)
     (report.passed if status.checked else report.unchecked)(13, status.detail)
     return VerifiedCertificate(
         statement=statement,
         steps=tuple(report.steps),
         unchecked=tuple(report.skipped),
-        checkpoint=kept,
+        checkpoint=last_checkpoint,
     )
 
 
@@ -272,10 +272,10 @@ def _plan(statement: dict[str, Any], plan: Plan | None) -> str:
     return carried
 
 
-def _rules(predicate: dict[str, Any], asked: VerificationOptions) -> str:
+def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
     """Step 8: every engine as new as asked, and a policy that is accepted."""
     versions = _engines(predicate)
-    for name, lowest in asked.accountants.items():
+    for name, lowest in options.accountants.items():
         found = versions.get(name)
         if found is None or _numbers(found) < _numbers(lowest):
             raise VerificationError(
@@ -287,22 +287,22 @@ def _rules(predicate: dict[str, Any], asked: VerificationOptions) -> str:
             )
     policy = predicate.get("policy")
     accepted = policy.get("digest") if isinstance(policy, dict) else None
-    if asked.policies and accepted not in asked.policies:
+    if options.policies and accepted not in options.policies:
         raise VerificationError(
             8,
             "other_policy",
             f"it was issued under the policy {str(accepted)[:23]}…, which you do not accept.",
             "Certify the plan under a policy that you accept.",
         )
-    for floor in asked.floors:
+    for floor in options.floors:
         for reason in policy_floor(predicate, floor):
             raise VerificationError(
                 8, "below_policy", f"{reason.code}: {reason.message}", reason.remedy
             )
-    if not asked.accountants and not asked.policies and not asked.floors:
+    if not options.accountants and not options.policies and not options.floors:
         return "no lowest version and no policy was asked for"
-    policies = len(asked.policies) + len(asked.floors)
-    return f"as asked: {len(asked.accountants)} versions, {policies} policies"
+    policies = len(options.policies) + len(options.floors)
+    return f"as asked: {len(options.accountants)} versions, {policies} policies"
 
 
 def _engines(predicate: dict[str, Any]) -> dict[str, str]:
@@ -335,19 +335,19 @@ def _log(
     statement: dict[str, Any],
     part: Inclusion | None,
     trusted: tuple[PublicKey, ...],
-    asked: VerificationOptions,
+    options: VerificationOptions,
     report: _Report,
 ) -> str | None:
     """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
     if part is None:
-        log_steps.require_logged(asked)
+        log_steps.require_logged(options)
         for step in (10, 11, 12):
             report.unchecked(step, "not logged: the bundle has no proof of a log")
         return None
     checkpoint = log_steps.included(envelope, statement, part)
     report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
-    key = log_steps.signed(part.checkpoint, trusted, asked.log_origin)
+    key = log_steps.signed(part.checkpoint, trusted, options.log_origin)
     report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}")
-    link = log_steps.consistent(checkpoint, asked)
+    link = log_steps.consistent(checkpoint, options)
     (report.passed if link.checked else report.unchecked)(12, link.detail)
     return part.checkpoint if link.keep else None
