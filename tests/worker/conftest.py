@@ -156,7 +156,7 @@ def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     server.start()
     # A client for each question would read all authorities' certificates for each. It forgets a
     # connection before the service does, so that none is used just as the service closes it.
-    limits = httpx.RateLimiter(keepalive_expiry=2)
+    limits = httpx.Limits(keepalive_expiry=2)
     with httpx.Client(timeout=60, limits=limits) as client:
         found = Shop(tmp_path, database_url, server, tokens, client)
         budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
