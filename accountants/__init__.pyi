@@ -1,6 +1,7 @@
 from .bracket import Bracket as Bracket
 from .bracket import decimal_down as decimal_down
 from .bracket import decimal_up as decimal_up
+from .calibration import confirmed_noise as confirmed_noise
 from .calibration import largest_probability as largest_probability
 from .calibration import least_noise as least_noise
 from .calibration import most as most
@@ -8,12 +9,10 @@ from .calibration import most_steps as most_steps
 from .composition import kinds as kinds
 from .composition import leaves as leaves
 from .composition import parts as parts
-from .confirmation import confirmed_noise as confirmed_noise
 from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve
 from .gaussian import joint_mu as joint_mu
-from .profile import sample as sample
 from .protocol import Accountant as Accountant
 from .protocol import AccountantError as AccountantError
 from .protocol import Adjustable as Adjustable
@@ -33,3 +32,4 @@ from .tradeoff import TradeOff as TradeOff
 from .tradeoff import belief as belief
 from .tradeoff import guess as guess
 from .tradeoff import odds_exponent as odds_exponent
+from .tradeoff import sample as sample

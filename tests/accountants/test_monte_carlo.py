@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.confirmation import MOST_LOOKS, WITHIN, confirmed_noise
+from affidavit.accountants.calibration import MOST_LOOKS, WITHIN, confirmed_noise
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianAccountant
 from affidavit.accountants.monte_carlo import MonteCarloAccountant, MonteCarloCurve

@@ -14,10 +14,9 @@ from scipy.stats import norm
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant
 from affidavit.accountants.gaussian import GaussianCurve
-from affidavit.accountants.profile import SMALLEST_DELTA, TOLERANCE, sample
 from affidavit.accountants.protocol import OutOfReach, PrivacyCurve
 from affidavit.accountants.registry import accountant
-from affidavit.accountants.tradeoff import TradeOff, gaps
+from affidavit.accountants.tradeoff import SMALLEST_DELTA, TOLERANCE, TradeOff, gaps, sample
 from affidavit.plan import Event, PoissonSubsampledGaussian, Repeated
 
 ALPHAS = [*(index / 50 for index in range(51)), *(10.0**-k for k in range(2, 13)), 0.999999]
