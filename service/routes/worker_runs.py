@@ -69,7 +69,7 @@ def claim(
     "/v1/runs/{run_id}/bundle",
     summary="The bundle of a run's certificate",
     response_class=Response,
-    responses={200: answers("The bundle.", "Bundle"), **problems(401, 403, 404, 422, 503)},
+    responses={200: answers("The bundle.", "BundleDocument"), **problems(401, 403, 404, 422, 503)},
 )
 def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
     """The issue of the certificate that the run was requested with, as it was signed."""
