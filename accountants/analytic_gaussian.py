@@ -57,9 +57,9 @@ class AnalyticCurve:
                 "Use the gaussian accountant.",
             )
         with np.errstate(all="ignore"):
-            found = float(get_epsilon_gaussian(1 / self.mu, delta, tol=TOLERANCE))
-        slack = 2 * TOLERANCE + ROUNDING * found
-        return Bracket(lower=max(0.0, found - slack), upper=found + slack)
+            result = float(get_epsilon_gaussian(1 / self.mu, delta, tol=TOLERANCE))
+        slack = 2 * TOLERANCE + ROUNDING * result
+        return Bracket(lower=max(0.0, result - slack), upper=result + slack)
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon`` (nats), some 1e-15 wide at the least.
@@ -70,11 +70,11 @@ class AnalyticCurve:
         if self.mu == 0:
             return Bracket(lower=0.0, upper=0.0)
         with np.errstate(all="ignore"):
-            found = float(GaussianPrivacyLoss(1 / self.mu).get_delta_for_epsilon(epsilon))
+            result = float(GaussianPrivacyLoss(1 / self.mu).get_delta_for_epsilon(epsilon))
         # Moving the arguments, of at most this size, by an ulp moves their logarithms so much.
         reach = 1 + self.mu + epsilon / self.mu
-        slack = UNIT * reach * reach + ROUNDING * found
-        return Bracket(lower=max(0.0, found - slack), upper=min(1.0, found + slack))
+        slack = UNIT * reach * reach + ROUNDING * result
+        return Bracket(lower=max(0.0, result - slack), upper=min(1.0, result + slack))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -75,15 +75,15 @@ def least_noise(
     Raises ``NoSolution`` where no noise meets the target, or the least searched does.
     """
     search = _Search(upper, target, *NOISE)
-    found = search.least(*_start(guess, target, start, *NOISE))
-    if found is None:
+    result = search.least(*_start(guess, target, start, *NOISE))
+    if result is None:
         raise NoSolution(
             "no noise meets the target.",
             "Raise target.epsilon, or take out what costs more than it whatever the noise.",
         )
-    if found == NOISE[0]:
+    if result == NOISE[0]:
         raise NoSolution("the target holds without noise.", "Lower target.epsilon.")
-    return found
+    return result
 
 
 def largest_probability(upper: Epsilon, target: float, *, guess: Epsilon | None = None) -> float:
@@ -101,16 +101,16 @@ def largest_probability(upper: Epsilon, target: float, *, guess: Epsilon | None 
         return lambda inverse: function(min(highest, 1 / inverse))
 
     search = _Search(of(upper), target, *span)
-    found = search.least(*_start(None if guess is None else of(guess), target, 100.0, *span))
-    if found is None:
+    result = search.least(*_start(None if guess is None else of(guess), target, 100.0, *span))
+    if result is None:
         raise NoSolution(
             f"no sampling probability of at least {lowest:g} meets the target.",
             "Add noise, run fewer steps or raise target.epsilon.",
         )
     # A hair below the highest is where a search may end although the highest itself fits.
-    if found <= span[0] * (1 + SLACK) and search.excess(math.log(span[0])) <= 0:
+    if result <= span[0] * (1 + SLACK) and search.excess(math.log(span[0])) <= 0:
         return highest
-    return min(highest, 1 / found)
+    return min(highest, 1 / result)
 
 
 def most(
@@ -152,10 +152,10 @@ def most_steps(
 
     Raises ``NoSolution`` where one step is too many, or more than ``MOST_STEPS`` fit.
     """
-    found = most(upper, target, ceiling=MOST_STEPS, guess=guess)
-    if found == MOST_STEPS:
+    result = most(upper, target, ceiling=MOST_STEPS, guess=guess)
+    if result == MOST_STEPS:
         raise NoSolution(f"more than {MOST_STEPS} steps fit the target.", "Give the steps instead.")
-    return found
+    return result
 
 
 # ---- a real scale -------------------------------------------------------------------
@@ -250,10 +250,10 @@ def _start(
     def value(log_scale: float) -> float:
         return _excess(guess(min(max(math.exp(log_scale), lowest), highest)), target)
 
-    found = _root(value, math.log(start), math.log(lowest), math.log(highest))
-    if found is None:
+    result = _root(value, math.log(start), math.log(lowest), math.log(highest))
+    if result is None:
         return math.log(start), 1.5
-    return found[0] + (_AIM if found[0] > math.log(lowest) else 0.0), found[1]
+    return result[0] + (_AIM if result[0] > math.log(lowest) else 0.0), result[1]
 
 
 # ---- a whole number -----------------------------------------------------------------
@@ -300,10 +300,10 @@ def _start_of_count(
     def value(log_inverse: float) -> float:
         return _excess(guess(max(1, min(ceiling, round(math.exp(-log_inverse))))), target)
 
-    found = _root(value, -math.log(min(1000, ceiling)), -math.log(ceiling), 0.0)
-    if found is None:
+    result = _root(value, -math.log(min(1000, ceiling)), -math.log(ceiling), 0.0)
+    if result is None:
         return 1, 0.5
-    return max(1, min(ceiling, int(math.exp(-found[0])))), found[1]
+    return max(1, min(ceiling, int(math.exp(-result[0])))), result[1]
 
 
 # ---- what a guess says --------------------------------------------------------------
@@ -323,14 +323,14 @@ def _root(
             if math.isfinite(above - below):
                 share = above / (above - below)
                 middle = low + (high - low) * min(0.98, max(0.02, share))
-            found = value(middle)
-            if abs(found) <= _AIM / 20:
+            result = value(middle)
+            if abs(result) <= _AIM / 20:
                 break
             # The end that is kept counts half, so that it does not stay for ever.
-            if found > 0:
-                low, above, below = middle, found, below / 2
+            if result > 0:
+                low, above, below = middle, result, below / 2
             else:
-                high, below, above = middle, found, above / 2
+                high, below, above = middle, result, above / 2
         nearby = (value(middle) - value(middle + 0.01)) / 0.01
         return middle, min(1e4, max(0.2, nearby))
     except (OutOfReach, ArithmeticError):

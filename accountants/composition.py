@@ -38,14 +38,14 @@ def leaves(event: Event) -> tuple[tuple[Leaf, int], ...]:
     Raises ``Unsupported`` where a part is no release but a selection among repetitions,
     which only an accountant that asks for ``parts`` can bound.
     """
-    found = []
+    result = []
     for part, count in parts(event):
         if isinstance(part, RepeatAndSelect):
             raise Unsupported(
                 "this accountant has no bound for repeat-and-select.", "Use the rdp accountant."
             )
-        found.append((part, count))
-    return tuple(found)
+        result.append((part, count))
+    return tuple(result)
 
 
 def parts(event: Event) -> tuple[tuple[Leaf | RepeatAndSelect, int], ...]:

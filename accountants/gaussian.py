@@ -128,13 +128,13 @@ class GaussianCurve:
         Newton's method on the logarithm of the bound, upper for ``side`` 1 and lower for -1,
         which falls in ε, and bisection where a step would leave the bounds.
         """
-        at, wanted = (low + high) / 2, math.log(delta)
+        at, requested = (low + high) / 2, math.log(delta)
         for _ in range(_TRIES):
             log_p, log_q, error = _log_terms(self.mu, at)
             share = -math.expm1(log_q - log_p - side * 2 * error)
             if share <= 0:
                 return at
-            off = log_p + side * error + math.log(share) - wanted
+            off = log_p + side * error + math.log(share) - requested
             low, high = (at, high) if off > 0 else (low, at)
             # d log δ / dε = -e^(log_q - log δ)
             step = off * share * math.exp(log_p - log_q)

@@ -100,9 +100,9 @@ class PldCurve:
         require_epsilon(epsilon)
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
-        found = float(self._pessimistic.get_delta_for_epsilon(epsilon)) * (1 + ROUNDING)
-        _require_reach(found, self._round_off)
-        upper = found + self._round_off
+        result = float(self._pessimistic.get_delta_for_epsilon(epsilon)) * (1 + ROUNDING)
+        _require_reach(result, self._round_off)
+        upper = result + self._round_off
         least = float(self._optimistic.get_delta_for_epsilon(epsilon)) * (1 - ROUNDING)
         lower = least - self._round_off
         return Bracket(lower=min(max(0.0, lower), upper), upper=min(1.0, upper))
@@ -194,8 +194,8 @@ def _interval(parts: tuple[tuple[Leaf, int], ...]) -> float:
     # The library mixes the two events of truncation slowly; a tenth of the grid serves there.
     truncated = any(isinstance(leaf, TruncatedPoissonGaussian) for leaf, _ in parts)
     finest = DEFAULT_INTERVAL * (10 if truncated else 1)
-    wanted = min(finest, rough.epsilon(1e-5).upper / 1000)
-    interval = max(wanted, span / LARGEST_GRID, 1e-8)
+    requested = min(finest, rough.epsilon(1e-5).upper / 1000)
+    interval = max(requested, span / LARGEST_GRID, 1e-8)
     if interval > 100 * DEFAULT_INTERVAL:
         raise OutOfReach(
             f"the PLD grid would span {span:.3g} nats.", "Add noise, or use another accountant."

@@ -95,13 +95,13 @@ class PrvCurve:
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         with _library_at_work():
-            found = [
+            result = [
                 self._accountant(add, delta).compute_epsilon(delta, self._counts)
                 for add in (False, True)
             ]
         return Bracket(
-            lower=max(0.0, *(float(low) for low, _, _ in found)) * (1 - ACCURACY),
-            upper=max(0.0, *(float(high) for _, _, high in found)) * (1 + ACCURACY),
+            lower=max(0.0, *(float(low) for low, _, _ in result)) * (1 - ACCURACY),
+            upper=max(0.0, *(float(high) for _, _, high in result)) * (1 + ACCURACY),
         )
 
     def delta(self, epsilon: float) -> Bracket:
@@ -110,13 +110,13 @@ class PrvCurve:
         if not self.leaves:
             return Bracket(lower=0.0, upper=0.0)
         with _library_at_work():
-            found = [
+            result = [
                 self._accountant(add, 1e-6).compute_delta(epsilon, self._counts)
                 for add in (False, True)
             ]
-        upper = max(float(high) for _, _, high in found)
+        upper = max(float(high) for _, _, high in result)
         _require_delta(upper)
-        lower = max(0.0, *(float(low) for low, _, _ in found))
+        lower = max(0.0, *(float(low) for low, _, _ in result))
         return Bracket(lower=lower * (1 - ACCURACY), upper=min(1.0, upper * (1 + ACCURACY)))
 
     def _accountant(self, add: bool, delta: float) -> PRVAccountant:

@@ -57,8 +57,8 @@ class RdpCurve:
         """
         require_delta(delta)
         with quiet():
-            found = self.ledger.get_epsilon(delta)
-        return Bracket(lower=0.0, upper=_up(found))
+            result = self.ledger.get_epsilon(delta)
+        return Bracket(lower=0.0, upper=_up(result))
 
     def delta(self, epsilon: float) -> Bracket:
         """``[0, least δ over the orders]`` at ``epsilon``.
@@ -69,9 +69,9 @@ class RdpCurve:
         if self.empty:
             return Bracket(lower=0.0, upper=0.0)
         with quiet():
-            found = self.ledger.get_delta(epsilon)
+            result = self.ledger.get_delta(epsilon)
         # The next double up: a bound that underflowed is still not zero.
-        return Bracket(lower=0.0, upper=min(1.0, math.nextafter(_up(found), math.inf)))
+        return Bracket(lower=0.0, upper=min(1.0, math.nextafter(_up(result), math.inf)))
 
     def divergences(self) -> tuple[tuple[int, float], ...]:
         """Whole orders with a bound on the Rényi divergence (nats) at each, where it is finite.
@@ -79,9 +79,9 @@ class RdpCurve:
         The library has no public name for them; its version is pinned.
         """
         return tuple(
-            (int(order), _up(found))
-            for order, found in zip(self.ledger._orders, self.ledger._rdp, strict=True)
-            if order == int(order) and math.isfinite(found)
+            (int(order), _up(result))
+            for order, result in zip(self.ledger._orders, self.ledger._rdp, strict=True)
+            if order == int(order) and math.isfinite(result)
         )
 
 
@@ -115,13 +115,13 @@ class RdpAccountant:
 
 
 def _relations(event: Event) -> set[NeighboringRelation | None]:
-    found: set[NeighboringRelation | None] = set()
+    result: set[NeighboringRelation | None] = set()
     for part, _ in parts(event):
         if isinstance(part, RepeatAndSelect):
-            found |= _relations(part.event)
+            result |= _relations(part.event)
         else:
-            found.add(_relation(part))
-    return found
+            result.add(_relation(part))
+    return result
 
 
 def _relation(leaf: Leaf) -> NeighboringRelation | None:

@@ -158,7 +158,7 @@ class TradeOff:
         above by ε = 0 if it is known, else by h(1) <= h(γ) + (γ - 1), slopes being >= -1.
         """
         gamma = np.exp(np.minimum(self.epsilons, LARGEST_EPSILON))
-        above = [each.upper + g - 1 for each, g in zip(self.deltas, gamma, strict=True)]
+        above = [item.upper + g - 1 for item, g in zip(self.deltas, gamma, strict=True)]
         return Bracket(
             lower=max(delta.lower for delta in self.deltas),
             upper=min(1.0, float(min(above)) * (1 + 1e-15)),
@@ -166,10 +166,10 @@ class TradeOff:
 
     def _everywhere(self) -> tuple[Array, Array, Array]:
         """γ >= 0 in order with lower and upper ends of h, from h(0) = 1 on."""
-        kept = [i for i, epsilon in enumerate(self.epsilons) if epsilon <= LARGEST_EPSILON]
-        above = np.exp(np.array([self.epsilons[i] for i in kept]))
-        low = np.array([self.deltas[i].lower for i in kept])
-        high = np.array([self.deltas[i].upper for i in kept])
+        stored = [i for i, epsilon in enumerate(self.epsilons) if epsilon <= LARGEST_EPSILON]
+        above = np.exp(np.array([self.epsilons[i] for i in stored]))
+        low = np.array([self.deltas[i].lower for i in stored])
+        high = np.array([self.deltas[i].upper for i in stored])
         below = 1 / above
         gamma = np.concatenate([[0.0], below[::-1], above])
         lower = np.concatenate([[1.0], (1 - below + below * low - _ULPS)[::-1], low])
@@ -195,8 +195,8 @@ def gaps(epsilons: Sequence[float], deltas: Sequence[float]) -> Array:
     height = np.maximum(high[:-1] + share * np.diff(high) - under, 0.0)
     # Each interval of ε is the interval of γ that begins at its left end.
     begins = np.searchsorted(gamma, np.exp(epsilons[:-1]) * (1 - _TOGETHER))
-    found: Array = height[np.minimum(begins, len(height) - 1)]
-    return found
+    result: Array = height[np.minimum(begins, len(height) - 1)]
+    return result
 
 
 def _minorant(gamma: Array, low: Array, high: Array) -> tuple[Array, Array]:
@@ -315,22 +315,22 @@ def sample(
 
     Raises ``AccountantError`` if the accountant gives no point at all.
     """
-    asked: dict[float, Bracket | None] = {}
+    requested: dict[float, Bracket | None] = {}
 
     def ask(epsilon: float) -> None:
         try:
-            asked[epsilon] = curve.delta(epsilon)
+            requested[epsilon] = curve.delta(epsilon)
         except AccountantError:
-            asked[epsilon] = None
-        progress(len(asked))
+            requested[epsilon] = None
+        progress(len(requested))
 
     top = min(_top(curve), LARGEST_EPSILON)
-    wanted = [top * index / (FIRST - 1) for index in range(FIRST)]
-    while wanted and len(asked) < MOST:
-        for epsilon in wanted[: MOST - len(asked)]:
+    expected = [top * index / (FIRST - 1) for index in range(FIRST)]
+    while expected and len(requested) < MOST:
+        for epsilon in expected[: MOST - len(requested)]:
             ask(epsilon)
-        known = {each: found for each, found in sorted(asked.items()) if found is not None}
-        wanted = [item for item in _wanted(known, tolerance) if item not in asked]
+        known = {entry: result for entry, result in sorted(requested.items()) if result is not None}
+        expected = [item for item in _wanted(known, tolerance) if item not in requested]
     if not known:
         raise OutOfReach("δ is not bounded at any ε.", "Use another accountant.")
     return TradeOff(epsilons=tuple(known), deltas=tuple(known.values()))
@@ -341,10 +341,10 @@ def _wanted(known: dict[float, Bracket], tolerance: float) -> list[float]:
     if len(known) < 2:
         return []
     epsilons = list(known)
-    found = gaps(epsilons, [item.upper for item in known.values()])
-    worst = sorted(range(len(found)), key=lambda index: -found[index])
+    result = gaps(epsilons, [item.upper for item in known.values()])
+    worst = sorted(range(len(result)), key=lambda index: -result[index])
     return [
-        (epsilons[index] + epsilons[index + 1]) / 2 for index in worst if found[index] > tolerance
+        (epsilons[index] + epsilons[index + 1]) / 2 for index in worst if result[index] > tolerance
     ]
 
 

@@ -51,13 +51,13 @@ class Advice:
             for row in rows
             if row.certified and row.rms is not None
         ]
-        found: list[MechanismCost] = []
+        result: list[MechanismCost] = []
         least = math.inf
         for _, rms, row in sorted(known, key=lambda each: each[:2]):
             if rms < least:
-                found.append(row)
+                result.append(row)
                 least = rms
-        return tuple(found)
+        return tuple(result)
 
     def as_document(self) -> dict[str, Any]:
         """The JSON document of ``affidavit advise``."""

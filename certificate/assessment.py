@@ -39,14 +39,14 @@ class Opinion:
 
     def as_dict(self) -> dict[str, Any]:
         """The opinion as it stands in a result document."""
-        found = {
+        result = {
             "name": self.name,
             "version": self.version,
             "epsilon": interval(self.epsilon),
         }
         if self.confidence is None:
-            return found
-        return {**found, "confidence": self.confidence.level, "seed": self.confidence.seed}
+            return result
+        return {**result, "confidence": self.confidence.level, "seed": self.confidence.seed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +61,13 @@ class ReleaseNoise:
 
     def as_dict(self) -> dict[str, Any]:
         """The release as it stands in a result document."""
-        found: dict[str, Any] = {
+        result: dict[str, Any] = {
             "name": self.name,
             "count": self.count,
             "required": self.required,
             "given": self.given,
         }
-        return found if self.phase is None else {**found, "phase": self.phase}
+        return result if self.phase is None else {**result, "phase": self.phase}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +115,8 @@ class Assessment:
     def as_result(self) -> dict[str, Any]:
         """The result document, without its certificate; ``strategy`` where noise is correlated."""
         alone = self.strategies[0] if len(self.strategies) == 1 else list(self.strategies)
-        found = {"strategy": alone} if self.strategies else {}
-        return found | {
+        result = {"strategy": alone} if self.strategies else {}
+        return result | {
             "verdict": self.verdict,
             "plan_digest": self.plan_digest,
             "epsilon": interval(self.epsilon),

@@ -99,12 +99,12 @@ class Solver:
         if plan.asks_for_lot_size:
             return lower(with_lot_size(plan, self._largest_lot()))
         if plan.asks_for_probability:
-            found = largest_probability(
+            result = largest_probability(
                 self._upper_of(with_probability),
                 self._target[0],
                 guess=self._guess(lambda q: lower(with_probability(plan, q)).event()),
             )
-            return lower(with_probability(plan, found))
+            return lower(with_probability(plan, result))
         return self.lowered
 
     def required_scale(self) -> float:
@@ -140,14 +140,14 @@ class Solver:
 
     def _largest_lot_above(self, fewer: int, size: int) -> int:
         plan, upper = self.lowered.plan, self._upper_of(with_lot_size)
-        found = most(
+        result = most(
             lambda more: upper(fewer + more),
             self._target[0],
             ceiling=size - fewer,
             guess=self._guess(lambda more: lower(with_lot_size(plan, fewer + more)).event()),
             what="record a lot",
         )
-        return fewer + found
+        return fewer + result
 
     def _first_of_a_shorter_run(self, lot: int, size: int) -> int | None:
         """The least lot above ``lot`` whose epochs are fewer steps; None without epochs."""

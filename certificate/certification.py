@@ -59,13 +59,13 @@ def certify(plan: Plan, *, engine: str | None = None, second_opinion: bool = Tru
 
     A ``claim`` that the plan carries is held against what was found (see ``with_claim``).
     """
-    found = _certify(plan, engine, second_opinion)
+    result = _certify(plan, engine, second_opinion)
     if plan.claim is None:
-        return found
+        return result
     # Most plans carry no claim, and need not wait for what explains one to load.
     from affidavit.certificate.diagnosis.claims import with_claim
 
-    return with_claim(plan, plan.claim, found, lambda about: _certify(about, engine, False))
+    return with_claim(plan, plan.claim, result, lambda about: _certify(about, engine, False))
 
 
 def _certify(plan: Plan, engine: str | None, second_opinion: bool) -> Assessment:
@@ -118,7 +118,7 @@ def _assess(
     if second_opinion:
         opinions += _second_opinion(answer, names)
     figures = figures_of(answer.lowered.plan)
-    found = replace(
+    result = replace(
         blank,
         planning=figures,
         warnings=(*blank.warnings, *warnings_of(figures)),
@@ -136,7 +136,7 @@ def _assess(
         sampling=plan_summary.sampling_of(answer.lowered),
         accountants=tuple(opinions),
     )
-    return _judge(found, answer)
+    return _judge(result, answer)
 
 
 def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
@@ -162,8 +162,8 @@ def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
     curve = solver.curve(closed.event())
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
-        found = _told_from(epsilon, solver.epsilon(closed.event(), delta), curve, delta)
-        answer = found, Bracket(lower=delta, upper=delta)
+        result = _told_from(epsilon, solver.epsilon(closed.event(), delta), curve, delta)
+        answer = result, Bracket(lower=delta, upper=delta)
     else:
         answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
     return _Answer(
@@ -294,7 +294,7 @@ def _under_noised(found: Assessment, answer: _Answer) -> Reason:
     sigma = (
         "this noise" if found.joint is None else f"a joint noise multiplier of {found.joint:.6g}"
     )
-    wanted = [
+    requested = [
         f"{release.name} to {release.required:.7g}"
         for release in found.releases
         if release.required is not None
@@ -305,22 +305,22 @@ def _under_noised(found: Assessment, answer: _Answer) -> Reason:
         message=f"{sigma} gives ε ≤ {high}{known} at δ = {found.target_delta:g}{chance}; "
         f"the target is {found.target_epsilon:g}.",
         remedy=(
-            f"Raise the noise multiplier of {', '.join(wanted)}."
-            if wanted
+            f"Raise the noise multiplier of {', '.join(requested)}."
+            if requested
             else "No noise meets this target: run fewer steps or raise target.epsilon."
         ),
     )
 
 
 def _require_affordable(lowered: Lowered) -> None:
-    found = kinds(lowered.event(steps=1))
-    if found <= MOST_KINDS:
+    result = kinds(lowered.event(steps=1))
+    if result <= MOST_KINDS:
         return
     raise RefusedPlan(
         Reason(
             code="too_expensive",
             pointer="/phases",
-            message=f"the run has {found} different kinds of release; {MOST_KINDS} are accounted.",
+            message=f"the run has {result} different kinds of release; {MOST_KINDS} are accounted.",
             remedy="Join steps with equal sampling and noise into one phase.",
         )
     )

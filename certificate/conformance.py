@@ -256,7 +256,7 @@ class RecordCheck:
             yield "unknown_fields", f"version {entry['version']} of the record is not known."
         self.run, self._parameters = entry["run"], entry["parameters"]
         plan = self.plan
-        for code, what, said, certified in (
+        for code, what, stated, certified in (
             (
                 "other_certificate",
                 "the certificate",
@@ -275,8 +275,8 @@ class RecordCheck:
                 plan.optimizer.model_dump(mode="json", exclude_none=True),
             ),
         ):
-            if not _same(said, certified):
-                yield code, f"{what} is {said!r}, and {certified!r} was certified."
+            if not _same(stated, certified):
+                yield code, f"{what} is {stated!r}, and {certified!r} was certified."
         yield from self._phases(entry["phases"])
         yield from self._tensors(entry["tensors"])
         if entry["generator"].keys() != DRAWN:
@@ -314,11 +314,11 @@ class RecordCheck:
         for tensor in said:
             blocks.setdefault(tensor["release"], set()).add(tensor["block"])
         for release in phase.releases:
-            found = blocks.pop(release.name, set())
-            if not found or (phase.clipping != "flat" and len(found) != release.count):
+            result = blocks.pop(release.name, set())
+            if not result or (phase.clipping != "flat" and len(result) != release.count):
                 yield (
                     "other_blocks",
-                    f"release {release.name} has {len(found)} blocks, and {release.count} were "
+                    f"release {release.name} has {len(result)} blocks, and {release.count} were "
                     "certified.",
                 )
         if blocks:

@@ -148,9 +148,9 @@ class CosignedEnvelope:
 
     def signed_by(self, key: SigningPort) -> CosignedEnvelope:
         """This, with the signature of ``key`` in place of any that it made before."""
-        made = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
+        created = EnvelopeSignature(key.key_id, key.sign(self.signed_bytes))
         others = [signature for signature in self.signatures if signature.key_id != key.key_id]
-        return replace(self, signatures=(*others, made))
+        return replace(self, signatures=(*others, created))
 
     def signers(self, keys: Iterable[PublicKey]) -> frozenset[str]:
         """The ids of those of ``keys`` whose signature is here and fits."""

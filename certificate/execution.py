@@ -113,12 +113,12 @@ def noise_std(release: Release) -> float:
 
 
 def _length(plan: Plan, phase: Phase) -> int:
-    found = schedule.steps(plan, phase)
-    if found is None or any(not release.has_noise for release in phase.releases):
+    result = schedule.steps(plan, phase)
+    if result is None or any(not release.has_noise for release in phase.releases):
         raise ValueError("the plan leaves its steps or its noise open")
-    if phase.clip_schedule is not None and len(phase.clip_schedule) != found:
+    if phase.clip_schedule is not None and len(phase.clip_schedule) != result:
         raise ValueError("the clip schedule has not one factor a step")
-    return found
+    return result
 
 
 def _described(plan: Plan, phase: Phase, steps: int) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class PublicKey:
             key = load_pem_public_key(record["public_key"].encode("ascii"))
             if not isinstance(key, Ed25519PublicKey):
                 raise KeyFailure("the record holds a key that is not Ed25519.")
-            found = cls(
+            result = cls(
                 key=key,
                 not_before=parse_instant(record["not_before"]),
                 not_after=parse_instant(record["not_after"]),
@@ -120,9 +120,9 @@ class PublicKey:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise KeyFailure(f"this is not a public key record: {error}.") from None
-        if found.key_id != record.get("key_id"):
+        if result.key_id != record.get("key_id"):
             raise KeyFailure("the record's key id is not that of its key.")
-        return found
+        return result
 
 
 class SigningPort(Protocol):
@@ -217,8 +217,8 @@ class KeyStore:
 
     def public_keys(self) -> tuple[PublicKey, ...]:
         """Every public record of the directory, oldest first."""
-        found = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
-        return tuple(sorted(found, key=lambda key: (key.not_before, key.key_id)))
+        result = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
+        return tuple(sorted(result, key=lambda key: (key.not_before, key.key_id)))
 
     def signing_key(self, halves: PrivateKeySource | None = None) -> SigningPort | None:
         """The newest key that is inside its window and whose private half is kept.
@@ -227,8 +227,8 @@ class KeyStore:
         """
         now = datetime.now(UTC)
         for public in reversed(self.public_keys()):
-            if public.covers(now) and (found := (halves or self).find(public)) is not None:
-                return found
+            if public.covers(now) and (result := (halves or self).find(public)) is not None:
+                return result
         return None
 
     def rotate(self, overlap: timedelta, label: str = "") -> tuple[SigningKey, int]:

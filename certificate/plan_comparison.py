@@ -62,15 +62,15 @@ class ChangeEffect:
 
     def as_dict(self) -> dict[str, Any]:
         """The change as it stands in the document."""
-        found = self.assessment
+        result = self.assessment
         return {
             "pointer": self.change.pointer,
             "before": _shown(self.change.before),
             "after": _shown(self.change.after),
-            "verdict": None if found is None else found.verdict,
-            "epsilon": None if found is None else interval(found.epsilon),
-            "delta": None if found is None else interval(found.delta),
-            "joint_noise_multiplier": None if found is None else found.joint,
+            "verdict": None if result is None else result.verdict,
+            "epsilon": None if result is None else interval(result.epsilon),
+            "delta": None if result is None else interval(result.delta),
+            "joint_noise_multiplier": None if result is None else result.joint,
             "epsilon_moved": self.moved,
             "noise_moved": self.noise_moved,
             "reasons": [reason.as_dict() for reason in self.reasons],
@@ -169,17 +169,17 @@ class ChangeTrial:
 
 def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
     """Every change between two plans, made alone to the first; nothing is accounted yet."""
-    found = []
+    result = []
     tried = 0
     for change in changes(first, second):
         if change.is_words:
-            found.append(ChangeTrial(change=change, plan=None))
+            result.append(ChangeTrial(change=change, plan=None))
         elif tried >= MAX_CHANGES:
-            found.append(ChangeTrial(change=change, plan=None, reasons=(_too_many(change),)))
+            result.append(ChangeTrial(change=change, plan=None, reasons=(_too_many(change),)))
         else:
             tried += 1
-            found.append(_trial(first, change))
-    return tuple(found)
+            result.append(_trial(first, change))
+    return tuple(result)
 
 
 def comparison_of(
@@ -208,9 +208,9 @@ def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> Pl
 def obstacles(first: Assessment, second: Assessment) -> tuple[Reason, ...]:
     """Why the guarantees of two assessments cannot be ranked, each with its remedy."""
     unproved = tuple(
-        _unproved(which, found)
-        for which, found in (("first", first), ("second", second))
-        if found.epsilon is None or found.delta is None or found.verdict not in _PROVED
+        _unproved(which, result)
+        for which, result in (("first", first), ("second", second))
+        if result.epsilon is None or result.delta is None or result.verdict not in _PROVED
     )
     return unproved or tuple(_meanings(first, second))
 
@@ -222,9 +222,9 @@ _PROVED = ("certified", "under_noised")
 
 
 def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
-    found = []
+    result = []
     if first.unit != second.unit:
-        found.append(
+        result.append(
             Reason(
                 code="different_unit",
                 pointer="/dataset/unit",
@@ -233,7 +233,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
             )
         )
     if first.adjacency != second.adjacency:
-        found.append(
+        result.append(
             Reason(
                 code="different_adjacency",
                 pointer="/adjacency",
@@ -243,7 +243,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
             )
         )
     if _delta(first) != _delta(second):
-        found.append(
+        result.append(
             Reason(
                 code="different_delta",
                 pointer="/target/delta",
@@ -253,7 +253,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
             )
         )
     if first.confidence != second.confidence and _level(first) != _level(second):
-        found.append(
+        result.append(
             Reason(
                 code="different_confidence",
                 pointer="",
@@ -261,7 +261,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
                 remedy="Choose sampling and noise whose guarantee holds without a confidence.",
             )
         )
-    return found
+    return result
 
 
 def _unproved(which: str, found: Assessment) -> Reason:

@@ -22,12 +22,12 @@ def releases_of(
     asked: Plan, closed: Plan, required_scale: float | None
 ) -> tuple[ReleaseNoise, ...]:
     """Every release with its noise as given in ``asked`` and as its target requires."""
-    found = []
-    for index, (given, phase) in enumerate(zip(asked.phases, closed.phases, strict=True)):
+    result = []
+    for index, (provided, phase) in enumerate(zip(asked.phases, closed.phases, strict=True)):
         required = None if required_scale is None else scaled_noise(phase, required_scale)
         for place, release in enumerate(phase.releases):
-            has_noise = given.releases[place].has_noise
-            found.append(
+            has_noise = provided.releases[place].has_noise
+            result.append(
                 ReleaseNoise(
                     name=release.name,
                     count=release.count,
@@ -36,7 +36,7 @@ def releases_of(
                     phase=index if len(closed.phases) > 1 else None,
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
@@ -45,7 +45,7 @@ def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     With one lot an epoch also the participations of a record; the bins where there are any;
     where lots are cut, their largest size. What is asked for is null.
     """
-    found = []
+    result = []
     asks_for_rate = lowered.plan.asks_for_lot_size or lowered.plan.asks_for_probability
     for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
         entry: dict[str, Any] = {
@@ -62,8 +62,8 @@ def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
         if phase.sampling.scheme == "balls_in_bins":
             size, lot = lowered.plan.dataset.size, phase.sampling.lot_size
             entry["bins"] = lots_per_epoch(size, lot) if size and lot else None
-        found.append(entry)
-    return tuple(found)
+        result.append(entry)
+    return tuple(result)
 
 
 def sensitivity_of(lowered: Lowered) -> float | None:
@@ -97,17 +97,17 @@ def allocation_of(lowered: Lowered) -> dict[str, Any] | None:
         return None
     phase, joint = lowered.plan.phases[0], lowered.phases[0].joint
     sigmas = [float(noise_multiplier(release)) for release in phase.releases]
-    found: dict[str, Any] = {"kind": lowered.plan.allocation}
+    result: dict[str, Any] = {"kind": lowered.plan.allocation}
     # An energy that no double holds is left out: it decides nothing.
     with contextlib.suppress(ArithmeticError):
         energy = noise_energy(phase, sigmas, joint)
         if energy is not None and math.isfinite(energy.allocated + energy.uniform):
-            found |= {
+            result |= {
                 "noise_energy": energy.allocated,
                 "uniform_noise_energy": energy.uniform,
                 "saving": energy.saving,
             }
-    return found
+    return result
 
 
 def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
@@ -124,16 +124,16 @@ def assumptions_of(lowered: Lowered) -> tuple[str, ...]:
 def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
     """Warnings that change no number."""
     plan = lowered.plan
-    found = []
+    result = []
     if plan.dataset.size is None:
-        found.append(
+        result.append(
             Caveat(
                 code="delta_unchecked",
                 message="dataset.size is not given, so that δ < 1/N was not checked.",
             )
         )
     if plan.allow_large_delta is not None:
-        found.append(
+        result.append(
             Caveat(
                 code="large_delta_allowed",
                 message=f"δ of 1/N or more is allowed by the plan: {plan.allow_large_delta.reason}",
@@ -142,7 +142,7 @@ def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
     if lowered.mechanism.needs_auxiliary_block and all(
         len(phase.releases) == 1 for phase in plan.phases
     ):
-        found.append(
+        result.append(
             Caveat(
                 code="no_auxiliary_block",
                 message=f"{plan.optimizer.name} has a release for its matrices only; embeddings, "
@@ -150,7 +150,7 @@ def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
             )
         )
     if lowered.mechanism.state_on_raw_data:
-        found.append(
+        result.append(
             Caveat(
                 code="no_amplification",
                 message=f"{plan.optimizer.name} carries a record into every later release, and "
@@ -158,14 +158,14 @@ def caveats_of(lowered: Lowered) -> tuple[Caveat, ...]:
             )
         )
     elif any(phase.sampling.scheme == "shuffled" for phase in plan.phases):
-        found.append(
+        result.append(
             Caveat(
                 code="no_amplification",
                 message="shuffled lots are not Poisson lots: each record takes part once an "
                 "epoch and no amplification by sampling is claimed.",
             )
         )
-    return (*found, *_of_bins(lowered), *_of_streams(lowered))
+    return (*result, *_of_bins(lowered), *_of_streams(lowered))
 
 
 def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
@@ -187,12 +187,12 @@ def _of_streams(lowered: Lowered) -> tuple[Caveat, ...]:
 
 def _of_bins(lowered: Lowered) -> tuple[Caveat, ...]:
     """What a reader of a plan with balls in bins and independent noise should know."""
-    kept = [
+    stored = [
         phase.sampling.bins_drawn != "each_epoch" and part.sampled.run is not None
         for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True)
         if phase.sampling.scheme == "balls_in_bins" and part.correlation is None
     ]
-    if sum(kept) > 1:
+    if sum(stored) > 1:
         return (
             Caveat(
                 code="bins_thrown_anew",

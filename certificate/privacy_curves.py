@@ -84,8 +84,8 @@ class Curves:
 
     def as_document(self) -> dict[str, Any]:
         """The document, with its digest."""
-        found = self._content()
-        return {**found, "digest": digest_of(found)}
+        result = self._content()
+        return {**result, "digest": digest_of(result)}
 
     @property
     def digest(self) -> str:
@@ -93,19 +93,19 @@ class Curves:
         return digest_of(self._content())
 
     def _content(self) -> dict[str, Any]:
-        asked = self.assessment
+        requested = self.assessment
         return {
-            "plan_digest": asked.plan_digest,
-            "verdict": asked.verdict,
+            "plan_digest": requested.plan_digest,
+            "verdict": requested.verdict,
             "accountant": self.engine,
-            "adjacency": asked.adjacency,
-            "unit": asked.unit,
-            "target": {"epsilon": asked.target_epsilon, "delta": asked.target_delta},
+            "adjacency": requested.adjacency,
+            "unit": requested.unit,
+            "target": {"epsilon": requested.target_epsilon, "delta": requested.target_delta},
             "epsilon_at_delta": [
-                {"delta": delta, "epsilon": interval(found)} for delta, found in self.epsilon_of
+                {"delta": delta, "epsilon": interval(result)} for delta, result in self.epsilon_of
             ],
             "delta_at_epsilon": [
-                {"epsilon": epsilon, "delta": interval(found)} for epsilon, found in self.delta_of
+                {"epsilon": epsilon, "delta": interval(result)} for epsilon, result in self.delta_of
             ],
             "mu": self.mu,
             "rho": self.rho,
@@ -139,8 +139,8 @@ class Curves:
                 for prior, right in self.guesses
             ],
             "profile": [
-                {"epsilon": epsilon, "delta": interval(found)}
-                for epsilon, found in zip(
+                {"epsilon": epsilon, "delta": interval(result)}
+                for epsilon, result in zip(
                     self.trade_off.epsilons, self.trade_off.deltas, strict=True
                 )
             ],
@@ -197,13 +197,13 @@ def _ask(
     question: Callable[[float], Bracket], values: Iterable[float]
 ) -> tuple[tuple[float, Bracket], ...]:
     """What the engine answers at each of ``values`` in order; what it refuses is unknown."""
-    found = []
+    result = []
     for value in sorted(values):
         try:
-            found.append((value, question(value)))
+            result.append((value, question(value)))
         except AccountantError:
             continue
-    return tuple(found)
+    return tuple(result)
 
 
 def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
@@ -214,10 +214,10 @@ def _renyi(event: Event, mu: float | None) -> tuple[tuple[float, float], ...]:
     from affidavit.accountants import RdpAccountant
 
     try:
-        found = dict(RdpAccountant().curve(event).divergences())
+        result = dict(RdpAccountant().curve(event).divergences())
     except AccountantError:
         return ()
-    return tuple((order, found[order]) for order in WHOLE_ORDERS if order in found)
+    return tuple((order, result[order]) for order in WHOLE_ORDERS if order in result)
 
 
 def _rho(mu: float) -> float:

@@ -86,12 +86,12 @@ def read_provenance(
     ):
         raise BadProvenance("the signature does not fit.")
     try:
-        found = _reported(json.loads(envelope.payload), envelope.key_id)
+        result = _reported(json.loads(envelope.payload), envelope.key_id)
     except (KeyError, IndexError, TypeError, ValueError):
         raise BadProvenance("this is no provenance of a run.") from None
-    if key.development or not key.covers(found.finished_at if later else datetime.now(UTC)):
+    if key.development or not key.covers(result.finished_at if later else datetime.now(UTC)):
         raise BadProvenance("the key may not sign now: outside its window, revoked, or for trials.")
-    return found
+    return result
 
 
 def _reported(statement: Any, key_id: str) -> RunProvenance:
@@ -100,8 +100,12 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
     predicate = statement["predicate"]
     definition, details = predicate["buildDefinition"], predicate["runDetails"]
     certificate, plan, data, code = definition["resolvedDependencies"]
-    found = details["byproducts"][0]["annotations"]["conformance"]
-    steps, conformant, codes = found["steps"]["to_charge"], found["conformant"], found["findings"]
+    result = details["byproducts"][0]["annotations"]["conformance"]
+    steps, conformant, codes = (
+        result["steps"]["to_charge"],
+        result["conformant"],
+        result["findings"],
+    )
     if (
         definition["buildType"] != BUILD_TYPE
         or (certificate["name"], plan["name"]) != ("certificate", "plan")
@@ -109,7 +113,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         or type(steps) is not int
         or not 0 <= steps < 2**31
         or not isinstance(conformant, bool)
-        or not isinstance(found["head"], str | None)
+        or not isinstance(result["head"], str | None)
     ):
         raise ValueError("another shape")
     named = ", ".join(sorted({str(item["code"]) for item in codes}))
@@ -121,7 +125,7 @@ def _reported(statement: Any, key_id: str) -> RunProvenance:
         plan_digest="sha256:" + plan["digest"]["sha256"],
         conformant=conformant,
         steps_to_charge=steps,
-        record=found["head"],
+        record=result["head"],
         summary=named[:500] or "the record conforms.",
         subject=(str(subject["name"]), str(subject["digest"]["sha256"])),
         data=str(parameters["data"]),

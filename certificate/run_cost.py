@@ -83,14 +83,16 @@ class CertifiedRun:
             raise ValueError(f"steps run lie between 0 and {self.steps}, got {steps_run}")
         if steps_run == self.steps or self.lowered.extra.selection is not None:
             return self.lowered.event()
-        found, left = [], steps_run
+        result, left = [], steps_run
         for phase in self.lowered.phases:
             length = phase.steps or 0
             ran = min(left, length)
             left -= ran
             if ran:
-                found.append(replace(phase, steps=ran if _is_sum_over_steps(phase) else length))
-        shorter = replace(self.lowered, phases=tuple(found), plan=_given(self.lowered.plan, found))
+                result.append(replace(phase, steps=ran if _is_sum_over_steps(phase) else length))
+        shorter = replace(
+            self.lowered, phases=tuple(result), plan=_given(self.lowered.plan, result)
+        )
         return shorter.event()
 
     def cost_of(self, steps_run: int) -> Cost:
@@ -162,15 +164,15 @@ def composed_epsilon(events: Sequence[Event], delta: float) -> tuple[str, Bracke
 
 def _agrees(lowered: Lowered, said: dict[str, Any]) -> bool:
     """Whether noise, steps and lots of ``lowered`` are at least as private as is ``said``."""
-    given = plan_summary.releases_of(lowered.plan, lowered.plan, 1.0)
+    provided = plan_summary.releases_of(lowered.plan, lowered.plan, 1.0)
     stated = said["noise_multiplier"]["releases"]
-    if [item.name for item in given] != [entry["name"] for entry in stated]:
+    if [item.name for item in provided] != [entry["name"] for entry in stated]:
         return False
-    for ours, theirs in zip(given, stated, strict=True):
-        wanted = theirs["given"] if theirs["given"] is not None else theirs["required"]
-        if ours.given is None or wanted is None:
+    for ours, theirs in zip(provided, stated, strict=True):
+        requested = theirs["given"] if theirs["given"] is not None else theirs["required"]
+        if ours.given is None or requested is None:
             return False
-        if ours.given > float(wanted) * (1 + 1e-11):
+        if ours.given > float(requested) * (1 + 1e-11):
             return False
     sampling = plan_summary.sampling_of(lowered)
     return all(
@@ -232,15 +234,15 @@ def spending(
     run = run_of(plan, engine)
     whole = run.steps
     spread = {math.ceil(whole * (index / points) ** 2) for index in range(points + 1)}
-    wanted = sorted(spread | {item for item in also if 0 <= item <= whole})
+    requested = sorted(spread | {item for item in also if 0 <= item <= whole})
     most = _epsilon(run, engine, whole, delta)
-    found = []
-    for steps in wanted:
+    result = []
+    for steps in requested:
         try:
-            found.append(PrivacySpent(steps, min(most, _epsilon(run, engine, steps, delta))))
+            result.append(PrivacySpent(steps, min(most, _epsilon(run, engine, steps, delta))))
         except AccountantError:
             continue
-    return tuple(found)
+    return tuple(result)
 
 
 def spending_chart(
@@ -255,19 +257,19 @@ def spending_chart(
         Line(name="ε at most, as certified", points=_held(spent)),
         ReferenceLine(name="certified for the whole run", at=certified, axis="y"),
     ]
-    said = f"ε grows with the steps to the certified {certified:.6g}."
+    stated = f"ε grows with the steps to the certified {certified:.6g}."
     if len(spent) > 2 and spent[1].epsilon == spent[-1].epsilon:
-        said = f"The certified {certified:.6g} is charged in full from the first step on."
+        stated = f"The certified {certified:.6g} is charged in full from the first step on."
     if run is not None:
         at = next((item.epsilon for item in spent if item.steps == run), None)
         if at is not None:
             ran = tuple(entry for entry in spent if entry.steps <= run)
             marks.append(Line(name="the actual run", points=_held(ran)))
             marks.append(Dots(name=f"charged for {run} steps", points=((run, at),)))
-            said += f" The run was charged for {run} steps."
+            stated += f" The run was charged for {run} steps."
     return Chart(
         title="ε over steps",
-        description=said,
+        description=stated,
         x=Axis(label="steps run", low=0.0),
         y=Axis(label=f"ε (nats) at δ = {delta:g}", low=0.0, high=_above(certified)),
         marks=tuple(marks),
@@ -280,10 +282,10 @@ def _above(certified: float) -> float | None:
 
 def _held(spent: tuple[PrivacySpent, ...]) -> tuple[tuple[float, float], ...]:
     """The points as stairs, each at the height of its end."""
-    found: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
+    result: list[tuple[float, float]] = [(item.steps, item.epsilon) for item in spent[:1]]
     for before, after in pairwise(spent):
-        found += [(before.steps, after.epsilon), (after.steps, after.epsilon)]
-    return tuple(found)
+        result += [(before.steps, after.epsilon), (after.steps, after.epsilon)]
+    return tuple(result)
 
 
 def _epsilon(run: CertifiedRun, engine: str, steps: int, delta: float) -> float:

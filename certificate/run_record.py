@@ -163,30 +163,30 @@ class BrokenLine(ValueError):
 
 def encode_line(entry: RecordEntry, previous: str) -> tuple[bytes, str]:
     """The line of ``entry``, with its end, and its digest."""
-    said = {**entry, "previous": previous}
-    digest = digest_of(said)
-    return canonical_json({**said, "digest": digest}) + b"\n", digest
+    stated = {**entry, "previous": previous}
+    digest = digest_of(stated)
+    return canonical_json({**stated, "digest": digest}) + b"\n", digest
 
 
 def decode_line(line: bytes, previous: str) -> RecordEntry:
     """The entry of a line that follows ``previous``; raises ``BrokenLine``."""
     try:
-        said = load_json(line, MAX_LINE_BYTES).data
+        stated = load_json(line, MAX_LINE_BYTES).data
     except MalformedPlan as error:
         raise BrokenLine("not_json", error.reasons[0].message) from None
-    if not isinstance(said, dict) or not isinstance(said.get("type"), str):
+    if not isinstance(stated, dict) or not isinstance(stated.get("type"), str):
         raise BrokenLine("not_an_entry", "the line is no entry of a run record.")
-    if canonical_json(said) + b"\n" != line:
+    if canonical_json(stated) + b"\n" != line:
         raise BrokenLine("not_canonical", "the line is not written as the trainer writes it.")
-    rest = {key: value for key, value in said.items() if key != "digest"}
-    if said.get("digest") != digest_of(rest):
+    rest = {key: value for key, value in stated.items() if key != "digest"}
+    if stated.get("digest") != digest_of(rest):
         raise BrokenLine("wrong_digest", "the line is not what its digest says.")
-    if said.get("previous") != previous:
+    if stated.get("previous") != previous:
         raise BrokenLine("broken_chain", "the line does not follow the one before it.")
-    wanted = FIELDS.get(said["type"])
-    if wanted is None or said.keys() != wanted | {"type", "previous", "digest"}:
-        raise BrokenLine("unknown_fields", f"an entry {said['type']!r} has other fields.")
-    return said
+    requested = FIELDS.get(stated["type"])
+    if requested is None or stated.keys() != requested | {"type", "previous", "digest"}:
+        raise BrokenLine("unknown_fields", f"an entry {stated['type']!r} has other fields.")
+    return stated
 
 
 def is_guarded(header: RecordEntry) -> bool:
@@ -211,7 +211,7 @@ def invalid_fields(entry: RecordEntry, *, guarded: bool) -> Iterator[str]:
 
 def _at(entry: RecordEntry, path: str) -> Any:
     """What stands at a dotted path; None where nothing does."""
-    found: Any = entry
+    result: Any = entry
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return found
+        result = result.get(name) if isinstance(result, dict) else None
+    return result

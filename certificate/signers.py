@@ -218,8 +218,8 @@ class PKCS11Token:
     def find(self, public: PublicKey) -> SigningPort | None:
         """A signer for ``public`` if the token has its private half; or ``KeyFailure``."""
         with self._lock:
-            found = self._retried(lambda: self._object(public))
-        return None if found is None else PKCS11Key(self, public)
+            result = self._retried(lambda: self._object(public))
+        return None if result is None else PKCS11Key(self, public)
 
     def sign(self, public: PublicKey, message: bytes) -> bytes:
         """The token's signature of ``message``; raises ``KeyFailure``."""
@@ -265,12 +265,12 @@ class PKCS11Token:
     def _object(self, public: PublicKey) -> Any:
         from pkcs11 import Attribute, KeyType, ObjectClass
 
-        wanted = {
+        requested = {
             Attribute.CLASS: ObjectClass.PRIVATE_KEY,
             Attribute.KEY_TYPE: KeyType.EC_EDWARDS,
         }
         # All of them first: a search that goes on forbids the session to sign.
-        for item in list(self._session.get_objects(wanted)):
+        for item in list(self._session.get_objects(requested)):
             if public.accepts(self._sign(item, PROBE), PROBE):
                 return item
         return None

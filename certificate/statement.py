@@ -38,9 +38,9 @@ def address(plan_digest: str, policy: Policy = BUILT_IN, waivers: Iterable[str] 
 
     It is known before any accounting, so that the same question finds its first answer.
     """
-    asked = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
+    requested = {"plan": plan_digest, "policy": policy.reference(), "accountants": versions()}
     granted = sorted(waivers)
-    return digest_of({**asked, "waivers": granted} if granted else asked)
+    return digest_of({**requested, "waivers": granted} if granted else requested)
 
 
 def statement(

@@ -71,24 +71,24 @@ class MechanismCost:
 
     def as_dict(self) -> dict[str, Any]:
         """The row of a document."""
-        found = self.assessment
+        result = self.assessment
         return {
             "mechanism": self.label,
             "noise": self.noise,
             "sampler": self.sampler,
             "adjacency": self.adjacency,
-            "verdict": "refused" if found is None else found.verdict,
-            "epsilon": None if found is None else interval(found.epsilon),
-            "delta": None if found is None else interval(found.delta),
+            "verdict": "refused" if result is None else result.verdict,
+            "epsilon": None if result is None else interval(result.epsilon),
+            "delta": None if result is None else interval(result.delta),
             "confidence": None
-            if found is None or found.confidence is None
-            else found.confidence.level,
-            "noise_multiplier": None if found is None else found.joint,
+            if result is None or result.confidence is None
+            else result.confidence.level,
+            "noise_multiplier": None if result is None else result.joint,
             "step_noise": self.step,
             "rms_error": self.rms,
             "max_error": self.max,
             "buffers": self.buffers,
-            "conditions": [] if found is None else list(found.assumptions[2:]),
+            "conditions": [] if result is None else list(result.assumptions[2:]),
             "reasons": [reason.as_dict() for reason in self.reasons],
         }
 
@@ -96,24 +96,24 @@ class MechanismCost:
 def measure(label: str, plan: Plan) -> MechanismCost:
     """``plan`` of one phase, certified and measured at the noise that was found or given."""
     phase = plan.phases[0]
-    found = certify(plan, second_opinion=False)
+    result = certify(plan, second_opinion=False)
     row = MechanismCost(
         label=label,
-        assessment=found,
-        reasons=found.reasons,
+        assessment=result,
+        reasons=result.reasons,
         sampler=phase.sampling.scheme,
         adjacency=plan.adjacency,
         noise=phase.noise.model_dump(mode="json", exclude_none=True, by_alias=True),
     )
-    if found.epsilon is None or found.joint is None:
+    if result.epsilon is None or result.joint is None:
         return row
     strategy, _ = strategy_of(plan)
     step, per_step = _errors(plan, strategy)
     return replace(
         row,
         buffers=strategy.streaming.buffers,
-        step=None if step is None else found.joint * step,
-        per_step=None if per_step is None else found.joint * per_step,
+        step=None if step is None else result.joint * step,
+        per_step=None if per_step is None else result.joint * per_step,
     )
 
 
@@ -212,11 +212,11 @@ def _variances(strategy: Strategy) -> Array:
     steps = strategy.steps
     if steps > LARGEST_ERROR:
         raise TooLarge(f"noise over {steps} steps without Toeplitz structure")
-    found = np.zeros(steps)
+    result = np.zeros(steps)
     width = max(1, 4_000_000 // steps)
     for start in range(0, steps, width):
-        found += np.sum(strategy.noise_columns(start, min(start + width, steps)) ** 2, axis=1)
-    return found
+        result += np.sum(strategy.noise_columns(start, min(start + width, steps)) ** 2, axis=1)
+    return result
 
 
 MOST_POINTS = 400
@@ -320,13 +320,13 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
         )
     progress("certifying the plan")
     own = measure("this plan", plan)
-    found = own.assessment
-    if found is None or found.epsilon is None or found.delta is None:
-        assert found is not None
-        return found
+    result = own.assessment
+    if result is None or result.epsilon is None or result.delta is None:
+        assert result is not None
+        return result
     strategy, streamed = strategy_of(plan)
     rows = [own]
-    target = found.epsilon.upper, found.delta.upper
+    target = result.epsilon.upper, result.delta.upper
     if plan.phases[0].noise.kind != "independent":
         progress("certifying independent noise under the same sampler")
         rows.append(attempt("independent", plan, strategy.steps, target, noise=INDEPENDENT))
@@ -345,7 +345,7 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
             )
         )
     return StrategyComparison(
-        assessment=found,
+        assessment=result,
         strategy=strategy,
         streamed=streamed,
         rows=tuple(rows),
@@ -354,23 +354,23 @@ def compare(plan: Plan, progress: Progress = lambda _: None) -> StrategyComparis
 
 def _remarks(rows: tuple[MechanismCost, ...]) -> list[str]:
     own, others = rows[0], rows[1:]
-    found = []
+    result = []
     for other in others:
         if own.rms is None or other.rms is None or not other.certified:
             continue
         ratio = own.rms / other.rms
         how = f"{other.label} noise under {other.sampler} sampling at the same ε"
         if ratio > 1:
-            found.append(
+            result.append(
                 f"{how} has the smaller rms error: {other.rms:.4g} against {own.rms:.4g} "
                 f"({ratio:.2f} times). It wins here, if the trainer samples so."
             )
         else:
-            found.append(
+            result.append(
                 f"the rms error is {own.rms:.4g}, {ratio:.2f} times that of {how} "
                 f"({other.rms:.4g})."
             )
-    return found
+    return result
 
 
 def _points(row: MechanismCost) -> tuple[tuple[float, float], ...]:

@@ -40,13 +40,13 @@ def streamed(part: LoweredPhase) -> Streamed | None:
 
 def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     """One entry for each phase with correlated noise."""
-    found = []
+    result = []
     for phase, part in zip(lowered.plan.phases, lowered.phases, strict=True):
         at = streamed(part)
         if at is None or part.correlation is None or phase.noise.kind == "independent":
             continue
         rms, largest = _errors(at, part.correlation.workload)
-        found.append(
+        result.append(
             {
                 "kind": phase.noise.kind,
                 "sensitivity": at.sensitivity.value,
@@ -64,16 +64,16 @@ def strategies_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
                 **_constructed(at.strategy),
             }
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _constructed(strategy: Strategy) -> dict[str, Any]:
     """The digest of the very numbers that were judged, and how far from the optimum they are."""
     coefficients = strategy.coefficients
-    found: dict[str, Any] = {"digest": coefficients_digest(coefficients)} if coefficients else {}
+    result: dict[str, Any] = {"digest": coefficients_digest(coefficients)} if coefficients else {}
     if isinstance(strategy, Dense) and strategy.gap is not None and math.isfinite(strategy.gap):
-        found["gap"] = strategy.gap
-    return found
+        result["gap"] = strategy.gap
+    return result
 
 
 def _noise_of(strategy: Strategy) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _errors(at: Streamed, workload: Workload) -> tuple[float | None, float | Non
     try:
         with np.errstate(over="ignore", invalid="ignore"):
             errors = at.strategy.errors(workload)
-            found = errors.rms, errors.max
+            result = errors.rms, errors.max
     except TooLarge:
         return None, None
-    return found if all(map(math.isfinite, found)) else (None, None)
+    return result if all(map(math.isfinite, result)) else (None, None)

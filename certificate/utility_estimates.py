@@ -29,7 +29,7 @@ AUXILIARY = "aux"
 
 def figures_of(closed: Plan) -> tuple[dict[str, Any], ...]:
     """Figures of every release of ``closed``, which leaves nothing open."""
-    found = []
+    result = []
     for index, phase in enumerate(closed.phases):
         divisor, steps = schedule.divisor(closed, phase), schedule.steps(closed, phase)
         if divisor is None or steps is None:
@@ -37,8 +37,8 @@ def figures_of(closed: Plan) -> tuple[dict[str, Any], ...]:
         for release in phase.releases:
             entry = _of_release(closed, phase, release, float(divisor), steps)
             if len(entry) > 1:
-                found.append(entry if len(closed.phases) == 1 else {"phase": index, **entry})
-    return tuple(found)
+                result.append(entry if len(closed.phases) == 1 else {"phase": index, **entry})
+    return tuple(result)
 
 
 def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
@@ -63,31 +63,31 @@ def warnings_of(figures: tuple[dict[str, Any], ...]) -> tuple[Caveat, ...]:
 def _of_release(
     plan: Plan, phase: Phase, release: Release, divisor: float, steps: int
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"release": release.name}
+    result: dict[str, Any] = {"release": release.name}
     try:
         sigma = float(noise_multiplier(release))
         nu = utility.noise_std_of_the_mean(
             noise_multiplier=sigma, clip_norm=release.clip_norm, divisor=divisor
         )
     except ArithmeticError:
-        return found
+        return result
     match phase.noise:
         case Independent():
-            found |= _held(
+            result |= _held(
                 noise_std_of_mean=lambda: nu,
                 phi=lambda: nu**2,
                 prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps),
             )
         case Bidiagonal(lambda_=float(lambda_), normalized=False):
-            return found | _held(
+            return result | _held(
                 noise_std_of_mean=lambda: nu * math.hypot(1, lambda_),
                 prefix_sum_std=lambda: utility.prefix_sum_std(nu, steps=steps, lambda_=lambda_),
             )
         case _:
-            return found
+            return result
     entries = release.dimension
     if entries is not None:
-        found |= _held(
+        result |= _held(
             signal_to_noise_at_most=lambda: utility.most_signal_to_noise(
                 noise_multiplier=sigma, divisor=divisor, entries=entries
             ),
@@ -96,19 +96,19 @@ def _of_release(
             ),
         )
         if plan.optimizer.name in MUON and not release.name.lower().startswith(AUXILIARY):
-            found |= _muon(plan, entries, nu, steps)
-    return found
+            result |= _muon(plan, entries, nu, steps)
+    return result
 
 
 def _held(**figures: Callable[[], float]) -> dict[str, float]:
     """The figures that a double holds; the others are left out."""
-    found = {}
+    result = {}
     for name, figure in figures.items():
         with contextlib.suppress(ArithmeticError):
             value = figure()
             if math.isfinite(value):
-                found[name] = value
-    return found
+                result[name] = value
+    return result
 
 
 def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
@@ -118,19 +118,19 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
     degree = optimizer.newton_schulz_degree or newton_schulz.DEGREE
     iterations = optimizer.newton_schulz_steps or newton_schulz.STEPS
     start = optimizer.newton_schulz_start or "paper"
-    found: dict[str, Any] = _held(
+    result: dict[str, Any] = _held(
         momentum_norm=lambda: utility.momentum_norm(
             nu, entries=entries, momentum=momentum, steps=steps, normalised=corrected
         )
     )
-    if found:
-        found["newton_schulz"] = {
+    if result:
+        result["newton_schulz"] = {
             "start": start,
             "degree": degree,
             "steps": iterations,
             "gain": newton_schulz.gain(degree=degree, steps=iterations),
             "singular_value": newton_schulz.typical_singular_value(
-                found["momentum_norm"],
+                result["momentum_norm"],
                 entries=entries,
                 degree=degree,
                 steps=iterations,
@@ -138,7 +138,7 @@ def _muon(plan: Plan, entries: int, nu: float, steps: int) -> dict[str, Any]:
             ),
         }
     if corrected:
-        found |= _held(
+        result |= _held(
             probe_std=lambda: utility.probe_std(nu, momentum=momentum, steps=steps),
         )
-    return found
+    return result

@@ -276,12 +276,12 @@ def _rules(predicate: dict[str, Any], options: VerificationOptions) -> str:
     """Step 8: every engine as new as asked, and a policy that is accepted."""
     versions = _engines(predicate)
     for name, lowest in options.accountants.items():
-        found = versions.get(name)
-        if found is None or _numbers(found) < _numbers(lowest):
+        result = versions.get(name)
+        if result is None or _numbers(result) < _numbers(lowest):
             raise VerificationError(
                 8,
                 "old_accountant",
-                f"it was accounted by a release with {name} {found or 'missing'}; "
+                f"it was accounted by a release with {name} {result or 'missing'}; "
                 f"you ask for {lowest} or later.",
                 "Certify the plan again with a newer release.",
             )

@@ -120,9 +120,9 @@ def show(results: dict[str, dict[str, Any]]) -> None:
         for heading in ("block", "count", "σ given", "σ required for ε = 8"):
             table.add_column(heading, justify="left" if heading == "block" else "right")
         for release in result["noise_multiplier"]["releases"]:
-            given = "" if release["given"] is None else f"{release['given']:g}"
+            provided = "" if release["given"] is None else f"{release['given']:g}"
             table.add_row(
-                release["name"], str(release["count"]), given, f"{release['required']:.7g}"
+                release["name"], str(release["count"]), provided, f"{release['required']:.7g}"
             )
         console.print(table)
         saving = (result["allocation"] or {}).get("saving")

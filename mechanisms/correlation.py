@@ -159,14 +159,14 @@ class Correlation:
     @property
     def workload(self) -> Workload:
         """The plan's workload, with the learning rates of this phase's steps."""
-        given = self.plan.workload
-        if given is None:
+        provided = self.plan.workload
+        if provided is None:
             return Workload()
-        rates = given.learning_rates
+        rates = provided.learning_rates
         if rates is not None:
             earlier = [schedule.steps(self.plan, phase) for phase in self.plan.phases]
             rates = rates[sum(steps or 0 for steps in earlier[: self.index]) :]
-        return Workload(momentum=given.momentum or 0.0, learning_rates=rates)
+        return Workload(momentum=provided.momentum or 0.0, learning_rates=rates)
 
     @property
     def _distance(self) -> float:

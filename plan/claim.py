@@ -57,8 +57,8 @@ class Claim(StrictModel):
     @property
     def text(self) -> str:
         """The claimed number as it was written."""
-        given = self.epsilon if self.epsilon is not None else self.noise_multiplier
-        return given if isinstance(given, str) else repr(given)
+        provided = self.epsilon if self.epsilon is not None else self.noise_multiplier
+        return provided if isinstance(provided, str) else repr(provided)
 
 
 def _in_words(value: Any) -> Any:

@@ -80,8 +80,8 @@ class Sampling(StrictModel):
 
     def is_null(self, field: Literal["lot_size", "probability"]) -> bool:
         """Whether ``field`` is written as null, which asks for it, and the other is not given."""
-        given = self.lot_size is not None or self.probability is not None
-        return not given and field in self.model_fields_set
+        provided = self.lot_size is not None or self.probability is not None
+        return not provided and field in self.model_fields_set
 
 
 class Release(StrictModel):

@@ -338,22 +338,24 @@ def event_document(event: Event) -> dict[str, Any]:
 
 def event_from(document: Mapping[str, Any]) -> Event:
     """The event of ``event_document``; raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-    given = dict(document)
-    kind = given.pop("kind")
+    provided = dict(document)
+    kind = provided.pop("kind")
     if kind == "Repeated":
-        return Repeated(event=event_from(given["event"]), count=given["count"])
+        return Repeated(event=event_from(provided["event"]), count=provided["count"])
     if kind == "Composed":
-        return Composed(events=tuple(event_from(part) for part in given["events"]))
+        return Composed(events=tuple(event_from(part) for part in provided["events"]))
     if kind == "RepeatAndSelect":
         return RepeatAndSelect(
-            event=event_from(given["event"]), mean=given["mean"], shape=float(given["shape"])
+            event=event_from(provided["event"]),
+            mean=provided["mean"],
+            shape=float(provided["shape"]),
         )
     if kind == "BallsInBinsGaussian":
-        gram = Gram(tuple(tuple(row) for row in given["gram"]))
-        return BallsInBinsGaussian(gram=gram, noise_multiplier=given["noise_multiplier"])
+        gram = Gram(tuple(tuple(row) for row in provided["gram"]))
+        return BallsInBinsGaussian(gram=gram, noise_multiplier=provided["noise_multiplier"])
     if kind not in _LEAVES:
         raise ValueError(f"{kind!r} is no kind of event")
-    result: Event = _LEAVES[kind](**{name: _read(value) for name, value in given.items()})
+    result: Event = _LEAVES[kind](**{name: _read(value) for name, value in provided.items()})
     return result
 
 

@@ -51,14 +51,14 @@ def _version(plan: PlanDocument) -> Iterator[Reason]:
 
 def _privacy_unit(plan: PlanDocument) -> Iterator[Reason]:
     pointer = "/dataset/contributions_per_user"
-    given = plan.dataset.contributions_per_user is not None
-    if plan.dataset.unit == "user" and not given:
+    provided = plan.dataset.contributions_per_user is not None
+    if plan.dataset.unit == "user" and not provided:
         yield missing_field(
             pointer,
             "user-level privacy needs the most records of one user.",
             "Give contributions_per_user.",
         )
-    if plan.dataset.unit == "example" and given:
+    if plan.dataset.unit == "example" and provided:
         yield conflict(
             pointer,
             "contributions_per_user is given for example-level privacy.",

@@ -74,9 +74,9 @@ class Keyring:
             for public in reversed(self._records):
                 if not public.covers(now) or public.key_id in revoked:
                     continue
-                found = self._half_of(public)
-                if found is not None:
-                    return found
+                result = self._half_of(public)
+                if result is not None:
+                    return result
         raise KeyFailure(
             f"none of the keys in {self._directory} may sign now: their windows are over, they "
             "are revoked, or their private halves are not here; run affidavit keys rotate."
@@ -117,9 +117,9 @@ class Keyring:
 def _fingerprint(directory: Path) -> Fingerprint:
     try:
         with os.scandir(directory) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries]
+            result = [(entry.name, entry.stat()) for entry in entries]
     except OSError:
         return ()
     return tuple(
-        sorted((name, at.st_ino, at.st_mtime_ns, at.st_size, at.st_mode) for name, at in found)
+        sorted((name, at.st_ino, at.st_mtime_ns, at.st_size, at.st_mode) for name, at in result)
     )

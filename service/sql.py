@@ -34,11 +34,11 @@ def any_of(column: ColumnElement[Any], found: Select[Any]) -> ColumnElement[bool
 
 @compiles(_AnyOf)
 def _in(element: _AnyOf, compiler: Any, **options: Any) -> str:
-    column, found = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"{column} IN {found}"
+    column, result = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} IN {result}"
 
 
 @compiles(_AnyOf, "postgresql")
 def _any(element: _AnyOf, compiler: Any, **options: Any) -> str:
-    column, found = (compiler.process(clause, **options) for clause in element.clauses)
-    return f"{column} = ANY (ARRAY{found})"
+    column, result = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} = ANY (ARRAY{result})"

@@ -236,22 +236,22 @@ class CertificateStore:
         Where it raises ``ConcurrentUpdate``, ``IntegrityError`` or what ``within`` raises, it
         has stored none of them.
         """
-        ids = sorted({each.certificate.id for each in new})
+        ids = sorted({item.certificate.id for item in new})
         with self._writer.begin() as connection:
             within(connection)
             for certificate_id in ids:  # in one order, so that two batches never deadlock
                 hold(connection, certificate_id)
             formers = currents(connection, ids, untrusted=new[0].certificate.untrusted)
-            for each in new:
-                former = formers.get(each.certificate.id)
-                if former is not None and not each.is_stale(former):
+            for item in new:
+                former = formers.get(item.certificate.id)
+                if former is not None and not item.is_stale(former):
                     raise ConcurrentUpdate
             insert_issues(
                 connection,
-                [(each.certificate, formers.get(each.certificate.id)) for each in new],
+                [(item.certificate, formers.get(item.certificate.id)) for item in new],
                 key,
             )
-            issued = [(each.certificate, each.request) for each in new]
+            issued = [(item.certificate, item.request) for item in new]
             record_requests(connection, issued, "certificate.issued")
 
     def page(self, filters: Filters, after: Place | None, limit: int) -> list[Summary]:
@@ -348,10 +348,10 @@ def insert_issues(
     new = [certificate for certificate, _ in issues_and_formers]
     _insert_key(connection, new[0], key)
     connection.execute(
-        _CERTIFICATES, [{name: getattr(each, name) for name in _COLUMNS} for each in new]
+        _CERTIFICATES, [{name: getattr(item, name) for name in _COLUMNS} for item in new]
     )
-    connection.execute(insert(certificate_facets), [facets_of(each) for each in new])
-    append_certificates(connection, [each.bundle for each in new])
+    connection.execute(insert(certificate_facets), [facets_of(item) for item in new])
+    append_certificates(connection, [item.bundle for item in new])
 
 
 def facets_of(certificate: StoredCertificate) -> dict[str, Any]:
@@ -424,9 +424,9 @@ def find_and_record(
 ) -> list[StoredCertificate | None]:
     """What ``CertificateStore.repeat`` returns, for several ids and requests."""
     trust = None if untrusted_too else False
-    issues_by_id = currents(connection, (each for each, _ in requests_by_id), untrusted=trust)
-    fresh = {each: issue for each, issue in issues_by_id.items() if not is_stale(issue)}
-    results = [fresh.get(each) for each, _ in requests_by_id]
+    issues_by_id = currents(connection, (item for item, _ in requests_by_id), untrusted=trust)
+    fresh = {item: issue for item, issue in issues_by_id.items() if not is_stale(issue)}
+    results = [fresh.get(item) for item, _ in requests_by_id]
     answered = [
         (stored, request)
         for stored, (_, request) in zip(results, requests_by_id, strict=True)
@@ -442,7 +442,7 @@ def record_requests(
     """Record who requested each certificate and received it, with an audit entry each."""
     if not answered:
         return
-    rows = [_request_row(*each) for each in answered]
+    rows = [_request_row(*item) for item in answered]
     numbers = connection.execute(_REQUESTS, rows).scalars().all()
     entries = [
         {

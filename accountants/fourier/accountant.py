@@ -153,8 +153,8 @@ class FourierCurve:
                 near.append(laws)
             else:
                 bound = max(bound, beyond)
-        found = self._nested(near, epsilon) if near else Bracket(lower=0.0, upper=0.0)
-        return found.larger(Bracket(lower=0.0, upper=bound))
+        result = self._nested(near, epsilon) if near else Bracket(lower=0.0, upper=0.0)
+        return result.larger(Bracket(lower=0.0, upper=bound))
 
     def _beyond(self, laws: Laws, epsilon: float) -> float | None:
         """A bound of a direction's δ at ``epsilon`` where it is below what anybody asks for.
@@ -168,20 +168,20 @@ class FourierCurve:
         return bound if bound < _NEGLIGIBLE_DELTA else None
 
     def _nested(self, directions: Sequence[Laws], epsilon: float) -> Bracket:
-        found = nested(
+        result = nested(
             lambda widths: _delta(directions, epsilon, widths),
             self.relative_width,
             least=0.0,
             gapped=self._gapped,
         )
-        return found.intersect(Bracket(lower=0.0, upper=1.0))
+        return result.intersect(Bracket(lower=0.0, upper=1.0))
 
     def _kept(
         self, what: str, directions: Sequence[Laws], at: float, compute: Callable[[], Bracket]
     ) -> Bracket:
-        asked = tuple(laws.direction for laws in directions)
+        requested = tuple(laws.direction for laws in directions)
         size = sum(len(laws.atoms) for laws in directions)
-        question = (what, asked, at, self.relative_width)
+        question = (what, requested, at, self.relative_width)
         return self.answers.get(question, compute, lambda _: size)
 
     @property
@@ -194,14 +194,14 @@ def _epsilon(directions: Sequence[Laws], delta: float, widths: Sequence[float]) 
     searches: dict[int, EpsilonSearch] = {}
     best = Bracket(lower=0.0, upper=math.inf)
     for width in widths:
-        found = Bracket(lower=0.0, upper=0.0)
+        result = Bracket(lower=0.0, upper=0.0)
         for index, laws in enumerate(directions):
             if index not in searches:
-                if index and _ruled_out(laws, found.upper, delta):
+                if index and _ruled_out(laws, result.upper, delta):
                     continue
                 searches[index] = EpsilonSearch(laws, delta)
-            found = found.larger(searches[index].refine(width))
-        best = best.intersect(found)
+            result = result.larger(searches[index].refine(width))
+        best = best.intersect(result)
     return best
 
 
@@ -211,11 +211,11 @@ def _delta(directions: Sequence[Laws], epsilon: float, widths: Sequence[float]) 
     searches.sort(key=lambda search: -search.bracket.upper)
     best = Bracket(lower=0.0, upper=1.0)
     for width in widths:
-        found = Bracket(lower=0.0, upper=0.0)
+        result = Bracket(lower=0.0, upper=0.0)
         for search in searches:
-            if search.bracket.upper > found.lower:
-                found = found.larger(search.refine(width))
-        best = best.intersect(found)
+            if search.bracket.upper > result.lower:
+                result = result.larger(search.refine(width))
+        best = best.intersect(result)
     return best
 
 

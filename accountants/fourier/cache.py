@@ -71,11 +71,11 @@ class Kept:
         ``key`` has to say everything that it follows from. What ``compute`` raises is raised,
         and not kept.
         """
-        found, there = self._find(key)
+        result, there = self._find(key)
         if not there:
-            found = compute()
-            self._keep(key, found, size(found))
-        return found  # type: ignore[no-any-return]
+            result = compute()
+            self._keep(key, result, size(result))
+        return result  # type: ignore[no-any-return]
 
     def _find(self, key: Hashable) -> tuple[Any, bool]:
         if not self._lock.acquire(blocking=False):

@@ -64,17 +64,17 @@ def estimate_cost(
 
     ``relative_width`` is that of the bracket, relative to ε.
     """
-    found = [Laws.of(direction) for direction in directions(event)]
-    if not found:
+    result = [Laws.of(direction) for direction in directions(event)]
+    if not result:
         return Cost(points=0.0, seconds=0.0, bytes=0)
     # The other direction is only ruled out, on a coarse grid.
-    worst = max(found, key=lambda laws: saddle_at_delta(laws, delta).epsilon)
+    worst = max(result, key=lambda laws: saddle_at_delta(laws, delta).epsilon)
     work = EpsilonSearch(worst, delta).next_work(relative_width)
     points = _PASSES * points_of(work)
     memory = _BYTES_FIXED + _BYTES_A_CELL * work.cells + _BYTES_A_FREQUENCY * work.frequencies
     return Cost(
         points=points,
-        seconds=_FIXED_SECONDS * len(found[0].atoms) + seconds_a_point * points,
+        seconds=_FIXED_SECONDS * len(result[0].atoms) + seconds_a_point * points,
         bytes=memory,
     )
 

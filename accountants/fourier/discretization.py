@@ -105,14 +105,14 @@ class Laws:
     @classmethod
     def of(cls, direction: Direction, shared: Kept | None = None) -> Laws:
         """The atoms of every law of ``direction``, which ``shared`` may hold."""
-        kept = Kept(MOST_BYTES) if shared is None else shared
+        stored = Kept(MOST_BYTES) if shared is None else shared
         return cls(
             direction=direction,
             atoms=tuple(
-                (kept.get(("atoms", law), law.atoms, _bytes), count)
+                (stored.get(("atoms", law), law.atoms, _bytes), count)
                 for law, count in direction.laws
             ),
-            shared=kept,
+            shared=stored,
         )
 
     @property
@@ -141,9 +141,9 @@ class Laws:
             )
             for (law, _), (atoms, _) in zip(self.direction.laws, self.atoms, strict=True)
         ]
-        kept = zip(found, self.atoms, strict=True)
+        stored = zip(found, self.atoms, strict=True)
         return (
-            tuple((atoms, count) for (atoms, _), (_, count) in kept),
+            tuple((atoms, count) for (atoms, _), (_, count) in stored),
             tuple(top for _, top in found),
         )
 
@@ -163,14 +163,14 @@ class Laws:
         """
         share = down(tolerance / self.steps, _SHARES)
         order = down(order, _ROUGH_TILTS) if order else 0.0
-        found = []
-        for (law, _), attained, (kept, _), top in zip(
+        result = []
+        for (law, _), attained, (stored, _), top in zip(
             self.direction.laws, self.direction.attained, atoms, tops, strict=True
         ):
-            asked = attained, top, order, share, step, not self.gapped
-            made = partial(grids_of, kept, *asked)
-            found.append(self.shared.get(("grids", law, *asked), made, lambda _: SMALL))
-        return tuple(upper for upper, _ in found), tuple(lower for _, lower in found)
+            requested = attained, top, order, share, step, not self.gapped
+            created = partial(grids_of, stored, *requested)
+            result.append(self.shared.get(("grids", law, *requested), created, lambda _: SMALL))
+        return tuple(upper for upper, _ in result), tuple(lower for _, lower in result)
 
 
 def saddle_at_delta(laws: Laws, delta: float) -> Saddle:
@@ -283,18 +283,18 @@ def _step(
 
     # It grows like a power between the first and the second of the step.
     step, power = max(widest, 1e-24), 1.5
-    found = variance(step)
+    result = variance(step)
     for _ in range(12):
-        if found <= 0.0:
+        if result <= 0.0:
             break
-        excess = math.log(found / allowed)
+        excess = math.log(result / allowed)
         if abs(excess) < 0.02 or (excess < 0.0 and step >= widest):
             break
         other = min(widest, step * math.exp(-excess / power))
         moved = variance(other)
         if moved > 0.0:
-            power = min(2.0, max(0.9, math.log(found / moved) / math.log(step / other)))
-        step, found = other, moved
+            power = min(2.0, max(0.9, math.log(result / moved) / math.log(step / other)))
+        step, result = other, moved
     return step
 
 

@@ -184,8 +184,8 @@ def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
     alpha = np.exp(losses)
     p, q = _with_insolvent_lowered(p, q, alpha)
     signed = _pulled_together(p, p - alpha * q, grid.step)
-    found = _without_debts(signed, losses)
-    masses[first : first + found.size] = np.maximum(found, 0.0) * (1.0 - 2.0 * _ARITHMETIC)
+    result = _without_debts(signed, losses)
+    masses[first : first + result.size] = np.maximum(result, 0.0) * (1.0 - 2.0 * _ARITHMETIC)
     return LatticeMeasure(grid=grid, masses=masses, infinite=0.0)
 
 
@@ -248,21 +248,21 @@ def _without_debts(signed: Array, losses: Array) -> Array:
         owing = masses < 0
         if not owing.any() or owing[-1]:
             break
-        kept, debts = np.flatnonzero(~owing), np.flatnonzero(owing)
-        after = np.searchsorted(kept, debts)
+        stored, debts = np.flatnonzero(~owing), np.flatnonzero(owing)
+        after = np.searchsorted(stored, debts)
         before = np.maximum(after - 1, 0)
         first = after == 0
-        at, beside = losses[nodes[debts]], losses[nodes[kept]]
+        at, beside = losses[nodes[debts]], losses[nodes[stored]]
         width = np.where(first, 1.0, np.expm1(beside[before] - beside[after]))
         shares = np.where(first, 1.0, np.expm1(beside[before] - at) / width)
         amounts = masses[debts] * (1.0 + _ARITHMETIC)
-        nodes, masses = nodes[kept], masses[kept]
+        nodes, masses = nodes[stored], masses[stored]
         masses = masses + np.bincount(after, amounts * shares, masses.size)
         masses += np.bincount(before, amounts * (1.0 - shares), masses.size)
     masses = _followed(masses, losses[nodes])
-    found = np.zeros(signed.size)
-    found[nodes[: masses.size]] = np.maximum(masses, 0.0)
-    return found
+    result = np.zeros(signed.size)
+    result[nodes[: masses.size]] = np.maximum(masses, 0.0)
+    return result
 
 
 def _followed(signed: Array, losses: Array) -> Array:

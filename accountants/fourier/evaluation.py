@@ -204,19 +204,19 @@ def crossing(
 
 def approximate_epsilon(event: Event, delta: float) -> float:
     """ε (nats) at ``delta`` by the saddle point. Not a bound; raises as ``directions`` does."""
-    found = directions(event)
+    result = directions(event)
     return max(
-        (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in found), default=0.0
+        (saddle_at_delta(Laws.of(direction), delta).epsilon for direction in result), default=0.0
     )
 
 
 def approximate_delta(event: Event, epsilon: float) -> float:
     """δ at ``epsilon`` (nats) by the saddle point. Not a bound; raises likewise."""
-    found = directions(event)
+    result = directions(event)
     return max(
         (
             math.exp(min(0.0, saddle_at_epsilon(Laws.of(direction), epsilon)[0].log_delta))
-            for direction in found
+            for direction in result
         ),
         default=0.0,
     )

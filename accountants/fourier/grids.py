@@ -90,8 +90,8 @@ def _barycentre_below(law: LossLaw, anchor: float, reach: float) -> float:
     for _ in range(20):
         tail = law.survival(np.array([anchor + reach]))
         moved = float(np.log((1.0 - tail.p[0]) / (1.0 - tail.q[0])))
-        found, anchor = abs(moved - anchor) <= 1e-3 * reach, moved
-        if found:
+        result, anchor = abs(moved - anchor) <= 1e-3 * reach, moved
+        if result:
             break
     return anchor
 

@@ -87,11 +87,11 @@ def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
             laws, steered(laws, saddle, epsilon, delta, 0.1, None, None), lower=False
         )
         width = 1 / saddle.order
-        _, found = crossing(above.upper, delta, epsilon, 0.1 * width, 0.02 * width)
-        if not 0 < found < ENDLESS:
+        _, result = crossing(above.upper, delta, epsilon, 0.1 * width, 0.02 * width)
+        if not 0 < result < ENDLESS:
             break
-        moved = abs(found - epsilon) / width
-        epsilon = found
+        moved = abs(result - epsilon) / width
+        epsilon = result
         if moved < 0.5:
             break
         saddle = at_epsilon(laws.common(delta), epsilon)
@@ -106,15 +106,15 @@ def located_in_strata(
     for _ in range(4):
         steering = steered(laws, saddle, guess, delta, 0.1, slope, None)
         above, _ = transforms(laws, steering, lower=False)
-        _, found = crossing(above.upper, delta, guess, 0.1 / slope, 0.02 / slope)
-        if not 0 < found < ENDLESS:
+        _, result = crossing(above.upper, delta, guess, 0.1 / slope, 0.02 / slope)
+        if not 0 < result < ENDLESS:
             break
         nearby = 0.2 / slope
-        here, there = above.upper(found), above.upper(found + nearby)
-        moved = abs(found - guess)
+        here, there = above.upper(result), above.upper(result + nearby)
+        moved = abs(result - guess)
         if 0 < there < here:
             slope = min(100 * slope, max(0.01 * slope, math.log(here / there) / nearby))
-        guess = found
+        guess = result
         if moved * slope < 0.5:
             break
     return guess, slope
@@ -140,9 +140,9 @@ def nested(ask: Ask, relative_width: float, *, least: float = 0.0, gapped: bool 
         return ask(_down_to(relative_width, (*COARSE, *RUNGS)))
     for index, width in enumerate(COARSE):
         if width <= relative_width:
-            found = _coarse(ask, index, least)
-            if found is not None:
-                return found
+            result = _coarse(ask, index, least)
+            if result is not None:
+                return result
     best = ask(_down_to(relative_width, RUNGS))
     if best.width > _promise(RUNGS[0], best, least):
         for index in range(len(COARSE)):
@@ -153,10 +153,10 @@ def nested(ask: Ask, relative_width: float, *, least: float = 0.0, gapped: bool 
 def _coarse(ask: Ask, index: int, least: float) -> Bracket | None:
     """The answer of a coarse rung, widened; None if it is then wider than the rung."""
     width, following = (*COARSE, RUNGS[0])[index : index + 2]
-    found = ask((width - 2 * _MARGIN * following,))
-    beyond = _MARGIN * _promise(following, found, least)
-    widened = Bracket(lower=max(0.0, found.lower - beyond), upper=found.upper + beyond)
-    return widened if widened.width <= _promise(width, found, least) else None
+    result = ask((width - 2 * _MARGIN * following,))
+    beyond = _MARGIN * _promise(following, result, least)
+    widened = Bracket(lower=max(0.0, result.lower - beyond), upper=result.upper + beyond)
+    return widened if widened.width <= _promise(width, result, least) else None
 
 
 def _promise(width: float, found: Bracket, least: float) -> float:
@@ -224,21 +224,21 @@ class EpsilonSearch:
         """The bracket at ``relative_width`` of ε, or as narrow as rounding and memory allow."""
         if self._settled or self.bracket.width <= SMALLEST_WIDTH:
             return self.bracket
-        wanted = max(relative_width * self._guess, SMALLEST_WIDTH)
+        requested = max(relative_width * self._guess, SMALLEST_WIDTH)
         previous = math.inf
         for _ in range(_ROUNDS):
-            if self.bracket.width <= wanted:
+            if self.bracket.width <= requested:
                 break
-            tolerance = wanted
+            tolerance = requested
             if self._step is not None:
-                finer = refinement(wanted / self.bracket.width)
+                finer = refinement(requested / self.bracket.width)
                 previous = worthwhile(self._laws, self.bracket, finer)
                 self._step *= finer
             elif self._laws.gapped:
-                tolerance = max(wanted, _COARSE * self._guess)
+                tolerance = max(requested, _COARSE * self._guess)
             if not self._once(tolerance):
                 break
-            wanted = max(relative_width * self.bracket.upper, SMALLEST_WIDTH)
+            requested = max(relative_width * self.bracket.upper, SMALLEST_WIDTH)
             if self.bracket.width > previous and not self._cheap:
                 self._settled = self._laws.gapped
                 break
@@ -248,8 +248,8 @@ class EpsilonSearch:
         """What the first pass at ``relative_width`` would compute."""
         if self.bracket.width <= SMALLEST_WIDTH:
             return Work()
-        wanted = max(relative_width * self._guess, SMALLEST_WIDTH)
-        return self._steering(wanted).work()
+        requested = max(relative_width * self._guess, SMALLEST_WIDTH)
+        return self._steering(requested).work()
 
     def _steering(self, wanted: float) -> Steering:
         slope = self._slope if self._rare else None
@@ -294,15 +294,15 @@ class DeltaSearch:
         for _ in range(6):
             steering = steered(laws, self._saddle, epsilon, self._guess, 0.1, self._slope, None)
             above, _ = transforms(laws, steering, lower=False)
-            found = max(above.upper(epsilon), _LEAST_DELTA)
-            self.bracket = self.bracket.intersect(Bracket(lower=0.0, upper=min(1.0, found)))
-            promised, self._guess = self._guess, min(found, self._guess)
-            if math.log(promised / found) < RARE:
+            result = max(above.upper(epsilon), _LEAST_DELTA)
+            self.bracket = self.bracket.intersect(Bracket(lower=0.0, upper=min(1.0, result)))
+            promised, self._guess = self._guess, min(result, self._guess)
+            if math.log(promised / result) < RARE:
                 break
             # The saddle promised more than there is: one rare loss decides, or rarer ones
             # than were cut off have drawn the tilt.
             if epsilon > _SMALLEST_EPSILON:
-                self._slope = self._slope_at(above, found)
+                self._slope = self._slope_at(above, result)
 
     def _may_split(self) -> bool:
         return self._slope is None and self._epsilon > _SMALLEST_EPSILON
@@ -348,7 +348,7 @@ class DeltaSearch:
         self._step = steering.step
         self._cheap = self._laws.gapped and steering.points < _CHEAP
         above, below = transforms(self._laws, steering)
-        found = Bracket(lower=below.lower(self._epsilon), upper=above.upper(self._epsilon))
-        self.bracket = self.bracket.intersect(found)
+        result = Bracket(lower=below.lower(self._epsilon), upper=above.upper(self._epsilon))
+        self.bracket = self.bracket.intersect(result)
         self._guess = max(self.bracket.upper, _LEAST_DELTA)
         return True

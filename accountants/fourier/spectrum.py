@@ -143,8 +143,10 @@ class LawTransform:
         """The transform of ``size`` points of ``law``, shape (m,), for ``count`` or more of it."""
         wrapped = folded(law, size)
         values = fft.rfft(wrapped)
-        kept = np.flatnonzero(count * _log_abs(values) > math.log(_NEGLIGIBLE))
-        return cls(kept=kept, logs=np.log(values[kept]), error=transform_error(wrapped, law.size))
+        stored = np.flatnonzero(count * _log_abs(values) > math.log(_NEGLIGIBLE))
+        return cls(
+            kept=stored, logs=np.log(values[stored]), error=transform_error(wrapped, law.size)
+        )
 
 
 def _transformed(law: TiltedLaw, size: int, shared: Kept) -> LawTransform:
@@ -179,21 +181,23 @@ def composed(laws: Sequence[TiltedLaw], size: int, shared: Kept) -> Spectrum:
     if any(law.rare is not None for law in laws):
         return _with_a_rare_loss(laws, size)
     ones = [_transformed(law, size, shared) for law in laws]
-    kept, log_product = ones[0].kept, laws[0].count * ones[0].logs
+    stored, log_product = ones[0].kept, laws[0].count * ones[0].logs
     for law, one in zip(laws[1:], ones[1:], strict=True):
         # No factor exceeds 1 by more than the error below, so that what is negligible
         # after some measures stays so after all.
-        kept, before, here = np.intersect1d(kept, one.kept, assume_unique=True, return_indices=True)
+        stored, before, here = np.intersect1d(
+            stored, one.kept, assume_unique=True, return_indices=True
+        )
         log_product = log_product[before] + law.count * one.logs[here]
     large = log_product.real > math.log(_NEGLIGIBLE)
-    kept, log_product = kept[large], log_product[large]
+    stored, log_product = stored[large], log_product[large]
     error = sum(law.count * one.error for law, one in zip(laws, ones, strict=True))
     worst = error * math.sqrt(size)
     # (|F| + e)^T <= 1 + ... <= e^{Te}: how far the errors of T factors can reinforce.
     growth = math.exp(min(700.0, worst))
     values = np.exp(log_product)
     return Spectrum(
-        kept=kept,
+        kept=stored,
         values=values,
         sizes=np.abs(values),
         error=error * growth,
@@ -226,24 +230,24 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
         log_both += logs
         pairs.append((common, rare))
     least = _NEGLIGIBLE * min(1.0, weight)
-    kept = np.flatnonzero(np.maximum(log_common, log_both) > math.log(least / 2))
-    base: Complex = np.zeros(kept.size, dtype=np.complex128)
-    both, ratio, ratio_size = base.copy(), base.copy(), np.zeros(kept.size)
+    stored = np.flatnonzero(np.maximum(log_common, log_both) > math.log(least / 2))
+    base: Complex = np.zeros(stored.size, dtype=np.complex128)
+    both, ratio, ratio_size = base.copy(), base.copy(), np.zeros(stored.size)
     for law, (common, rare) in zip(laws, pairs, strict=True):
-        logs = law.count * np.log(common[kept])
+        logs = law.count * np.log(common[stored])
         base += logs
         if rare is None:
             both += logs
             continue
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # Where the quotient is large it is not used.
-            quotient = rare[kept] / common[kept]
-            both += law.count * np.log(common[kept] + rare[kept])
+            quotient = rare[stored] / common[stored]
+            both += law.count * np.log(common[stored] + rare[stored])
             ratio += law.count * _log1p(quotient)
             ratio_size += law.count * np.abs(quotient)
     near = ratio_size < 1.0
-    values: Complex = np.zeros(kept.size, dtype=np.complex128)
-    sizes = np.zeros(kept.size)
+    values: Complex = np.zeros(stored.size, dtype=np.complex128)
+    sizes = np.zeros(stored.size)
     common = np.exp(base)
     values[near] = common[near] * _expm1(ratio[near])
     sizes[near] = 2.0 * np.abs(common[near]) * ratio_size[near]
@@ -252,7 +256,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     sizes[~near] = np.abs(together) + np.abs(common[~near])
     growth = math.exp(min(700.0, worst))
     return Spectrum(
-        kept=kept,
+        kept=stored,
         values=values,
         sizes=2.0 * sizes,
         error=error * growth * growth,

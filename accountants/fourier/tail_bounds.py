@@ -104,15 +104,15 @@ def at_order(laws: Composition, order: float) -> Saddle:
     # steering finite there.
     variance = max(variance, (1e-6 / (1 + order)) ** 2)
     epsilon = mean - 1 / order - 1 / (order + 1)
-    found = Saddle(order=order, epsilon=epsilon, log_delta=0.0, mean=mean, variance=variance)
+    result = Saddle(order=order, epsilon=epsilon, log_delta=0.0, mean=mean, variance=variance)
     log_delta = (
         log_moment
         - order * epsilon
         - math.log(order)
         - math.log1p(order)
-        - 0.5 * math.log(2 * math.pi * found.curvature)
+        - 0.5 * math.log(2 * math.pi * result.curvature)
     )
-    return replace(found, log_delta=log_delta)
+    return replace(result, log_delta=log_delta)
 
 
 def at_delta(laws: Composition, delta: float) -> Saddle:

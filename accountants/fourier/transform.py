@@ -98,12 +98,12 @@ class ComposedTransform:
         self._infinite = sum(part.infinite * count for part, count in parts)
         self._shared = Kept(0) if shared is None else shared
         laws = [tilted(part, count, window.order, cut, self._shared) for part, count in parts]
-        found = [law for law in laws if law is not None]
-        self._alive = len(found) == len(laws) and (
-            cut is None or any(law.rare is not None for law in found)
+        result = [law for law in laws if law is not None]
+        self._alive = len(result) == len(laws) and (
+            cut is None or any(law.rare is not None for law in result)
         )
         if self._alive:
-            self._transform(found, window)
+            self._transform(result, window)
 
     def _transform(self, laws: Sequence[TiltedLaw], window: Window) -> None:
         """Transform, and keep the frequencies that matter with the sums' denominators."""
@@ -116,13 +116,13 @@ class ComposedTransform:
         self._below = math.exp(min(0.0, below)) * slack
         self._above = math.exp(min(0.0, above)) * slack
         spectrum = composed(laws, self._size, self._shared)
-        kept = spectrum.kept
+        stored = spectrum.kept
         # A real transform stands for both k and -k, except at k = 0 and the middle.
-        twice = np.where((kept == 0) | (2 * kept == self._size), 1.0, 2.0) / self._size
-        angle = 2j * math.pi * kept / self._size
+        twice = np.where((stored == 0) | (2 * stored == self._size), 1.0, 2.0) / self._size
+        angle = 2j * math.pi * stored / self._size
         slow = twice / -np.expm1(angle - self._order * self._step)
         fast = twice / -np.expm1(angle - (self._order + 1) * self._step)
-        self._frequencies = kept
+        self._frequencies = stored
         self._slow, self._fast = spectrum.values * slow, spectrum.values * fast
         # The far end of both geometric sums sits at a fixed loss, so it is summed once.
         turn = self._turn(self._last + 1)

@@ -157,8 +157,8 @@ class MonteCarloCurve:
             family = self._family(direction)
             if self._ruled_out(family, best.upper, delta):
                 continue
-            found = self._epsilon(family, delta)
-            best = best.larger(found)
+            result = self._epsilon(family, delta)
+            best = best.larger(result)
         return best
 
     def delta(self, epsilon: float) -> Bracket:
@@ -176,19 +176,19 @@ class MonteCarloCurve:
             certain = min(1.0, math.exp(min(tilt.log_range(epsilon) for tilt in family)))
             if certain <= best.lower:
                 continue
-            found = self._delta(family, epsilon, certain)
-            best = best.larger(found)
+            result = self._delta(family, epsilon, certain)
+            best = best.larger(result)
         return best
 
     def predicted_epsilon(self, delta: float) -> float:
         """About the upper end of ``epsilon(delta)``, from pilot draws; **not a bound**."""
-        found = 0.0
+        result = 0.0
         for direction in DIRECTIONS if self.pair is not None else ():
             family = self._family(direction)
-            if min(tilt.epsilon(delta) for tilt in family) > found:
+            if min(tilt.epsilon(delta) for tilt in family) > result:
                 about = predicted_epsilon(family, delta, self._log_failure, self.workers)
-                found = max(found, about)
-        return found
+                result = max(result, about)
+        return result
 
     @property
     def _log_failure(self) -> float:

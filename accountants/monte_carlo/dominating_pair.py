@@ -143,16 +143,16 @@ def pair_of(parts: tuple[tuple[Leaf, int], ...]) -> Pair:
             "sampled.",
             "Keep the bins of the first epoch in the later ones.",
         )
-    found = []
+    result = []
     beside = math.fsum(precisions) * (1 + 8 * _UNIT)
     for leaf, count in binned:
         first = 1 if beside else 0
         if first:
-            found.append(_bins(leaf, 1, beside))
+            result.append(_bins(leaf, 1, beside))
             beside = 0.0
         if count > first:
-            found.append(_bins(leaf, count - first, 0.0))
-    pair = Pair(bins=tuple(found), seed=_seed(binned))
+            result.append(_bins(leaf, count - first, 0.0))
+    pair = Pair(bins=tuple(result), seed=_seed(binned))
     if pair.largest > LARGEST_PRODUCT:
         raise OutOfReach(
             f"a record moves the run by {math.sqrt(pair.largest):.4g} times its noise.",
@@ -168,18 +168,18 @@ def _seed(binned: list[tuple[BallsInBinsGaussian, int]]) -> str:
     their normals, so that a search over the noise sees a smooth curve.
     """
     words = [f"{leaf.gram.digest}*{count}" for leaf, count in binned]
-    said = "affidavit monte_carlo 1 " + " ".join(words)
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    stated = "affidavit monte_carlo 1 " + " ".join(words)
+    return hashlib.sha256(stated.encode()).hexdigest()[:32]
 
 
 def _bins(leaf: BallsInBinsGaussian, copies: int, beside: float) -> Bins:
-    wanted = _array(leaf.gram) / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + beside
-    factor, products, slack = _dominating(wanted)
+    requested = _array(leaf.gram) / leaf.noise_multiplier**2 * (1 + 8 * _UNIT) + beside
+    factor, products, slack = _dominating(requested)
     return Bins(
         factor=factor,
         products=products,
         copies=copies,
-        excess=float(np.max(products + slack - wanted * (1 - 32 * _UNIT))),
+        excess=float(np.max(products + slack - requested * (1 - 32 * _UNIT))),
     )
 
 

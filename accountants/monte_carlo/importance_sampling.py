@@ -95,14 +95,14 @@ def draw(tilts: Sequence[Tilt], draws: int, *, stream: int, workers: int = 1) ->
         return _chunk(tilts, tables, rows, _generator(first.pair, stream, chunk))
 
     if workers == 1:
-        found = [one(chunk) for chunk in chunks]
+        result = [one(chunk) for chunk in chunks]
     else:
         with ThreadPoolExecutor(workers) as pool:
-            found = list(pool.map(one, chunks))
+            result = list(pool.map(one, chunks))
     return Draws(
         direction=first.direction,
-        loss=np.concatenate([loss for loss, _ in found]),
-        density=np.concatenate([density for _, density in found]),
+        loss=np.concatenate([loss for loss, _ in result]),
+        density=np.concatenate([density for _, density in result]),
     )
 
 
@@ -264,7 +264,7 @@ def _pick(weights: Array, generator: np.random.Generator) -> NDArray[np.intp]:
 def tilts(pair: Pair, direction: Direction) -> tuple[Tilt, ...]:
     """Tilts of every order over the exponents that can be of use."""
     start, sign = (1.0, 1.0) if direction == "remove" else (0.0, -1.0)
-    found = []
+    result = []
     widest = max(bins.count for bins in pair.bins)
     for order in ORDERS[direction]:
         if order == 4 and widest > MOST_BINS_OF_FOUR:
@@ -278,7 +278,7 @@ def tilts(pair: Pair, direction: Direction) -> tuple[Tilt, ...]:
             normaliser = math.fsum(
                 _log_normaliser(bins, exponent, order) * bins.copies for bins in pair.bins
             )
-            found.append(
+            result.append(
                 Tilt(
                     pair=pair,
                     direction=direction,
@@ -287,7 +287,7 @@ def tilts(pair: Pair, direction: Direction) -> tuple[Tilt, ...]:
                     log_normaliser=normaliser,
                 )
             )
-    return tuple(found)
+    return tuple(result)
 
 
 def _log_normaliser(bins: Bins, exponent: float, order: int) -> float:

@@ -261,15 +261,15 @@ class _Pilot:
 
     def enough(self, epsilon: float, width: float) -> int:
         """Draws for a half width of δ of ``width``, within what a person waits for."""
-        wanted = math.inf
+        requested = math.inf
         if width > 0:
             variance = 2 * self.log_failure * self.square(epsilon) / width**2
             reach = math.exp(_log_range(self.tilts, epsilon))
-            wanted = max(variance, self.log_failure * reach / (5 * width))
+            requested = max(variance, self.log_failure * reach / (5 * width))
         pair = self.tilts[0].pair
         most = min(MOST_DRAWS, int(SECONDS * 1e6 / (0.04 * pair.width + 7e-5 * _products(pair))))
         rows = rows_of(pair)
-        return rows * -(-int(max(LEAST_DRAWS, min(wanted, most))) // rows)
+        return rows * -(-int(max(LEAST_DRAWS, min(requested, most))) // rows)
 
     def range_below(self, bound: float) -> float:
         """The ε from which the range is at most ``bound``."""

@@ -50,8 +50,8 @@ class Coordinate:
         if self.unbounded:
             return math.inf
         exact = _EXACT.multiply(Decimal(self.units), unit)
-        found = float(exact)
-        return math.nextafter(found, math.inf) if Decimal(found) < exact else found
+        result = float(exact)
+        return math.nextafter(result, math.inf) if Decimal(result) < exact else result
 
     def at_most(self, limit: float, unit: Decimal) -> bool:
         """Whether the sum is at most the decimal by which ``limit`` is written."""

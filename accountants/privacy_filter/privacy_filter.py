@@ -206,10 +206,10 @@ def _renyi_admits(filter_: Filter, total: Cost, epsilon: float, delta: float) ->
     heights = math.log(delta) + filter_.log_weights + rates * (epsilon - spent)
     # What is lost in a height is a rounding of its terms.
     heights = heights - 1e-15 * (np.abs(rates) * (epsilon + spent) + 1e3)
-    kept = np.isfinite(heights)
-    if not kept.any():
+    stored = np.isfinite(heights)
+    if not stored.any():
         return False
-    rates, heights = rates[kept], heights[kept]
+    rates, heights = rates[stored], heights[stored]
 
     def at(u: float) -> tuple[float, float]:
         terms = np.exp(np.minimum(heights + rates * u, 700.0))
@@ -239,11 +239,11 @@ def _renyi_admits(filter_: Filter, total: Cost, epsilon: float, delta: float) ->
 def _best_exponent(epsilon: float, delta: float) -> float:
     """The α - 1 at which a Gaussian that just meets (ε, δ) is best accounted, about."""
     exponents = np.array(ORDERS) - 1
-    best, found = -math.inf, 1.0
+    best, result = -math.inf, 1.0
     for rate in np.geomspace(exponents[0], exponents[-1], 400):
         # δ of order α: log δ = λ(D - ε) + log of what Canonne, Kamath and Steinke prove.
         gain = rate * math.log1p(-1 / (rate + 1)) - math.log(rate + 1)
         rho = (epsilon + (math.log(delta) - gain) / rate) / (rate + 1)
         if rho > best:
-            best, found = rho, float(rate)
-    return found
+            best, result = rho, float(rate)
+    return result

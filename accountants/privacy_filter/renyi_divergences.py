@@ -105,10 +105,10 @@ def log_moments(law: LossLaw, exponents: Array) -> Array:
     high = edges[1:] + moved[1:-1]
     p = cells.p * (1 + cells.relative)
     share = _share_at_top(low, high, p[1:-1], cells.q[1:-1], cells.relative[1:-1])
-    found = [_log_moment(edges, low, high, p, share, exponent) for exponent in exponents]
+    result = [_log_moment(edges, low, high, p, share, exponent) for exponent in exponents]
     with np.errstate(over="ignore"):
         beyond = [_log_tail(law, float(edges[-1]), item) for item in exponents]
-    total = np.logaddexp(np.array(found), np.array(beyond))
+    total = np.logaddexp(np.array(result), np.array(beyond))
     return np.asarray(total + 64 * UNIT_ROUNDOFF * (1 + np.abs(total)))
 
 
@@ -174,8 +174,8 @@ def _log_normal_tail(law: NormalMixtureLaw, edge: float, exponent: float) -> flo
         for weight, mean in parts
         if weight > 0
     ]
-    found = float(np.logaddexp.reduce(terms))
-    return found + 1e-9 * (1 + abs(found))
+    result = float(np.logaddexp.reduce(terms))
+    return result + 1e-9 * (1 + abs(result))
 
 
 def _edges(law: LossLaw) -> Array:
@@ -259,8 +259,8 @@ def _of(part: Leaf | RepeatAndSelect) -> Array:
 
             inner = np.array(divergences(run))
             with quiet():
-                found = library._compute_rdp_repeat_and_select(_ALPHA, inner, mean, shape)
-            return np.asarray(found, dtype=np.float64) * (1 + 1e-9)
+                result = library._compute_rdp_repeat_and_select(_ALPHA, inner, mean, shape)
+            return np.asarray(result, dtype=np.float64) * (1 + 1e-9)
         case _:
             assert_never(part)
 
@@ -275,8 +275,8 @@ def _laplace(scale: float) -> Array:
     first = np.log(_ALPHA / (2 * _ALPHA - 1)) + (_ALPHA - 1) * rate
     second = np.log((_ALPHA - 1) / (2 * _ALPHA - 1)) - _ALPHA * rate
     size = 1 + (_ALPHA + 1) * rate
-    found = (np.logaddexp(first, second) + 32 * UNIT_ROUNDOFF * size) / (_ALPHA - 1)
-    return np.asarray(np.minimum(found, rate * (1 + 4 * UNIT_ROUNDOFF)))
+    result = (np.logaddexp(first, second) + 32 * UNIT_ROUNDOFF * size) / (_ALPHA - 1)
+    return np.asarray(np.minimum(result, rate * (1 + 4 * UNIT_ROUNDOFF)))
 
 
 def _by_laws(
@@ -287,15 +287,15 @@ def _by_laws(
         check_range(((leaf, 1),))
     except OutOfReach:
         return np.full(_ALPHA.size, np.inf)
-    found = [log_moments(side.laws[0][0], _ALPHA - 1) for side in directions(leaf)]
-    return np.asarray(np.maximum(np.max(found, axis=0), 0.0) / (_ALPHA - 1))
+    result = [log_moments(side.laws[0][0], _ALPHA - 1) for side in directions(leaf)]
+    return np.asarray(np.maximum(np.max(result, axis=0), 0.0) / (_ALPHA - 1))
 
 
 def _binomial(leaf: PoissonSubsampledGaussian) -> Array:
     """log E_Q[(1 - q + q X)^α] at whole α, and chords between."""
     q, rate = leaf.sampling_probability, 1 / leaf.noise_multiplier
     whole = [int(order) for order in ORDERS if order >= 2 and order.is_integer()]
-    found = []
+    result = []
     for order in whole:
         k = np.arange(order + 1)
         terms = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
@@ -303,8 +303,8 @@ def _binomial(leaf: PoissonSubsampledGaussian) -> Array:
         terms = terms + rate**2 * k * (k - 1) / 2
         size = rate**2 * order**2 / 2 + 4 * float(gammaln(order + 1)) - order * math.log(q)
         slack = UNIT_ROUNDOFF * 64 * (1 + size)
-        found.append(max(float(logsumexp(terms)), 0.0) + slack)
-    return _chords(np.array(whole, dtype=np.float64), np.array(found))
+        result.append(max(float(logsumexp(terms)), 0.0) + slack)
+    return _chords(np.array(whole, dtype=np.float64), np.array(result))
 
 
 def _allocation(leaf: RandomAllocationGaussian) -> Array:
@@ -323,8 +323,8 @@ def _chords(whole: Array, log_moment: Array) -> Array:
     """
     at = np.concatenate(([1.0], whole))
     values = np.concatenate(([0.0], log_moment))
-    found = np.interp(_ALPHA, at, values, right=np.inf) * (1 + 8 * UNIT_ROUNDOFF)
-    return np.asarray(found / (_ALPHA - 1))
+    result = np.interp(_ALPHA, at, values, right=np.inf) * (1 + 8 * UNIT_ROUNDOFF)
+    return np.asarray(result / (_ALPHA - 1))
 
 
 def _least(*bounds: Array) -> Array:

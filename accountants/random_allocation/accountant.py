@@ -60,10 +60,10 @@ def bracket_epsilon(direction: Direction, delta: float, relative_width: float) -
     best = Bracket(lower=0.0, upper=math.inf)
     step: float | None = None
     for _ in range(_ROUNDS):
-        wanted = max(relative_width * guess, SMALLEST_WIDTH)
+        requested = max(relative_width * guess, SMALLEST_WIDTH)
         slope = _slope(direction, guess)
         try:
-            curves = direction.curves(guess, delta, min(0.3, wanted * slope), step)
+            curves = direction.curves(guess, delta, min(0.3, requested * slope), step)
         except OutOfReach:
             if math.isinf(best.upper):
                 raise
@@ -75,12 +75,12 @@ def bracket_epsilon(direction: Direction, delta: float, relative_width: float) -
         high, low = curves.upper(guess), curves.lower(guess)
         gap = math.log(high / low) if low > 0 else math.inf
         step = None
-        if gap > 0.8 * wanted * slope:
-            step = curves.step * refinement(min(0.8, wanted * slope / gap))
+        if gap > 0.8 * requested * slope:
+            step = curves.step * refinement(min(0.8, requested * slope / gap))
         # The curves are best where they were made: the next ones are made at the crossing.
         middle = math.sqrt(high * low) if low > 0 else high
         # A little beyond, because what lies above the cut is bounded loosely past it.
-        moved = guess + math.log(middle / delta) / slope + 0.3 * wanted
+        moved = guess + math.log(middle / delta) / slope + 0.3 * requested
         guess = min(max(SMALLEST_WIDTH, moved), direction.largest_epsilon)
     return best
 
@@ -170,8 +170,8 @@ class AllocationAccountant:
             added = RenyiAllocationAccountant().curve(event)
             rate = math.sqrt(count) / leaf.noise_multiplier * (1 + 1e-15)
             # Many passes as one have less noise than the lattice's terms are doubles at.
-            kept = (self._curve(leaf.bins, rate),) if rate <= 1 / NOISE_MULTIPLIERS[0] else ()
-            return DominatedAllocationCurve(attained=attained, dominating=(*kept, added))
+            stored = (self._curve(leaf.bins, rate),) if rate <= 1 / NOISE_MULTIPLIERS[0] else ()
+            return DominatedAllocationCurve(attained=attained, dominating=(*stored, added))
         if leaf.attained_at is None:
             return once
         return DominatedAllocationCurve(attained=attained, dominating=(once,))

@@ -154,8 +154,8 @@ class Direction:
         low, high = 0.0, self.largest_epsilon
         while high - low > 1e-3 * high:
             middle = (low + high) / 2
-            found = self.saddle(middle, self.cut(middle, 0.1 * delta)).delta
-            low, high = (middle, high) if found > delta else (low, middle)
+            result = self.saddle(middle, self.cut(middle, 0.1 * delta)).delta
+            low, high = (middle, high) if result > delta else (low, middle)
         return high
 
     # ---- bounds -------------------------------------------------------------------
@@ -214,13 +214,13 @@ class Direction:
 
         def upper_delta(epsilon: float) -> float:
             inside = self.scale(epsilon) * upper(self.threshold(epsilon))
-            found = (inside + beyond.upper(_ratio(epsilon))) * (1 + 1e-13)
-            return found if found < 1 else 1.0
+            result = (inside + beyond.upper(_ratio(epsilon))) * (1 + 1e-13)
+            return result if result < 1 else 1.0
 
         def lower_delta(epsilon: float) -> float:
             inside = self.scale(epsilon) * lower(self.threshold(epsilon))
-            found = (inside + beyond.lower(_ratio(epsilon))) * (1 - 1e-13)
-            return found if found > 0 else 0.0
+            result = (inside + beyond.lower(_ratio(epsilon))) * (1 - 1e-13)
+            return result if result > 0 else 0.0
 
         return Curves(upper=upper_delta, lower=lower_delta, step=step)
 
@@ -280,14 +280,14 @@ class Direction:
 
     def _barycentre(self, step: float) -> float:
         """The mean of X in a first cell that ends half a step beyond it."""
-        found = 0.0
+        result = 0.0
         for _ in range(30):
-            z = math.log(found + step / 2) / self.rate + self.rate / 2
+            z = math.log(result + step / 2) / self.rate + self.rate / 2
             mass = float(ndtr(z))
             if mass == 0:
                 break
-            found = float(ndtr(z - self.rate)) / mass
-        return found
+            result = float(ndtr(z - self.rate)) / mass
+        return result
 
 
 def _count_up(size: int) -> Array:

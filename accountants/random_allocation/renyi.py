@@ -67,8 +67,8 @@ class RenyiAllocationCurve:
         """
         require_delta(delta)
         gain = np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
-        found = [float((divergence + gain).min()) for divergence in self.divergences]
-        return Bracket(lower=0.0, upper=_up(max((0.0, *found))))
+        result = [float((divergence + gain).min()) for divergence in self.divergences]
+        return Bracket(lower=0.0, upper=_up(max((0.0, *result))))
 
     def delta(self, epsilon: float) -> Bracket:
         """``[0, least δ over the orders]`` at ``epsilon``.
@@ -77,13 +77,13 @@ class RenyiAllocationCurve:
         """
         require_epsilon(epsilon)
         gain = (ORDERS - 1) * np.log1p(-1 / ORDERS) - np.log(ORDERS)
-        found = [
+        result = [
             float(((ORDERS - 1) * (divergence - epsilon) + gain).min())
             for divergence in self.divergences
         ]
-        if not found:
+        if not result:
             return Bracket(lower=0.0, upper=0.0)
-        return Bracket(lower=0.0, upper=min(1.0, _up(math.exp(min(0.0, max(found))))))
+        return Bracket(lower=0.0, upper=min(1.0, _up(math.exp(min(0.0, max(result))))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,8 +193,8 @@ def _add(bins: int, rate: float) -> Array:
     below = n * math.log(t[0]) - np.log(n)
     total = logsumexp(np.stack((inside, below, _log_tail(bins, rate, n, float(t[-1])))), axis=0)
     slack = UNIT_ROUNDOFF * 64 * (bins + n * 32 + np.abs(total) + gammaln(n + 1)) + bins * 1e-12
-    found = np.maximum(total - gammaln(n) + slack, 0.0) / n
-    return np.asarray(np.minimum(found, ORDERS * rate**2 / 2))
+    result = np.maximum(total - gammaln(n) + slack, 0.0) / n
+    return np.asarray(np.minimum(result, ORDERS * rate**2 / 2))
 
 
 def _log_tail(bins: int, rate: float, n: Array, end: float) -> Array:

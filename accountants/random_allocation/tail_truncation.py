@@ -103,24 +103,24 @@ def lower_masses(term: Term, nodes: Array, *, open_left: bool) -> Array:
         return masses
     last = int(sound[-1])
     values = np.append(values[:last], 0.0)
-    kept = _convex_nodes(nodes[: last + 1], values)
-    slopes = -np.diff(values[kept]) / np.diff(nodes[kept]) * (1 - 4 * UNIT_ROUNDOFF)
+    stored = _convex_nodes(nodes[: last + 1], values)
+    slopes = -np.diff(values[stored]) / np.diff(nodes[stored]) * (1 - 4 * UNIT_ROUNDOFF)
     tails = np.concatenate(([mass * (1 - 1e-13)], slopes))
     tails = np.minimum.accumulate(tails)
-    masses[kept] = -np.diff(tails, append=0.0)
+    masses[stored] = -np.diff(tails, append=0.0)
     return masses
 
 
 def _convex_nodes(nodes: Array, values: Array) -> NDArray[np.intp]:
     """The nodes left when chords replace concave kinks, round by round."""
-    kept = np.arange(nodes.size)
+    stored = np.arange(nodes.size)
     for _ in range(_ROUNDS):
-        slopes = np.diff(values[kept]) / np.diff(nodes[kept])
+        slopes = np.diff(values[stored]) / np.diff(nodes[stored])
         concave = np.flatnonzero(slopes[1:] < slopes[:-1]) + 1
         if concave.size == 0:
             break
-        kept = np.delete(kept, concave)
-    return kept
+        stored = np.delete(stored, concave)
+    return stored
 
 
 _Z = np.linspace(-10.0, 10.0, 1001)

@@ -172,12 +172,12 @@ class Scale:
         stride = max(1, math.ceil((last - first + 1) / _MOST_TICKS))
         if last - first < 2:
             digits = (1, 2, 5)
-        found = [
+        result = [
             digit * 10.0**exponent
             for exponent in range(first, last + 1, stride)
             for digit in digits
         ]
-        return [v for v in found if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9)]
+        return [v for v in result if self.low * (1 - 1e-9) <= v <= self.high * (1 + 1e-9)]
 
 
 def is_shown(axis: Axis, value: float) -> bool:

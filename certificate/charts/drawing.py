@@ -77,14 +77,16 @@ def draw_panels(
         for index, chart in enumerate(charts)
     )
     heading = _text(whole[0] / 2, 21, title, size=15, anchor="middle", weight=600)
-    said = " ".join(f"{chart.title}: {chart.description}" for chart in charts if chart.description)
-    name = "c" + hashlib.sha256((title + said + body).encode()).hexdigest()[:10]
+    stated = " ".join(
+        f"{chart.title}: {chart.description}" for chart in charts if chart.description
+    )
+    name = "c" + hashlib.sha256((title + stated + body).encode()).hexdigest()[:10]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole[0]}" height="{whole[1]}" '
         f'viewBox="0 0 {whole[0]} {whole[1]}" role="img" '
         f'aria-labelledby="{name}-title {name}-desc" font-family="{_FONT}" font-size="11">'
         f'<title id="{name}-title">{_clean(title)}</title>'
-        f'<desc id="{name}-desc">{_clean(said)}</desc>'
+        f'<desc id="{name}-desc">{_clean(stated)}</desc>'
         f"{_STYLE if standalone else ''}{heading if several else ''}{body}</svg>\n"
     )
 
@@ -230,9 +232,9 @@ def _dots(
         if plot.shows(x, y) and plot.x.holds(x) and plot.y.holds(y)
     }
     taken = [_Box(across - 4, down - 4, across + 4, down + 4) for across, down in shown.values()]
-    found = []
+    result = []
     for index, (across, down) in shown.items():
-        found.append(
+        result.append(
             f'<circle cx="{_number(across)}" cy="{_number(down)}" r="4" fill="{colour}" '
             'stroke="currentColor" stroke-width=".8"/>'
         )
@@ -240,8 +242,8 @@ def _dots(
             right = across < (plot.x.start + plot.x.end) / 2
             side, anchor = (7, "start") if right else (-7, "end")
             base = _free_base(across + side, down, len(labels[index]), right, taken, plot)
-            found.append(_text(across + side, base, labels[index], anchor=anchor))
-    return "".join(found)
+            result.append(_text(across + side, base, labels[index], anchor=anchor))
+    return "".join(result)
 
 
 class _Box(NamedTuple):
@@ -283,7 +285,7 @@ def _free_base(
 
 
 def _bars(values: Sequence[tuple[str, float]], plot: _Plot, colour: str, which: int) -> str:
-    found = []
+    result = []
     share = 0.7 / len(plot.bars)
     for category, value in values:
         if category not in plot.categories or not is_shown(plot.y.axis, value):
@@ -293,11 +295,11 @@ def _bars(values: Sequence[tuple[str, float]], plot: _Plot, colour: str, which: 
         left, right = plot.x.position(begin), plot.x.position(begin + share)
         base = plot.y.position(max(plot.y.low, min(0.0, plot.y.high)))
         top, bottom = sorted((plot.y.position(value), base))
-        found.append(
+        result.append(
             f'<rect x="{_number(left)}" y="{_number(top)}" width="{_number(right - left)}" '
             f'height="{_number(bottom - top)}" fill="{colour}" fill-opacity=".75"/>'
         )
-    return "".join(found)
+    return "".join(result)
 
 
 def _rule(rule: ReferenceLine, plot: _Plot, colour: str) -> str:
@@ -332,18 +334,18 @@ def _grid(plot: _Plot) -> str:
 
 def _labels(chart: Chart, plot: _Plot) -> str:
     bottom, middle = plot.y.start, (plot.y.start + plot.y.end) / 2
-    found = []
+    result = []
     for place, category in enumerate(plot.categories):
-        found.append(_text(plot.x.position(place), bottom + 15, category, anchor="middle"))
+        result.append(_text(plot.x.position(place), bottom + 15, category, anchor="middle"))
     for tick in () if plot.categories else plot.x.ticks():
-        found.append(_text(plot.x.position(tick.value), bottom + 15, tick.text, anchor="middle"))
+        result.append(_text(plot.x.position(tick.value), bottom + 15, tick.text, anchor="middle"))
     for tick in plot.y.ticks():
-        found.append(_text(_LEFT - 6, plot.y.position(tick.value) + 4, tick.text, anchor="end"))
+        result.append(_text(_LEFT - 6, plot.y.position(tick.value) + 4, tick.text, anchor="end"))
     across = (plot.x.start + plot.x.end) / 2
-    found.append(_text(across, bottom + 33, chart.x.label, size=12, anchor="middle"))
+    result.append(_text(across, bottom + 33, chart.x.label, size=12, anchor="middle"))
     turned = f' transform="rotate(-90 14 {_number(middle)})"'
-    found.append(_text(14, middle, chart.y.label, size=12, anchor="middle", more=turned))
-    return "".join(found)
+    result.append(_text(14, middle, chart.y.label, size=12, anchor="middle", more=turned))
+    return "".join(result)
 
 
 def _legend_rows(chart: Chart, width: float) -> list[list[int]]:
@@ -367,15 +369,15 @@ def _entry_width(mark: Mark) -> float:
 
 
 def _legend(chart: Chart, rows: list[list[int]], plot: _Plot) -> str:
-    found = []
+    result = []
     for row, indices in enumerate(rows):
         down, across = plot.y.start + _BOTTOM + row * _ROW + 4, _LEFT
         for index in indices:
             mark = chart.marks[index]
-            found.append(_key(mark, index, across, down - 4))
-            found.append(_text(across + 24, down, mark.name))
+            result.append(_key(mark, index, across, down - 4))
+            result.append(_text(across + 24, down, mark.name))
             across += _entry_width(mark)
-    return "".join(found)
+    return "".join(result)
 
 
 def _key(mark: Mark, index: int, across: float, down: float) -> str:

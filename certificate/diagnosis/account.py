@@ -123,10 +123,10 @@ class Account:
             return None
         counts: Counter[Part] = Counter()
         for phase in self.phases:
-            found = phase.parts()
-            if found is None:
+            result = phase.parts()
+            if result is None:
                 return None
-            for part, times in found:
+            for part, times in result:
                 counts[part] += times
         for part, times in self.extra:
             counts[part] += times

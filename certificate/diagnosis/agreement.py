@@ -99,14 +99,14 @@ class ClaimedEpsilon:
 
 def _rounded(plan: Plan) -> float:
     """Half a unit in the last place of the plan's roundest noise, relatively."""
-    found = 0.0
+    result = 0.0
     for phase in plan.phases:
         for release in phase.releases:
-            given = release.noise_multiplier or release.noise_std
-            if given is None:
+            provided = release.noise_multiplier or release.noise_std
+            if provided is None:
                 continue
-            number = Decimal(repr(given)).normalize()
+            number = Decimal(repr(provided)).normalize()
             if FEWEST_DIGITS_ROUNDED <= len(number.as_tuple().digits) <= MOST_DIGITS_ROUNDED:
                 half = Decimal(5).scaleb(int(number.as_tuple().exponent) - 1)
-                found = max(found, float(half / number))
-    return found
+                result = max(result, float(half / number))
+    return result

@@ -209,7 +209,7 @@ def _beside(extras: Extras) -> Parts | None:
     """
     if extras.selection is not None:
         return None
-    found = []
+    result = []
     for event, times in leaves(Composed(events=(*extras.repeated, *extras.beside))):
         if isinstance(event, PoissonSubsampledGaussian):
             q: float | None = event.sampling_probability
@@ -217,8 +217,8 @@ def _beside(extras: Extras) -> Parts | None:
             q = None
         else:
             return None
-        found.append((Part(noise_multiplier=event.noise_multiplier, probability=q), times))
-    return tuple(found)
+        result.append((Part(noise_multiplier=event.noise_multiplier, probability=q), times))
+    return tuple(result)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,8 +259,8 @@ def _streamed(plan: Plan, index: int, steps: int) -> tuple[Strategy, Participati
     """The strategy and its participation, as certified or as a refused plan suggests them."""
     certified = correlated.Correlation(plan=plan, index=index)
     try:
-        found = certified.at(steps)
-        return found.strategy, found.participation
+        result = certified.at(steps)
+        return result.strategy, result.participation
     except RefusedPlan:
         phase = plan.phases[index]
         takes_part = _participation(plan, phase, steps)
@@ -270,12 +270,12 @@ def _streamed(plan: Plan, index: int, steps: int) -> tuple[Strategy, Participati
 
 def _participation(plan: Plan, phase: Phase, steps: int) -> Participation:
     """When a record takes part, as the plan says or as its sampler suggests."""
-    given = phase.participation
-    if given is not None:
+    provided = phase.participation
+    if provided is not None:
         return Participation(
-            schema=given.schema_,
-            participations=given.participations or 1,
-            separation=given.separation or 1,
+            schema=provided.schema_,
+            participations=provided.participations or 1,
+            separation=provided.separation or 1,
         )
     if phase.sampling.scheme in FIXED_ORDER and plan.dataset.size and phase.sampling.lot_size:
         lots = schedule.lots_per_epoch(plan.dataset.size, phase.sampling.lot_size)

@@ -133,13 +133,13 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
     ):
         return ClaimOutcome(holds=False, explanations=search(Case.of(plan, delta), judgement))
     (engine, *_) = truth.accountants
-    found = Explanation(
+    result = Explanation(
         ways=(beyond_one_record(delta, plan.dataset.size),),
         reading=Reading(accountant=engine.name, epsilon=truth.epsilon.upper, cost=0.0),
         agreement=judgement.agreement(truth.epsilon.upper) or Agreement.NEARLY,
         differs_by=truth.epsilon.upper - judgement.value,
     )
-    return ClaimOutcome(holds=False, explanations=(found,))
+    return ClaimOutcome(holds=False, explanations=(result,))
 
 
 # ---- a plan that carries its claim --------------------------------------------------

@@ -42,15 +42,15 @@ class Diagnosis:
     @property
     def summary(self) -> str:
         """The outcome in a sentence or two, for people."""
-        said = f"{claimed(self.claim, self.plan)}; {known(self.certified)}."
+        message = f"{claimed(self.claim, self.plan)}; {known(self.certified)}."
         if self.holds:
-            return f"{said} The claim holds, to the digits given."
+            return f"{message} The claim holds, to the digits given."
         if not self.explanations:
             wrong = "cannot be certified" if self.certified.epsilon is None else "is too low"
-            return f"{said} The claim {wrong}, and no known mistake reproduces it."
+            return f"{message} The claim {wrong}, and no known mistake reproduces it."
         best = self.explanations[0]
         return (
-            f"{said} {' and '.join(best.mistakes)} under {best.reading.accountant} "
+            f"{message} {' and '.join(best.mistakes)} under {best.reading.accountant} "
             f"gives {best.reading.epsilon:.6g}."
         )
 
@@ -121,15 +121,15 @@ def diagnose(plan: Plan, claim: Claim) -> Diagnosis:
     if reasons := tuple(unanswerable(claim, plan)):
         raise MalformedPlan(*reasons)
     about = stated(plan, claim)
-    found = _certify(about)
-    finding = examine(about, claim, _certify, found)
+    result = _certify(about)
+    finding = examine(about, claim, _certify, result)
     return Diagnosis(
         claim=claim,
         plan=about,
-        certified=found,
+        certified=result,
         holds=finding.holds,
         explanations=finding.explanations,
-        corrected=None if finding.holds else _correct(about, claim, found),
+        corrected=None if finding.holds else _correct(about, claim, result),
     )
 
 
@@ -141,8 +141,8 @@ def _correct(plan: Plan, claim: Claim, found: Assessment) -> Assessment | None:
     """The plan with the noise that the claim needs, certified; None where there is none."""
     if found.epsilon is None:
         return None
-    wanted = Target(epsilon=ClaimedEpsilon.of(claim, plan).value, delta=plan.target.delta)
-    required = _certify(plan.model_copy(update={"target": wanted})).releases
+    requested = Target(epsilon=ClaimedEpsilon.of(claim, plan).value, delta=plan.target.delta)
+    required = _certify(plan.model_copy(update={"target": requested})).releases
     if not required or any(release.required is None for release in required):
         return None
     sigmas = iter(release.required for release in required)
@@ -157,5 +157,5 @@ def _correct(plan: Plan, claim: Claim, found: Assessment) -> Assessment | None:
         )
         for phase in plan.phases
     )
-    corrected = _certify(plan.model_copy(update={"target": wanted, "phases": phases}))
+    corrected = _certify(plan.model_copy(update={"target": requested, "phases": phases}))
     return corrected if corrected.verdict == "certified" else None

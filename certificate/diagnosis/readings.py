@@ -83,9 +83,9 @@ def readings(
             yield Reading(
                 accountant="gaussian", epsilon=GaussianCurve(mu=mu).epsilon(delta).upper, cost=0.0
             )
-    found = renyi(parts, delta)
-    if found is not None:
-        low, high = found.library
+    result = renyi(parts, delta)
+    if result is not None:
+        low, high = result.library
         least, most = judgement.furthest()
         if (
             low < high
@@ -95,10 +95,10 @@ def readings(
         ):
             low = exact
         yield Reading(accountant="rdp", epsilon=low, cost=0.2)
-        yield Reading(accountant="rdp_opacus", epsilon=found.opacus, cost=0.6)
-        yield Reading(accountant="rdp_classic", epsilon=found.classic, cost=2.0)
+        yield Reading(accountant="rdp_opacus", epsilon=result.opacus, cost=0.6)
+        yield Reading(accountant="rdp_classic", epsilon=result.classic, cost=2.0)
     if any(part.probability is not None for part, _ in parts):
-        roof = math.inf if found is None else found.opacus
+        roof = math.inf if result is None else result.opacus
         yield from _tight(parts, delta, judgement, roof, effort)
     yield from _textbook(parts, delta)
 
@@ -171,9 +171,9 @@ class Effort:
         if self.left <= 0:
             return None
         self.left -= len(parts)
-        found = _bracket(parts, delta, COARSEST_WIDTH)
-        if found is None or found.upper < least or found.lower > most:
-            return found
+        result = _bracket(parts, delta, COARSEST_WIDTH)
+        if result is None or result.upper < least or result.lower > most:
+            return result
         finest = FINEST_WIDTH if _many(parts) else FINEST_WIDTH_IF_FEW
         return _bracket(parts, delta, min(0.01, max(finest, precision / 4)))
 

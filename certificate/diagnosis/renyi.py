@@ -92,8 +92,8 @@ def _divergence(part: Part) -> Array | None:
     if part.pair == "replace_one":
         sigma /= 2
     if q is None or q >= 1:
-        found: Array = _ORDERS / (2 * sigma * sigma)
-        return found
+        result: Array = _ORDERS / (2 * sigma * sigma)
+        return result
     moments = np.concatenate([_fractional_moments(q, sigma), _whole_moments(q, sigma)])
     divergence: Array = np.maximum(0.0, moments / (_ORDERS - 1))
     return divergence
@@ -152,18 +152,18 @@ def library_epsilon(parts: Parts, delta: float) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _library_divergence(part: Part) -> Array | None:
-    found = _divergence(part)
-    if found is None or part.probability is None or part.probability >= 1:
-        return found
+    result = _divergence(part)
+    if result is None or part.probability is None or part.probability >= 1:
+        return result
     sigma = part.noise_multiplier / (2 if part.pair == "replace_one" else 1)
-    found = found.copy()
+    result = result.copy()
     slow = len(_FRACTIONAL[_FRACTIONAL < 3])
     for orders, terms, place in (
         (_FRACTIONAL[:slow], _LIBRARY_TERMS, slice(0, slow)),
         (_FRACTIONAL[slow:], 160, slice(slow, len(_FRACTIONAL))),
     ):
-        found[place] = _absolute_moments(part.probability, sigma, orders, terms) / (orders - 1)
-    return found
+        result[place] = _absolute_moments(part.probability, sigma, orders, terms) / (orders - 1)
+    return result
 
 
 def _absolute_moments(q: float, sigma: float, orders: Array, terms: int) -> Array:

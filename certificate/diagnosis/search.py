@@ -77,14 +77,14 @@ def _may_be_made_together(pair: tuple[Way, ...]) -> bool:
 
 def _best(found: Iterable[Explanation], most: int) -> tuple[Explanation, ...]:
     """The best explanation of each set of mistakes, best first."""
-    kept: dict[tuple[str, ...], Explanation] = {}
+    stored: dict[tuple[str, ...], Explanation] = {}
     for explanation in found:
         if explanation.cost > MOST_COST:
             continue
-        known = kept.get(explanation.mistakes)
+        known = stored.get(explanation.mistakes)
         if known is None or explanation.cost < known.cost:
-            kept[explanation.mistakes] = explanation
-    ordered = sorted(kept.values(), key=lambda each: each.cost)[:most]
+            stored[explanation.mistakes] = explanation
+    ordered = sorted(stored.values(), key=lambda each: each.cost)[:most]
     return tuple(item for item in ordered if item.cost <= ordered[0].cost + MOST_BEHIND)
 
 

@@ -121,9 +121,9 @@ def sign_checkpoint(
     key: SigningPort, *, origin: str, size: int, root_hash: bytes, at: datetime
 ) -> str:
     """The signed note of a log that has ``size`` leaves at the time ``at``."""
-    said = f"{_TIME}{format_instant(at)}"
-    found = Checkpoint(origin=origin, size=size, root_hash=root_hash, extensions=(said,))
-    return str(sign_note(str(found), note_key(origin, key.public), key.sign))
+    stated = f"{_TIME}{format_instant(at)}"
+    result = Checkpoint(origin=origin, size=size, root_hash=root_hash, extensions=(stated,))
+    return str(sign_note(str(result), note_key(origin, key.public), key.sign))
 
 
 def read_checkpoint(note: str | bytes) -> Checkpoint:
@@ -138,10 +138,10 @@ def open_checkpoint(
 
     Raises ``BadNote`` when it is none, or none of them did.
     """
-    found = read_checkpoint(note)
-    known = {note_key(found.origin, item): item for item in trusted}
+    result = read_checkpoint(note)
+    known = {note_key(result.origin, item): item for item in trusted}
     _, signers = open_note(note, known)
-    return found, tuple(known[signer] for signer in signers)
+    return result, tuple(known[signer] for signer in signers)
 
 
 COSIGNATURE = b"\x04"
@@ -192,10 +192,10 @@ def cosigned(note: str, name: str, key: PublicKey) -> datetime | None:
 
     Raises ``BadNote`` for a line that says it is this witness's and is not.
     """
-    found = parse_note(note)
-    for line in found.signatures:
+    result = parse_note(note)
+    for line in result.signatures:
         if (line.name, line.key_hash) == (name, _key_hash(name, key)):
-            return _checked(line, found.text, key)
+            return _checked(line, result.text, key)
     return None
 
 

@@ -175,9 +175,9 @@ def _hash(value: Any, what: str) -> bytes:
     if not isinstance(value, str):
         raise BadLogPart(f"{what} holds what is not base64")
     try:
-        found = decode_base64(value, what)
+        result = decode_base64(value, what)
     except BadNote as error:
         raise BadLogPart(str(error)) from None
-    if len(found) != HASH_BYTES:
+    if len(result) != HASH_BYTES:
         raise BadLogPart(f"{what} holds what is not a hash of {HASH_BYTES} bytes")
-    return found
+    return result

@@ -96,10 +96,10 @@ class NoteKey:
         raw = decode_base64(encoded, "the verifier key")
         if len(raw) != 33 or raw[:1] != ED25519:
             raise BadNote("the verifier key does not hold an Ed25519 key")
-        found = cls(name, raw[1:])
-        if found.key_hash.hex() != key_hash:
+        result = cls(name, raw[1:])
+        if result.key_hash.hex() != key_hash:
             raise BadNote("the verifier key's hash is not that of its name and key")
-        return found
+        return result
 
     def accepts(self, line: NoteSignature, text: str) -> bool:
         """Whether ``line`` is this key's signature under ``text``."""
@@ -126,10 +126,10 @@ def parse_note(raw: str | bytes) -> Note:
     body, separator, lines = text.rpartition("\n\n")
     if not separator or not lines.endswith("\n"):
         raise BadNote("the note has no signature below a blank line")
-    found = tuple(_signature(line) for line in lines[:-1].split("\n"))
-    if len(found) > MAX_SIGNATURES:
+    result = tuple(_signature(line) for line in lines[:-1].split("\n"))
+    if len(result) > MAX_SIGNATURES:
         raise BadNote(f"the note has more than {MAX_SIGNATURES} signatures")
-    return Note(body + "\n", found)
+    return Note(body + "\n", result)
 
 
 def open_note(raw: str | bytes, keys: Iterable[NoteKey]) -> tuple[str, list[NoteKey]]:
@@ -177,14 +177,14 @@ def decode_base64(text: str, what: str) -> bytes:
 
 
 def _signature(line: str) -> NoteSignature:
-    found = _LINE.fullmatch(line)
-    if found is None:
+    result = _LINE.fullmatch(line)
+    if result is None:
         raise BadNote("a signature line does not read '— name base64'")
-    require_name(found[1])
-    raw = decode_base64(found[2], "a signature")
+    require_name(result[1])
+    raw = decode_base64(result[2], "a signature")
     if len(raw) < 5:
         raise BadNote("a signature is too short")
-    return NoteSignature(found[1], raw[:4], raw[4:])
+    return NoteSignature(result[1], raw[:4], raw[4:])
 
 
 def _characters(raw: str | bytes) -> str:

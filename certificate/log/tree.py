@@ -87,15 +87,15 @@ class Frontier:
 
     def append(self, leaf: bytes) -> list[tuple[Place, bytes]]:
         """Add a leaf by its hash; the perfect subtrees that this makes, the leaf first."""
-        made = [(Place(0, self.size), leaf)]
+        created = [(Place(0, self.size), leaf)]
         position, level = self.size, 0
         while position & 1:
             leaf = node_hash(self._hashes.pop(), leaf)
             position, level = position >> 1, level + 1
-            made.append((Place(level, position), leaf))
+            created.append((Place(level, position), leaf))
         self._hashes.append(leaf)
         self.size += 1
-        return made
+        return created
 
     def root(self) -> bytes:
         """The root hash of the tree as it stands."""
@@ -109,12 +109,12 @@ def frontier_places(size: int) -> list[Place]:
 
 def places(part: Range) -> list[Place]:
     """The perfect subtrees, left to right, that a subtree of a tree is made of."""
-    start, found = part.start, []
+    start, result = part.start, []
     while start < part.end:
         level = (part.end - start).bit_length() - 1
-        found.append(Place(level, start >> level))
+        result.append(Place(level, start >> level))
         start += 1 << level
-    return found
+    return result
 
 
 # ---- making proofs -----------------------------------------------------------------
@@ -178,20 +178,20 @@ def verify_inclusion(
     if not 0 <= index < size:
         raise ProofError(f"a tree of {size} leaves has no leaf {index}")
     _require_hashes(leaf, root, *proof)
-    below, last, found = index, size - 1, leaf
+    below, last, result = index, size - 1, leaf
     for item in proof:
         if last == 0:
             raise ProofError("the proof is too long")
         if below & 1 or below == last:
-            found = node_hash(item, found)
+            result = node_hash(item, result)
             while below and not below & 1:
                 below, last = below >> 1, last >> 1
         else:
-            found = node_hash(found, item)
+            result = node_hash(result, item)
         below, last = below >> 1, last >> 1
     if last != 0:
         raise ProofError("the proof is too short")
-    if found != root:
+    if result != root:
         raise ProofError("the proof leads to another root")
 
 
@@ -254,7 +254,7 @@ def _split(size: int) -> int:
 
 
 def _folded(hashes: Sequence[bytes]) -> bytes:
-    found = hashes[-1]
+    result = hashes[-1]
     for hash_ in reversed(hashes[:-1]):
-        found = node_hash(hash_, found)
-    return found
+        result = node_hash(hash_, result)
+    return result

@@ -74,19 +74,19 @@ class Approvals:
     @classmethod
     def of(cls, predicate: Mapping[str, Any]) -> Approvals:
         """Those of a statement's predicate; raises ``ValueError`` for any other shape."""
-        said = predicate.get("approvals")
-        if said == []:
+        stated = predicate.get("approvals")
+        if stated == []:
             return cls()
         try:
-            required, given = said["required"], said["given"]  # type: ignore[index]  # tried
-            found = cls(required, tuple(Approval(**entry) for entry in given))
+            required, provided = stated["required"], stated["given"]  # type: ignore[index]  # tried
+            result = cls(required, tuple(Approval(**entry) for entry in provided))
         except (TypeError, KeyError):
             raise ValueError("its approvals cannot be read") from None
-        words = [word for item in found.given for word in asdict(item).values()]
+        words = [word for item in result.given for word in asdict(item).values()]
         plain = isinstance(required, int) and not isinstance(required, bool) and required >= 0
         if not plain or not all(isinstance(word, str) for word in words):
             raise ValueError("its approvals cannot be read")
-        return found
+        return result
 
 
 NONE_NEEDED = Approvals()
@@ -161,10 +161,10 @@ def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, 
     if predicate.get("verdict") != "certified":
         return ()
     try:
-        found = violations(policy, PolicyFacts.said_in(predicate, budget="fits"))
+        result = violations(policy, PolicyFacts.said_in(predicate, budget="fits"))
         granted = _waived_under(predicate, policy)
         return (
-            *(reason for reason in found if (reason.code, reason.pointer) not in granted),
+            *(reason for reason in result if (reason.code, reason.pointer) not in granted),
             *_validity(predicate, policy),
             *_approvals(predicate, policy),
         )

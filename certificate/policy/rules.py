@@ -101,33 +101,33 @@ def violations(policy: Policy, facts: PolicyFacts) -> tuple[Reason, ...]:
 def _dataset(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     name = facts.plan.dataset.name
     if not policy.covers(name):
-        said = "its data set has no name" if name is None else f"the data set is {name}"
+        stated = "its data set has no name" if name is None else f"the data set is {name}"
         yield Reason(
             code="policy_dataset",
             pointer="/dataset/name",
-            message=f"{said}, and the policy {policy.name} is for {_listed(policy.datasets)}.",
+            message=f"{stated}, and the policy {policy.name} is for {_listed(policy.datasets)}.",
             remedy="Take the policy of this data set, or name the data set that is meant.",
         )
 
 
 def _adjacency(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
-    given = facts.plan.adjacency
-    if policy.adjacencies is not None and given not in policy.adjacencies:
-        yield _not_allowed("policy_adjacency", "/adjacency", given, policy.adjacencies, policy)
+    provided = facts.plan.adjacency
+    if policy.adjacencies is not None and provided not in policy.adjacencies:
+        yield _not_allowed("policy_adjacency", "/adjacency", provided, policy.adjacencies, policy)
 
 
 def _unit(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
-    given = facts.plan.dataset.unit
-    if policy.units is not None and given not in policy.units:
-        yield _not_allowed("policy_unit", "/dataset/unit", given, policy.units, policy)
+    provided = facts.plan.dataset.unit
+    if policy.units is not None and provided not in policy.units:
+        yield _not_allowed("policy_unit", "/dataset/unit", provided, policy.units, policy)
 
 
 def _sampler(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
     for place, phase in enumerate(facts.plan.phases):
-        given = phase.sampling.scheme
-        if policy.samplers is not None and given not in policy.samplers:
+        provided = phase.sampling.scheme
+        if policy.samplers is not None and provided not in policy.samplers:
             where = facts.plan.pointer(place, "sampling", "scheme")
-            yield _not_allowed("policy_sampler", where, given, policy.samplers, policy)
+            yield _not_allowed("policy_sampler", where, provided, policy.samplers, policy)
 
 
 def _engine(policy: Policy, facts: PolicyFacts) -> Iterator[Reason]:
@@ -257,10 +257,10 @@ def at_least(version: str, least: str) -> bool:
     >>> at_least("dp-accounting 0.10.0", "0.6"), at_least("0.6.0rc1", "0.6")
     (True, False)
     """
-    found = re.fullmatch(
+    result = re.fullmatch(
         r"(?:.{1,64} )?([0-9]{1,9}(?:\.[0-9]{1,9}){0,9})(?:\.post[0-9]+)?(?:\+\S*)?", version
     )
-    return found is not None and _numbers(found[1]) >= _numbers(least)
+    return result is not None and _numbers(result[1]) >= _numbers(least)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

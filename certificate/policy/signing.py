@@ -42,12 +42,12 @@ def sign_document(kind: Kind, document: dict[str, Any], key: SigningPort) -> byt
 def open_document(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]:
     """The document that ``key`` signed in ``envelope``; raises ``BadSignedDocument``."""
     try:
-        found = read_envelope(load_json(envelope, LARGEST).data)
-        if found.payload_type != PAYLOAD_TYPE or found.key_id != key.key_id:
+        result = read_envelope(load_json(envelope, LARGEST).data)
+        if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
             raise BadSignedDocument("the envelope is of another type or key")
-        if not key.accepts(found.signature, found.signed_bytes):
+        if not key.accepts(result.signature, result.signed_bytes):
             raise BadSignedDocument("the signature does not fit")
-        statement = load_json(found.payload, LARGEST).data
+        statement = load_json(result.payload, LARGEST).data
     except (BadEnvelope, MalformedPlan) as error:
         raise BadSignedDocument(str(error)) from None
     if not isinstance(statement, dict) or not isinstance(statement.get("predicate"), dict):

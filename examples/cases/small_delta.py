@@ -31,8 +31,8 @@ def main() -> None:
     sys.stdout.write(f"dp-accounting {version('dp-accounting')}\n")
     sys.stdout.write("delta    its PLD  proved lower  proved upper  its RDP\n")
     for delta in DELTAS:
-        asked = parse_plan(text.replace("1.0e-14", delta).encode(), "yaml")
-        proved = certify(asked, second_opinion=False).epsilon
+        requested = parse_plan(text.replace("1.0e-14", delta).encode(), "yaml")
+        proved = certify(requested, second_opinion=False).epsilon
         values = (losses.get_epsilon(float(delta)), proved.lower, proved.upper)
         told = "  ".join(f"{value:.4f}" for value in (*values, renyi.get_epsilon(float(delta))))
         sys.stdout.write(

@@ -46,8 +46,8 @@ def main() -> int:
         rows.append((name, "ε ≤ 3 at δ = 1e-5", accuracy(module, test)))
     rows.append(("Adam", "none", accuracy(without_privacy(), test)))
     table = Table("training", "privacy of a record", "accuracy on 359 held-out digits")
-    for name, privacy, found in rows:
-        table.add_row(name, privacy, f"{found:.1%}")
+    for name, privacy, result in rows:
+        table.add_row(name, privacy, f"{result:.1%}")
     console.print(table)
     return 0 if conformant else 1
 

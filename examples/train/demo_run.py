@@ -41,10 +41,10 @@ def main(kind: str = "postgresql") -> int:
     """Run the demonstration; 0 when the run was settled and conforms."""
     # Whoever ends this ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    found = database(kind)
+    result = database(kind)
     shutil.rmtree(HOME, ignore_errors=True)
     os.environ.pop("AFFIDAVIT_TOKEN", None)
-    with found as url:
+    with result as url:
         os.environ["DATABASE_URL"] = url
         return demonstrate()
 
@@ -99,13 +99,13 @@ def settled(base: str, people: str, work: str) -> Any:
         result = _good(client.post("/v1/certificates", content=plan, headers=yaml))
         certificate = result["certificate"]["id"]
         console.print(f"certified: ε ≤ {result['epsilon']['upper']:.4g} ({certificate[:23]}…)")
-        wanted = {
+        requested = {
             "certificate": certificate,
             "data": "digits:part=train",
             "model": "mlp:64,seed=1,blocks=hidden",
             "output": "digits-dp-muon",
         }
-        run = _good(client.post("/v1/runs", json=wanted))
+        run = _good(client.post("/v1/runs", json=requested))
         console.print(f"run {run['id']}: {run['state']}, its cost is reserved")
         (trusted,) = (HOME / "service" / "keys").glob("*.json")
         command(
@@ -118,8 +118,10 @@ def settled(base: str, people: str, work: str) -> Any:
 
 def token(*scopes: str) -> str:
     """A new token of these scopes."""
-    asked = [part for scope in scopes for part in ("--scope", scope)]
-    return command("service", "tokens", "new", "--name", "demo", *asked, quiet=True).stdout.strip()
+    requested = [part for scope in scopes for part in ("--scope", scope)]
+    return command(
+        "service", "tokens", "new", "--name", "demo", *requested, quiet=True
+    ).stdout.strip()
 
 
 def command(
@@ -127,9 +129,9 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """One command of the command line, with the service's home or the worker's."""
     environment = {**os.environ, "AFFIDAVIT_HOME": str(HOME / home), **more}
-    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if quiet else {}
+    provided = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} if quiet else {}
     return subprocess.run(
-        [*AFFIDAVIT, *arguments], env=environment, check=False, text=True, **given
+        [*AFFIDAVIT, *arguments], env=environment, check=False, text=True, **provided
     )
 
 

@@ -74,8 +74,8 @@ def require_all_noised(model: TrainedModel, parameters: Iterable[Any]) -> None:
     noised = {id(parameter) for parameter in parameters}
     plain = [
         name
-        for key, (name, each) in model.tensors().items()
-        if each.requires_grad and key not in noised
+        for key, (name, item) in model.tensors().items()
+        if item.requires_grad and key not in noised
     ]
     if plain:
         some = ", ".join(plain[:4]) + (f" and {len(plain) - 4} more" if len(plain) > 4 else "")
@@ -97,8 +97,8 @@ def add_noise(
     Raises ``GuardStop`` for a sum that is missing, stale or not finite.
     """
     torch = sys.modules["torch"]
-    for name, each in zip(names, tensors, strict=True):
-        total = each.summed_grad
+    for name, item in zip(names, tensors, strict=True):
+        total = item.summed_grad
         if total is None or (hasattr(total, "_processed") and not replacing):
             raise GuardStop(
                 "accumulation",
@@ -112,7 +112,7 @@ def add_noise(
                 "Let records whose gradient is not finite contribute zero.",
             )
         noise = torch.from_numpy(std * stream.normal(total.numel())).to(total)
-        each.grad = (total + noise.view_as(total)).view_as(each)
+        item.grad = (total + noise.view_as(total)).view_as(item)
         total._processed = True
 
 

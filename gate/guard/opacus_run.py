@@ -143,7 +143,7 @@ class OpacusRun:
         drawn_from = "chacha20" if self._secure else generator_of(optimizer)
         self._record = RunRecord(folder)
         shapes = {
-            name: list(each.shape) for name, each in zip(self._names, self._parameters, strict=True)
+            name: list(item.shape) for name, item in zip(self._names, self._parameters, strict=True)
         }
         self._record.begin(
             self.certified,
@@ -316,8 +316,8 @@ class OpacusRun:
         std = float(self._optimizer.noise_multiplier) * float(self._optimizer.max_grad_norm)
         self._noise_test.see(
             {
-                name: (noise_in(each.grad, each.summed_grad), std)
-                for name, each in zip(self._names, self._parameters, strict=True)
+                name: (noise_in(item.grad, item.summed_grad), std)
+                for name, item in zip(self._names, self._parameters, strict=True)
             }
         )
 

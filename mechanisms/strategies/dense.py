@@ -117,8 +117,8 @@ class Dense(Strategy):
     @property
     def coefficients(self) -> Mapping[str, Array]:
         """The given matrix, as ``strategy`` or ``noise``."""
-        given = {"strategy": self.strategy, "noise": self.noise}
-        return {name: array for name, array in given.items() if array is not None}
+        provided = {"strategy": self.strategy, "noise": self.noise}
+        return {name: array for name, array in provided.items() if array is not None}
 
     @cached_property
     def residual(self) -> float:

@@ -107,21 +107,21 @@ def participation_of(plan: Plan, index: int, steps: int) -> Participation:
     """The participation certified for ``steps`` of phase ``index``; raises ``RefusedPlan``."""
     phase = plan.phases[index]
     by_sampler = _by_sampler(plan, index, steps)
-    given = _given(phase, by_sampler)
+    provided = _given(phase, by_sampler)
     if phase.sampling.scheme == "shuffled" and by_sampler.participations > 1:
-        if given is None or given.schema != "min_separation" or given.separation > 1:
+        if provided is None or provided.schema != "min_separation" or provided.separation > 1:
             raise RefusedPlan(_reshuffled(plan, index, by_sampler.participations))
-    elif given is None:
+    elif provided is None:
         return by_sampler
-    assert given is not None
-    if _covers(given, by_sampler):
-        return given
+    assert provided is not None
+    if _covers(provided, by_sampler):
+        return provided
     raise RefusedPlan(
         Reason(
             code="participation_mismatch",
             pointer=plan.pointer(index, "participation"),
             message=f"{phase.sampling.scheme} sampling over {steps} steps means "
-            f"{_words(by_sampler)}; the plan says {_words(given)}.",
+            f"{_words(by_sampler)}; the plan says {_words(provided)}.",
             remedy="Leave participation out, or correct it, the steps or the sampling.",
         )
     )
@@ -142,15 +142,15 @@ def _by_sampler(plan: Plan, index: int, steps: int) -> Participation:
 
 def _given(phase: Phase, by_sampler: Participation) -> Participation | None:
     """What the plan says; the participations that it leaves out are the sampler's."""
-    given = phase.participation
-    if given is None:
+    provided = phase.participation
+    if provided is None:
         return None
-    if given.schema_ == "single":
+    if provided.schema_ == "single":
         return Participation.single()
     return Participation(
-        schema=given.schema_,
-        participations=given.participations or by_sampler.participations,
-        separation=given.separation or 1,
+        schema=provided.schema_,
+        participations=provided.participations or by_sampler.participations,
+        separation=provided.separation or 1,
     )
 
 

@@ -43,10 +43,10 @@ class Scheduled(Strategy):
 
         Raises ``ValueError`` unless there is one positive factor a step.
         """
-        given = np.array(factors, dtype=np.float64)
-        if len(given) != unscaled.steps or not np.all(given > 0):
+        provided = np.array(factors, dtype=np.float64)
+        if len(provided) != unscaled.steps or not np.all(provided > 0):
             raise ValueError("a clip schedule has one positive factor a step")
-        return cls(kind=unscaled.kind, steps=unscaled.steps, unscaled=unscaled, factors=given)
+        return cls(kind=unscaled.kind, steps=unscaled.steps, unscaled=unscaled, factors=provided)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """The smaller of the two bounds; exact where that of the scaled columns is."""

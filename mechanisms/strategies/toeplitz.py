@@ -187,8 +187,8 @@ class Toeplitz(Strategy):
     @property
     def coefficients(self) -> Mapping[str, Array]:
         """The given first column, as ``strategy`` or ``noise``."""
-        given = {"strategy": self.column, "noise": self.noise_column}
-        return {name: array for name, array in given.items() if array is not None}
+        provided = {"strategy": self.column, "noise": self.noise_column}
+        return {name: array for name, array in provided.items() if array is not None}
 
     @cached_property
     def residual(self) -> float:

@@ -59,10 +59,10 @@ def mint() -> TokenText:
 
 def parse(text: str) -> TokenText | None:
     """The token that ``text`` is, if its form and its checksum are right."""
-    found = PATTERN.fullmatch(text)
-    if found is None or _checksum(text[:-_CHECKSUM]) != text[-_CHECKSUM:]:
+    result = PATTERN.fullmatch(text)
+    if result is None or _checksum(text[:-_CHECKSUM]) != text[-_CHECKSUM:]:
         return None
-    return TokenText(found[1], text)
+    return TokenText(result[1], text)
 
 
 def _checksum(body: str) -> str:

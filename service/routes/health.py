@@ -73,7 +73,7 @@ def readyz(services: TheServices) -> Ready:
     return Ready(
         revision=readiness.revision,
         signer=Signer.model_validate(readiness.key),
-        warnings=[ProblemReason.model_validate(each) for each in services.authenticator.warnings()],
+        warnings=[ProblemReason.model_validate(item) for item in services.authenticator.warnings()],
     )
 
 

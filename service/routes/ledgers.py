@@ -66,12 +66,12 @@ async def ledger(
     _: BudgetReader, services: TheServices, dataset: DatasetName, certificate: ForecastFor = None
 ) -> Ledgers:
     """What was spent by each composition, what is left, and the entries, latest first."""
-    found = await services.ledger.ledgers(dataset, certificate)
-    if not found:
+    result = await services.ledger.ledgers(dataset, certificate)
+    if not result:
         raise Problem(
             404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers."
         )
-    return Ledgers(dataset=dataset, ledgers=found)
+    return Ledgers(dataset=dataset, ledgers=result)
 
 
 @router.post(

@@ -96,7 +96,7 @@ class Mechanisms(ResponseModel):
 )
 def mechanisms() -> JSONResponse:
     """In the order of the registry."""
-    return JSONResponse({"mechanisms": [each.as_dict() for each in all_mechanisms().values()]})
+    return JSONResponse({"mechanisms": [item.as_dict() for item in all_mechanisms().values()]})
 
 
 @router.get(

@@ -37,7 +37,7 @@ class RevocationQuery(QueryModel):
 def waivers(_: PolicyReader, services: TheServices) -> WaiverList:
     """Newest first, including expired and revoked ones."""
     now = datetime.now(UTC)
-    return WaiverList(waivers=[WaiverView.of(each, now) for each in services.policies.granted()])
+    return WaiverList(waivers=[WaiverView.of(item, now) for item in services.policies.granted()])
 
 
 @router.get(

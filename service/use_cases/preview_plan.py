@@ -77,13 +77,13 @@ class PreviewPlan:
 
         Raises ``AccountingUnavailable`` and ``PolicyTampered``.
         """
-        asked = await run_in_threadpool(certification_request, self._policies, plan, requester)
-        policy = asked.policy
+        requested = await run_in_threadpool(certification_request, self._policies, plan, requester)
+        policy = requested.policy
         required = policy.second_opinion == "required"
         assessment = await self._assess(plan, second_opinion=required)
         ledger = await self._position(plan, assessment)
         budget = budget_status(assessment, ledger)
-        assessment, judgement = judge(plan, assessment, policy, asked.waivers, budget)
+        assessment, judgement = judge(plan, assessment, policy, requested.waivers, budget)
         return Preview(assessment=assessment, policy=policy, judgement=judgement, ledger=ledger)
 
     async def draw(self, plan: Plan) -> Pictures:

@@ -127,10 +127,10 @@ class SubmitPlan:
         """
         plan = await self._plans(request.body, syntax)
         for _ in range(MAX_RULE_CHANGES):
-            asked, stored = await self._lookup((plan, request))
+            requested, stored = await self._lookup((plan, request))
             if stored is not None:
                 return Submission(stored, created=False)
-            submission = await self._certify_once(asked, request)
+            submission = await self._certify_once(requested, request)
             if submission is not None:
                 return submission
         raise TooBusy
@@ -161,8 +161,8 @@ class SubmitPlan:
                 plan.request_under(rules, request.requester) for plan, request in requests
             ]
             ids = [
-                (each.id, request)
-                for each, (_, request) in zip(certifications, requests, strict=True)
+                (item.id, request)
+                for item, (_, request) in zip(certifications, requests, strict=True)
             ]
             stored = find_and_record(connection, ids, untrusted, self._is_stale)
         return list(zip(certifications, stored, strict=True))
@@ -203,7 +203,7 @@ class SubmitPlan:
         if len(signed) < len(results):
             raise ConcurrentUpdate
         self._store.add_all(signed, key.public.as_record(), within=self._revalidate(signed))
-        return [Submission(each.certificate, created=True) for each in signed]
+        return [Submission(item.certificate, created=True) for item in signed]
 
     def _persist_one(self, job: CertificationJob) -> Submission:
         """Store the certificate of one job, judged by the rules of now."""
@@ -221,10 +221,10 @@ class SubmitPlan:
                     within=self._revalidate([signed]),
                 )
             except PoliciesChanged:
-                asked = certification_request(
+                requested = certification_request(
                     self._policies, job.certification.plan, job.certification.requester
                 )
-                job = replace(job, certification=asked)
+                job = replace(job, certification=requested)
             else:
                 return Submission(stored, created)
         raise TooBusy
@@ -243,20 +243,20 @@ class SubmitPlan:
     def _sign(
         self, job: CertificationJob, key: SigningPort, former: StoredCertificate | None
     ) -> SignedCertificate | Submission:
-        asked, ledger = job.certification, job.ledger
+        requested, ledger = job.certification, job.ledger
         budget = budget_status(job.assessment, ledger)
         assessment, judgement = judge(
-            asked.plan, job.assessment, asked.policy, asked.waivers, budget
+            requested.plan, job.assessment, requested.policy, requested.waivers, budget
         )
         if (
             former is not None
             and _is_pending_budget(former)
             and _has_same_reasons(former, assessment)
         ):
-            stored = self._repeat(asked.id, job.request)
+            stored = self._repeat(requested.id, job.request)
             return Submission(stored or former, created=False)
         certificate = sign(
-            asked.plan,
+            requested.plan,
             assessment,
             key,
             requester=job.request.requester,
@@ -268,7 +268,7 @@ class SubmitPlan:
             certificate=certificate,
             request=job.request,
             is_stale=job.is_stale,
-            certification=asked,
+            certification=requested,
             waivers=tuple(waived.waiver for waived in judgement.waived),
         )
 
@@ -276,9 +276,9 @@ class SubmitPlan:
         """Hold the rules still in the transaction that stores what was judged by them."""
 
         def revalidate(connection: Connection) -> None:
-            require_unchanged(self._policies, connection, *(each.certification for each in signed))
-            for each in signed:
-                record_waivers(connection, each.certificate.id, each.waivers, datetime.now(UTC))
+            require_unchanged(self._policies, connection, *(item.certification for item in signed))
+            for item in signed:
+                record_waivers(connection, item.certificate.id, item.waivers, datetime.now(UTC))
 
         return revalidate
 
@@ -290,4 +290,4 @@ def _is_pending_budget(certificate: StoredCertificate) -> bool:
 def _has_same_reasons(certificate: StoredCertificate, assessment: Assessment) -> bool:
     """Whether a stored refusal gives the very reasons of ``assessment``, and is still valid."""
     reasons = json.loads(certificate.result)["reasons"]
-    return not expired(certificate) and reasons == [each.as_dict() for each in assessment.reasons]
+    return not expired(certificate) and reasons == [item.as_dict() for item in assessment.reasons]

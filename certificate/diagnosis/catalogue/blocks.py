@@ -44,9 +44,9 @@ def single_block(case: Case) -> Iterator[Way]:
     phase = case.plan.phases[0]
     if len(phase.releases) > 1 and len(case.plan.phases) == 1:
         for release in phase.releases:
-            kept = [item for item in phase.releases if item is not release]
-            joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(kept)}))
-            if joint is not None and sum(entry.count for entry in kept) > 1:
+            stored = [item for item in phase.releases if item is not release]
+            joint = joint_noise_multiplier(phase.model_copy(update={"releases": tuple(stored)}))
+            if joint is not None and sum(entry.count for entry in stored) > 1:
                 yield Way(
                     code="single_block",
                     said=f"the release {release.name} was forgotten",

@@ -12,53 +12,53 @@ from affidavit.certificate.diagnosis.case import Case, Change, Correlation, Mist
 
 def injection_norm(case: Case) -> Iterator[Way]:
     """The column norm of the injected N instead of that of its inverse."""
-    found = case.first.correlation
-    if found is None or found.injected >= found.sensitivity * (1 - 1e-9):
+    result = case.first.correlation
+    if result is None or result.injected >= result.sensitivity * (1 - 1e-9):
         return
-    named = "√(1+λ²)" if found.kind == "bidiagonal" else "the column norm of N"
+    named = "√(1+λ²)" if result.kind == "bidiagonal" else "the column norm of N"
     yield from _misjudged(
         case,
         "injection_norm",
-        found.injected,
-        f"the noise was scaled by {named} = {found.injected:.6g} instead of κ = {found.column:.6g}",
-        0.5 if found.kind == "bidiagonal" else 1.2,
+        result.injected,
+        f"the noise was scaled by {named} = {result.injected:.6g} instead of κ = {result.column:.6g}",
+        0.5 if result.kind == "bidiagonal" else 1.2,
     )
-    if found.participations > 1:
-        root = math.sqrt(found.participations)
+    if result.participations > 1:
+        root = math.sqrt(result.participations)
         yield from _misjudged(
             case,
             "injection_norm",
-            found.injected * root,
-            f"the noise was scaled by {named} = {found.injected:.6g} instead of κ = "
-            f"{found.column:.6g}, times √{found.participations} for as many participations",
-            0.8 if found.kind == "bidiagonal" else 1.5,
+            result.injected * root,
+            f"the noise was scaled by {named} = {result.injected:.6g} instead of κ = "
+            f"{result.column:.6g}, times √{result.participations} for as many participations",
+            0.8 if result.kind == "bidiagonal" else 1.5,
         )
 
 
 def no_kappa(case: Case) -> Iterator[Way]:
     """Correlated noise as if it were independent at the same σ."""
-    found = case.first.correlation
-    if found is None:
+    result = case.first.correlation
+    if result is None:
         return
     sampled = case.first.scheme == "poisson" and case.first.rate < 1
     yield Way(  # under sampling it is amplified_correlated in the first place
         code="no_kappa",
         said="noise that is correlated across steps was accounted as independent at the same σ",
         change=_independent,
-        cost=0.9 if sampled else 0.7 if found.kind == "bidiagonal" else 1.1,
+        cost=0.9 if sampled else 0.7 if result.kind == "bidiagonal" else 1.1,
     )
 
 
 def amplified_correlated(case: Case) -> Iterator[Way]:
     """Poisson amplification for noise that is correlated across steps."""
     facts = case.first
-    found = facts.correlation
-    if found is None or facts.rate >= 1:
+    result = facts.correlation
+    if result is None or facts.rate >= 1:
         return
-    ways = [(found.column, "at σ over the sensitivity of one participation", 0.0)]
-    if found.sensitivity > found.column * (1 + 1e-9):
-        ways.append((found.sensitivity, "at σ over the sensitivity of the whole run", 0.4))
-    if found.column > 1 + 1e-9:
+    ways = [(result.column, "at σ over the sensitivity of one participation", 0.0)]
+    if result.sensitivity > result.column * (1 + 1e-9):
+        ways.append((result.sensitivity, "at σ over the sensitivity of the whole run", 0.4))
+    if result.column > 1 + 1e-9:
         ways.append((1.0, "at σ itself", 0.1))
     for sensitivity, words, cost in ways:
         yield Way(
@@ -72,28 +72,28 @@ def amplified_correlated(case: Case) -> Iterator[Way]:
 
 def injected_noise(case: Case) -> Iterator[Way]:
     """A strategy's advertised sensitivity where another noise is injected."""
-    found = case.first.correlation
-    if found is None:
+    result = case.first.correlation
+    if result is None:
         return
-    extra = 0.0 if found.kind in {"matrix", "toeplitz_inverse"} else 0.8
+    extra = 0.0 if result.kind in {"matrix", "toeplitz_inverse"} else 0.8
     for sensitivity, words, cost in (
         (1.0, "1", 0.0),
-        (math.sqrt(found.participations), f"√k = √{found.participations}", 0.2),
+        (math.sqrt(result.participations), f"√k = √{result.participations}", 0.2),
     ):
-        if sensitivity < found.sensitivity * (1 - 1e-9):
+        if sensitivity < result.sensitivity * (1 - 1e-9):
             yield from _misjudged(
                 case,
                 "injected_noise",
                 sensitivity,
                 f"the strategy's sensitivity was taken as {words}; that of the noise really "
-                f"injected, sens(N⁻¹), is {found.sensitivity:.6g}",
+                f"injected, sens(N⁻¹), is {result.sensitivity:.6g}",
                 0.8 + extra + cost,
             )
 
 
 def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
     """The sensitivity of one participation where a record takes part again."""
-    found, account = case.first.correlation, case.account.phases[0]
+    result, account = case.first.correlation, case.account.phases[0]
     if case.first.independent and account.known and account.probability is None:
         if account.participations > 1:
             yield Way(
@@ -104,22 +104,22 @@ def single_epoch_sensitivity(case: Case) -> Iterator[Way]:
                 cost=1.0,
             )
         return
-    if found is None or found.participations < 2:
+    if result is None or result.participations < 2:
         return
     yield from _misjudged(
         case,
         "single_epoch_sensitivity",
-        found.column,
-        f"the sensitivity of one participation, {found.column:.6g}, was used for "
-        f"{found.participations} participations, whose is {found.sensitivity:.6g}",
+        result.column,
+        f"the sensitivity of one participation, {result.column:.6g}, was used for "
+        f"{result.participations} participations, whose is {result.sensitivity:.6g}",
         0.5,
     )
 
 
 def identity_once(case: Case) -> Iterator[Way]:
     """Independent noise over k unamplified participations with sensitivity 1."""
-    account, found = case.account.phases[0], case.first.correlation
-    if account.probability is not None or not (case.first.independent or _is_identity(found)):
+    account, result = case.account.phases[0], case.first.correlation
+    if account.probability is not None or not (case.first.independent or _is_identity(result)):
         return
     if account.participations > 1 and account.known:
         yield Way(

@@ -48,8 +48,8 @@ def poisson_for_shuffle(case: Case) -> Iterator[Way]:
 
 def _correlated_as_poisson(facts: PhaseFacts) -> Iterator[Way]:
     """The same under correlated noise, which ``amplified_correlated`` names more closely."""
-    found = facts.correlation
-    for sensitivity in {1.0, found.column} if found is not None else ():
+    result = facts.correlation
+    for sensitivity in {1.0, result.column} if result is not None else ():
         yield Way(
             code="poisson_for_shuffle",
             said=f"{facts.scheme} lots were accounted as Poisson lots with q = {facts.rate:.6g}, "
