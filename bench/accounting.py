@@ -188,13 +188,13 @@ def opacus_noise(python: str, row: Row, epsilon: float, seconds: float) -> float
     """Opacus' calibration with PRV: its processor time, None if it fails or takes too long."""
     numbers = [repr(value) for value in (row.q, row.steps, row.delta, epsilon)]
     try:
-        found = subprocess.run(
+        result = subprocess.run(
             [python, "-c", _OPACUS, *numbers],
             capture_output=True, check=True, text=True, timeout=seconds,
         )  # fmt: skip
     except (subprocess.SubprocessError, OSError):
         return None
-    return float(found.stdout.split()[-1])
+    return float(result.stdout.split()[-1])
 
 
 def main(arguments: list[str]) -> None:

@@ -149,8 +149,8 @@ def main(arguments: list[str]) -> None:
     _print("| q | σ | T | ε at δ = 1e-6 | width | ms | predicted ms | MiB |", "|" + "---|" * 8)
     lines: dict[str, list[tuple[int, float]]] = {}
     for q, sigma in LINES:
-        found = [(steps, row(q, sigma, steps)) for steps in STEPS]
-        lines[f"q={q:g}, σ={sigma:g}"] = [(t, s) for t, s in found if s is not None]
+        result = [(steps, row(q, sigma, steps)) for steps in STEPS]
+        lines[f"q={q:g}, σ={sigma:g}"] = [(t, s) for t, s in result if s is not None]
     for q in RATES:
         row(q, 1.5, 10_000)
     _print("")

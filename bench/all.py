@@ -119,16 +119,16 @@ def measure(bench: Bench) -> str:
     """Run it and write what it printed into its document; why not, if that failed."""
     section(bench.document.read_text(encoding="utf-8"), bench.name)
     KEPT.mkdir(parents=True, exist_ok=True)
-    kept, load, began = KEPT / f"{bench.name}.md", os.getloadavg()[0], time.monotonic()
-    with kept.open("wb") as out:
+    stored, load, began = KEPT / f"{bench.name}.md", os.getloadavg()[0], time.monotonic()
+    with stored.open("wb") as out:
         status = _within(60 * bench.minutes, bench, out.fileno())
-    took, printed = time.monotonic() - began, kept.read_text(encoding="utf-8")
+    took, printed = time.monotonic() - began, stored.read_text(encoding="utf-8")
     if status is None:
-        return f"stopped after {bench.minutes:g} minutes; {kept} has what it printed"
+        return f"stopped after {bench.minutes:g} minutes; {stored} has what it printed"
     if status:
-        return f"ended with {status}; {kept} has what it printed"
+        return f"ended with {status}; {stored} has what it printed"
     if "\n|---" not in printed:
-        return f"printed no table; {kept} has what it printed"
+        return f"printed no table; {stored} has what it printed"
     # Read anew: hours may have gone by, and another part of the page may have been written.
     text = bench.document.read_text(encoding="utf-8")
     whole = f"{provenance(took, load)}\n\n{printed}"

@@ -66,14 +66,14 @@ class Table:
 @contextmanager
 def load(engine: Engine) -> Iterator[Load]:
     """What the server does while the block runs; complete when it has ended."""
-    found, stop = Load(), threading.Event()
+    result, stop = Load(), threading.Event()
 
     def look() -> None:
         with engine.connect() as connection:
             while not stop.wait(EVERY):
                 for wait, count in connection.execute(text(WAITS)):
-                    found.waits[wait] += count
-                found.looks += 1
+                    result.waits[wait] += count
+                result.looks += 1
                 connection.rollback()
 
     with engine.connect() as connection:
@@ -83,15 +83,15 @@ def load(engine: Engine) -> Iterator[Load]:
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        yield found
+        yield result
     finally:
         stop.set()
         looking.join()
-    found.seconds = time.perf_counter() - began
-    found.processor = processor_seconds(server) - spent
+    result.seconds = time.perf_counter() - began
+    result.processor = processor_seconds(server) - spent
     with engine.connect() as connection:
         after = _counted(connection)
-    found.counted = {name: after[name] - before[name] for name in after}
+    result.counted = {name: after[name] - before[name] for name in after}
 
 
 def tables(engine: Engine) -> list[Table]:
@@ -123,8 +123,8 @@ def _fields(process: Path) -> list[str]:
 
 
 def _parent(process: Path) -> int:
-    found = _fields(process)
-    return int(found[1]) if found else 0
+    result = _fields(process)
+    return int(result[1]) if result else 0
 
 
 def _times(pid: int) -> list[float]:

@@ -36,15 +36,15 @@ class Reading:
 @contextmanager
 def noted(engine: Engine) -> Iterator[list[Statement]]:
     """The statements by which ``engine`` reads while the block runs."""
-    found: list[Statement] = []
+    result: list[Statement] = []
 
     def note(_connection: Any, _cursor: Any, sql: str, values: Any, *_: Any) -> None:
         if sql.lstrip().upper().startswith(("SELECT", "WITH")):
-            found.append((sql, values))
+            result.append((sql, values))
 
     event.listen(engine, "before_cursor_execute", note)
     try:
-        yield found
+        yield result
     finally:
         event.remove(engine, "before_cursor_execute", note)
 
@@ -53,15 +53,15 @@ def explain(engine: Engine, statements: list[Statement], *, unless: str = "") ->
     """What each of the different statements reads; ``unless`` is a setting to begin with."""
     different = {" ".join(sql.split()): (sql, values) for sql, values in statements}
     with engine.connect() as connection:
-        found = []
+        result = []
         for short, (sql, values) in different.items():
             if unless:
                 connection.exec_driver_sql(f"SET LOCAL {unless}")
             explained = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {sql}"
             plan = connection.exec_driver_sql(explained, values).scalar_one()[0]
-            found.append(_read(short, plan))
+            result.append(_read(short, plan))
             connection.rollback()
-        return found
+        return result
 
 
 def large_tables(engine: Engine, rows: int) -> frozenset[str]:

@@ -47,9 +47,9 @@ def main() -> None:
     sys.stdout.write(f"Python {platform.python_version()}, {turns} turns\n\n")
     sys.stdout.write("| `affidavit check` / `import dp_accounting` | median | least | most |\n")
     sys.stdout.write("|---|---:|---:|---:|\n")
-    for name, found in ratios.items():
+    for name, times in ratios.items():
         sys.stdout.write(
-            f"| {name} | {statistics.median(found):.2f} | {min(found):.2f} | {max(found):.2f} |\n"
+            f"| {name} | {statistics.median(times):.2f} | {min(times):.2f} | {max(times):.2f} |\n"
         )
 
 

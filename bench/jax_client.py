@@ -37,10 +37,10 @@ class Oracle:
         """Whether jax-privacy 2.0.0 can be imported in its environment; says so if not."""
         if PYTHON.exists():
             code = "import importlib.metadata as m; print(m.version('jax-privacy'))"
-            found = subprocess.run(
+            result = subprocess.run(
                 [PYTHON, "-c", code], capture_output=True, text=True, check=False
             )
-            if found.stdout.strip() == "2.0.0":
+            if result.stdout.strip() == "2.0.0":
                 return True
         sys.stdout.write(
             "jax-privacy 2.0.0 is not installed in .venv-jax (make crosscheck installs it where\n"

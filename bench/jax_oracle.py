@@ -28,10 +28,10 @@ def optimise_toeplitz(steps: int, bands: int) -> Any:
 
 
 def optimise_blt(**arguments: Any) -> Any:
-    found = buffered_toeplitz.optimize(**arguments)
+    result = buffered_toeplitz.optimize(**arguments)
     return {
-        "decays": np.asarray(found.buf_decay).tolist(),
-        "scales": np.asarray(found.output_scale).tolist(),
+        "decays": np.asarray(result.buf_decay).tolist(),
+        "scales": np.asarray(result.output_scale).tolist(),
     }
 
 
@@ -69,8 +69,8 @@ def errors_of_column(column: list[float], steps: int) -> Any:
 
 
 def column_of_blt(decays: list[float], scales: list[float], steps: int) -> Any:
-    made = buffered_toeplitz.BufferedToeplitz.build(output_scale=scales, buf_decay=decays)
-    return np.asarray(made.toeplitz_coefs(steps)).tolist()
+    created = buffered_toeplitz.BufferedToeplitz.build(output_scale=scales, buf_decay=decays)
+    return np.asarray(created.toeplitz_coefs(steps)).tolist()
 
 
 TASKS = {

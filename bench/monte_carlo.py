@@ -58,17 +58,17 @@ def main() -> None:
     for bins, epochs, rate, sigma, delta in CASES:
         curve = MonteCarloAccountant().curve(event(bins, epochs, rate, sigma))
         start = time.perf_counter()
-        found = curve.epsilon(delta)
+        result = curve.epsilon(delta)
         seconds = time.perf_counter() - start
         assert curve.pair is not None
         design = design_at_delta(tilts(curve.pair, "remove"), delta, 27.0, 1)
         # The slope of log δ at the answer turns the width in ε into one in δ.
         slope = design.tilts[0].decay
-        relative = math.expm1(slope * (found.upper - found.lower) / 2)
+        relative = math.expm1(slope * (result.upper - result.lower) / 2)
         plain = plain_draws(delta, relative, curve.failure_probability / 256)
         sys.stdout.write(
             f"| {bins} | {epochs} | {rate:g} | {sigma:g} | {delta:.0e} "
-            f"| [{found.lower:.5f}, {found.upper:.5f}] | {seconds:.1f} "
+            f"| [{result.lower:.5f}, {result.upper:.5f}] | {seconds:.1f} "
             f"| {design.draws:.1e} | {plain:.1e} | {plain / design.draws:.0f} |\n"
         )
 

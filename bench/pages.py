@@ -100,13 +100,13 @@ def pages(engine: Engine) -> dict[str, str]:
 
 def faults(engine: Engine, asked: list[Statement], large: frozenset[str]) -> list[str]:
     """Where a statement reads through a large table, or many rows of one."""
-    found = []
+    result = []
     for read in explain(engine, asked):
         through = sorted(read.scanned & large)
         if through or read.touched > MOST_ROWS:
             what = f"reads through {', '.join(through)}" if through else f"{read.touched} rows"
-            found.append(f"{what}: {read.sql[:200]}")
-    return found
+            result.append(f"{what}: {read.sql[:200]}")
+    return result
 
 
 def measure(client: TestClient, headers: dict[str, str], path: str) -> tuple[float, int]:
@@ -168,12 +168,12 @@ def report(engine: Engine, settings: Settings, certificates: int, entries: int) 
     with client_of(app) as client:
         for title, path in pages(engine).items():
             median, status = measure(client, headers, path)
-            with noted(app.state.services.engine) as asked:
+            with noted(app.state.services.engine) as requested:
                 client.get(path, headers=headers)
-            wrong += [f"{title}: {fault}" for fault in faults(engine, asked, large)]
+            wrong += [f"{title}: {fault}" for fault in faults(engine, requested, large)]
             if median > LIMIT_MS or status != 200:
                 wrong.append(f"{title}: {status} in {median:.0f} ms")
-            say(f"| {title} | {status} | {median:.1f} | {len(asked)} |")
+            say(f"| {title} | {status} | {median:.1f} | {len(requested)} |")
     say(f"\nOver {LIMIT_MS:.0f} ms, or reading through a large table: {len(wrong) or 'none'}.")
     for item in wrong:
         say(f"- `{item}`")

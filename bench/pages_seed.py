@@ -43,7 +43,7 @@ def certify_some(services: Services) -> list[StoredCertificate]:
 
 
 async def _certified(services: Services) -> list[StoredCertificate]:
-    made = []
+    created = []
     for mechanism in MECHANISMS:
         for epsilon in (4, 0.1):
             plan = PLAN | {
@@ -52,14 +52,14 @@ async def _certified(services: Services) -> list[StoredCertificate]:
                 "optimizer": {"name": mechanism},
                 "target": {"epsilon": epsilon, "delta": 1e-6},
             }
-            asked = PlanRequest(
+            requested = PlanRequest(
                 requester="team-0",
                 received_at=datetime.now(UTC),
                 content_type="application/json",
                 body=json.dumps(plan).encode(),
             )
-            made.append((await services.submit_plan(asked, "json")).certificate)
-    return made
+            created.append((await services.submit_plan(requested, "json")).certificate)
+    return created
 
 
 def seed_certificates(engine: Engine, seeds: Sequence[StoredCertificate], number: int) -> None:
@@ -124,7 +124,7 @@ def _certificate(
     seeds: Sequence[StoredCertificate], index: int, number: int, now: datetime
 ) -> dict[str, Any]:
     seed = seeds[index % len(seeds)]
-    made = now - timedelta(days=DAYS * (number - index) / number)
+    created = now - timedelta(days=DAYS * (number - index) / number)
     waits = index % 50 == 0 and seed.verdict == "certified"
     same = {name: getattr(seed, name) for name in ALIKE}
     return same | {
@@ -134,8 +134,8 @@ def _certificate(
         "name": f"plan-{index * 7919 % number}",
         "dataset": f"data-{index % DATASETS}",
         "epsilon_upper": None if seed.epsilon_upper is None else 0.1 + index % 120 / 10,
-        "created_at": made,
-        "not_after": made + timedelta(days=365),
+        "created_at": created,
+        "not_after": created + timedelta(days=365),
         "approvals_required": int(waits),
         "approvals_given": 0,
     }
@@ -158,7 +158,7 @@ def seed_log(engine: Engine, services: Services, number: int) -> None:
         for index, (entry_id, content) in enumerate(connection.execute(query)):
             value = leaf_hash(content.encode())
             leaves.append((index, entry_id, value))
-            nodes += [(p.level, p.position, found) for p, found in tree.append(value)[1:]]
+            nodes += [(p.level, p.position, result) for p, result in tree.append(value)[1:]]
     assert len(leaves) == number + first
     copy(engine, "log_leaves", ("leaf_index", "entry_id", "leaf_hash"), leaves)
     copy(engine, "log_nodes", ("level", "position", "hash"), nodes)
@@ -174,14 +174,14 @@ def _content(index: int, number: int, now: datetime) -> tuple[str, str, datetime
     kind = KINDS[index % len(KINDS)]
     subject = f"sha256:{hashlib.sha256(b'c%d' % (index // len(KINDS))).hexdigest()}"
     at = now - timedelta(days=DAYS * (number - index) / number)
-    said = {
+    stated = {
         "actor": f"team-{index % TEAMS}",
         "at": at.isoformat(timespec="microseconds"),
         "body": {"event": "seed", "seq": index},
         "kind": kind,
         "subject": subject,
     }
-    return kind, subject, at, json.dumps(said, separators=(",", ":"), sort_keys=True)
+    return kind, subject, at, json.dumps(stated, separators=(",", ":"), sort_keys=True)
 
 
 def copy(engine: Engine, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

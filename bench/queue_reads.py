@@ -40,9 +40,9 @@ class Noting(Clock):
     async def asked(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """What ``work`` returns."""
         with noted(self.engine) as statements:
-            found = await super().asked(what, work)
+            result = await super().asked(what, work)
         self.statements.setdefault(what, []).extend(statements)
-        return found
+        return result
 
 
 def queue_reads(share: Share) -> dict[str, list[Reading]]:
@@ -52,7 +52,7 @@ def queue_reads(share: Share) -> dict[str, list[Reading]]:
     with services_of(share.url, share.home) as services:
         clock = Noting(services.engine)
         asyncio.run(_ask(services, clock, share, key))
-        return {what: explain(clock.engine, each) for what, each in clock.statements.items()}
+        return {what: explain(clock.engine, item) for what, item in clock.statements.items()}
 
 
 async def _ask(services: Services, clock: Noting, share: Share, key: SigningKey) -> None:

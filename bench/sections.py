@@ -60,7 +60,7 @@ def provenance(seconds: float, load: float) -> str:
 
     ``load`` is how many processes wanted a processor before it began.
     """
-    kept = subprocess.run(
+    stored = subprocess.run(
         ["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -69,7 +69,7 @@ def provenance(seconds: float, load: float) -> str:
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     of = commit.stdout.strip() or "unknown"
-    changed = " with changes" if kept.stdout.strip() else ""
+    changed = " with changes" if stored.stdout.strip() else ""
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, commit {of}{changed}: {machine()}, load {load:.1f} before "
         f"it began; {'; '.join(versions())}. It took {_duration(seconds)}."
@@ -87,19 +87,19 @@ def machine() -> str:
 
 def versions() -> list[str]:
     """Python, PostgreSQL and packages, those that are here."""
-    found = [f"Python {platform.python_version()}"]
+    result = [f"Python {platform.python_version()}"]
     programs = postgresql_server.binaries()
     if programs is not None:
         told = subprocess.run(
             [programs / "postgres", "--version"], capture_output=True, text=True, check=False
         )
-        found += [f"PostgreSQL {word}" for word in told.stdout.split()[2:3]]
+        result += [f"PostgreSQL {word}" for word in told.stdout.split()[2:3]]
     for name in PACKAGES:
         try:
-            found.append(f"{name} {metadata.version(name)}")
+            result.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return result
 
 
 def _duration(seconds: float) -> str:

@@ -97,8 +97,8 @@ class Service:
     def post(self, first: int, kinds: int, seconds: int) -> dict[str, float]:
         """What wrk saw of posting ``kinds`` plans in turn."""
         script = [HERE / "service.lua", f"http://127.0.0.1:{self.port}"]
-        given = [self.token, BODY, str(first), str(kinds)]
-        return _wrk(seconds, "-s", *script, "--", *given)
+        provided = [self.token, BODY, str(first), str(kinds)]
+        return _wrk(seconds, "-s", *script, "--", *provided)
 
     def read(self, certificate: str, seconds: int) -> dict[str, float]:
         """What wrk saw of reading one row through the bare application."""
@@ -111,10 +111,10 @@ class Service:
         head = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         connection.request("POST", "/v1/certificates", json.dumps(plan), head)
         answer = connection.getresponse()
-        found = json.loads(answer.read())
+        result = json.loads(answer.read())
         if answer.status not in (200, 201):
-            raise SystemExit(f"answered {answer.status}: {found}")
-        return found
+            raise SystemExit(f"answered {answer.status}: {result}")
+        return result
 
 
 def _affidavit(command: str, environment: dict[str, str]) -> str:
@@ -165,10 +165,10 @@ def _wrk(seconds: int, *given: Any) -> dict[str, float]:
         *map(str, given),
     ]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = json.loads(told.rpartition("JSON ")[2])
-    if found["failed"]:
-        raise SystemExit(f"{found['failed']} requests failed:\n{told}")
-    return {**found, "rate": found["requests"] / found["seconds"]}
+    result = json.loads(told.rpartition("JSON ")[2])
+    if result["failed"]:
+        raise SystemExit(f"{result['failed']} requests failed:\n{told}")
+    return {**result, "rate": result["requests"] / result["seconds"]}
 
 
 def commit_rate(url: str, seconds: float = 2.0) -> float:
@@ -195,11 +195,11 @@ def _rows_of_one(engine: Engine) -> dict[str, tuple[Any, ...]]:
             connection.execute(text(f"CREATE TABLE IF NOT EXISTS committed_{table} AS {empty}"))
     connection = engine.raw_connection()
     try:
-        cursor, found = connection.cursor(), {}
+        cursor, result = connection.cursor(), {}
         for table, which in WRITTEN.items():
             cursor.execute(f"SELECT * FROM {table} WHERE {which} LIMIT 1")
-            found[table] = tuple(cursor.fetchone())
-        return found
+            result[table] = tuple(cursor.fetchone())
+        return result
     finally:
         connection.close()
 
@@ -234,14 +234,14 @@ def _commits_of_many(url: str, rows: dict[str, tuple[Any, ...]], seconds: float)
         for table, row in rows.items()
     ]
     # One statement, and so one round trip and one transaction.
-    parts = [f"part{n} AS ({each})" for n, each in enumerate(inserts[1:])]
+    parts = [f"part{n} AS ({item})" for n, item in enumerate(inserts[1:])]
     statement = f"WITH {', '.join(parts)} {inserts[0]}"
     first, *others = rows.values()
-    given = [value for row in (*others, first) for value in row]
+    provided = [value for row in (*others, first) for value in row]
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
         done, begun = 0, time.perf_counter()
         while time.perf_counter() < begun + seconds:
-            connection.execute(statement, given)
+            connection.execute(statement, provided)
             done += 1
         return done / (time.perf_counter() - begun)
 
@@ -249,14 +249,14 @@ def _commits_of_many(url: str, rows: dict[str, tuple[Any, ...]], seconds: float)
 def livez(service: Service, seconds: float) -> list[float]:
     """Milliseconds that ``/livez`` took, asked a hundred times a second."""
     connection = HTTPConnection("127.0.0.1", service.port)
-    found = []
+    result = []
     end = time.perf_counter() + seconds
     while (begun := time.perf_counter()) < end:
         connection.request("GET", "/livez")
         connection.getresponse().read()
-        found.append((time.perf_counter() - begun) * 1e3)
+        result.append((time.perf_counter() - begun) * 1e3)
         time.sleep(max(0.0, 0.01 - (time.perf_counter() - begun)))
-    return found
+    return result
 
 
 @contextmanager
@@ -284,14 +284,14 @@ def heavy_plans(service: Service) -> Iterator[None]:
 
 def livez_under_load(service: Service, seconds: int) -> dict[str, float]:
     """How long ``/livez`` takes while everything else is busy."""
-    asked: list[float] = []
+    requested: list[float] = []
     with heavy_plans(service):
-        asking = Thread(target=lambda: asked.extend(livez(service, seconds)))
+        asking = Thread(target=lambda: requested.extend(livez(service, seconds)))
         asking.start()
         posted = service.post(next(noises), 10**6, seconds)
         asking.join()
-    found = statistics.quantiles(asked, n=100)
-    return {"p50": found[49], "p99": found[98], "most": max(asked), "rate": posted["rate"]}
+    result = statistics.quantiles(requested, n=100)
+    return {"p50": result[49], "p99": result[98], "most": max(requested), "rate": posted["rate"]}
 
 
 def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
@@ -307,10 +307,10 @@ def measure(kind: str, service: Service, seconds: int, turns: int) -> None:
         if turn:  # the first turn warms both up
             cached.append((hits, bare["rate"]))
             new.append((fresh, commits))
-    for name, found in (("cached", cached), ("new", new)):
-        ratios = sorted(ours["rate"] / theirs for ours, theirs in found)
-        ours, theirs = found[len(found) // 2]
-        p99 = statistics.median(each["p99"] for each, _ in found)
+    for name, result in (("cached", cached), ("new", new)):
+        ratios = sorted(ours["rate"] / theirs for ours, theirs in result)
+        ours, theirs = result[len(result) // 2]
+        p99 = statistics.median(entry["p99"] for entry, _ in result)
         say(
             f"| {kind} | {name} | {ours['rate']:.0f} | {theirs:.0f} | "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}) | {p99:.1f} |"
@@ -333,11 +333,11 @@ def say(line: str) -> None:
 @contextmanager
 def databases(home: Path) -> Iterator[dict[str, str]]:
     """The URL of an empty database of each kind, as durable as in production."""
-    found = {"SQLite": f"sqlite:///{home / 'affidavit.db'}"}
+    result = {"SQLite": f"sqlite:///{home / 'affidavit.db'}"}
     programs = postgresql_server.binaries()
     if programs is None:
         say("PostgreSQL was not measured: there are no binaries")
-        yield found
+        yield result
         return
     port = free_port()
     with postgresql_server.running(programs, port, durable=True):
@@ -346,7 +346,7 @@ def databases(home: Path) -> Iterator[dict[str, str]]:
         with engine.connect() as connection:
             connection.execute(text("CREATE DATABASE load"))
         engine.dispose()
-        yield {**found, "PostgreSQL": f"{server}/load"}
+        yield {**result, "PostgreSQL": f"{server}/load"}
 
 
 def main() -> None:
@@ -356,8 +356,8 @@ def main() -> None:
     seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     turns = int(sys.argv[2]) if len(sys.argv) > 2 else 3
     say("| database | requests | a second | beside | ratio | p99, ms |\n|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as found:
-        for kind, url in found.items():
+    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as result:
+        for kind, url in result.items():
             home = Path(directory) / kind
             home.mkdir()
             with ExitStack() as rest:

@@ -80,9 +80,9 @@ class Clock:
     async def asked(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
         """What ``work`` returns."""
         at = time.perf_counter()
-        found = await work()
+        result = await work()
         self.timings.append((what, at, time.perf_counter() - at))
-        return found
+        return result
 
     async def threaded(self, what: str, work: Callable[[], T]) -> T:
         """The same for work that blocks on the database."""
@@ -221,7 +221,7 @@ async def _run(
     queue = services.runs.queue
     bundle = await clock.threaded("bundle", lambda: _bundle(services, run))
     await clock.threaded("status", lambda: services.status_lists.at(datetime.now(UTC)))
-    content, found = _trained(bundle)
+    content, result = _trained(bundle)
     await clock.threaded("start", lambda: queue.start(held(), run.plan_digest))
     end = time.perf_counter() + length
     while (left := end - time.perf_counter()) > 0:
@@ -231,7 +231,7 @@ async def _run(
     await clock.threaded("record", lambda: queue.add_record_part(held(), 1, content))
     envelope = provenance(
         _job(run),
-        found,
+        result,
         key,
         worker=f"w{number}",
         weights="2" * 64,
@@ -263,14 +263,14 @@ _records: dict[str, tuple[bytes, Conformance]] = {}
 
 
 def _job(run: StoredRun) -> Job:
-    wanted = run.wanted
+    requested = run.wanted
     return Job(
         run=run.id,
         fence=run.fence,
         certificate=run.certificate_id,
         plan_digest=run.plan_digest,
-        data=wanted["data"],
-        model=wanted["model"],
-        output=wanted["output"],
-        time_limit=wanted["time_limit"],
+        data=requested["data"],
+        model=requested["model"],
+        output=requested["output"],
+        time_limit=requested["time_limit"],
     )

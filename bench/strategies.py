@@ -184,7 +184,7 @@ def thousand_steps() -> None:
             optimal_toeplitz(steps, workload, epochs, bands=100), steps
         ),
         "BLT, 2 buffers": lambda: Blt.of(
-            *(found.tolist() for found in optimal_blt(steps, 2, workload, epochs)), steps
+            *(result.tolist() for result in optimal_blt(steps, 2, workload, epochs)), steps
         ),
         "dense": lambda: Dense.from_strategy(optimal_dense(np.tri(steps), epochs)[0]),
     }

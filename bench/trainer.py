@@ -163,8 +163,8 @@ class Adapter:
         """(LOT,)."""
         ids, targets = batch
         logits = self.module(ids).flatten(0, 1)
-        each = functional.cross_entropy(logits, targets.flatten(), reduction="none")
-        return each.view(len(ids), TIME).mean(1)
+        item = functional.cross_entropy(logits, targets.flatten(), reduction="none")
+        return item.view(len(ids), TIME).mean(1)
 
     def blocks(self) -> Any:
         """A block for each hidden matrix, one for the rest."""
@@ -296,8 +296,8 @@ def ask(server: subprocess.Popen[str]) -> dict[str, Any]:
     assert server.stdout is not None
     server.stdin.write("go\n")
     server.stdin.flush()
-    found: dict[str, Any] = json.loads(server.stdout.readline())
-    return found
+    result: dict[str, Any] = json.loads(server.stdout.readline())
+    return result
 
 
 def start(kind: str, python: str) -> subprocess.Popen[str] | None:

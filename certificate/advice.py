@@ -53,7 +53,7 @@ class Advice:
         ]
         result: list[MechanismCost] = []
         least = math.inf
-        for _, rms, row in sorted(known, key=lambda each: each[:2]):
+        for _, rms, row in sorted(known, key=lambda item: item[:2]):
             if rms < least:
                 result.append(row)
                 least = rms

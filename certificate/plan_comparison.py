@@ -102,7 +102,7 @@ class PlanComparison:
         """The single change that moved ε furthest, up or down; None where none did."""
         return max(
             (item for item in self.alone if item.moved in _FAR),
-            key=lambda each: abs(_upper(each.assessment) - _upper(self.first)),
+            key=lambda item: abs(_upper(item.assessment) - _upper(self.first)),
             default=None,
         )
 
@@ -111,7 +111,7 @@ class PlanComparison:
         """The single change that moved the joint noise multiplier furthest."""
         return max(
             (item for item in self.alone if item.noise_moved in _FAR),
-            key=lambda each: abs(_joint(each.assessment) - _joint(self.first)),
+            key=lambda item: abs(_joint(item.assessment) - _joint(self.first)),
             default=None,
         )
 

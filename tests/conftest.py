@@ -96,8 +96,8 @@ def document() -> Callable[..., dict[str, Any]]:
     """The quick plan's document with top-level fields changed, or left out by ``...``."""
 
     def make(**changes: Any) -> dict[str, Any]:
-        found = {**copy.deepcopy(DOCUMENT), **changes}
-        return {key: value for key, value in found.items() if value is not ...}
+        result = {**copy.deepcopy(DOCUMENT), **changes}
+        return {key: value for key, value in result.items() if value is not ...}
 
     return make
 

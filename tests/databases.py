@@ -59,8 +59,8 @@ def postgresql_url(migrated_postgresql: Migrated) -> Iterator[str]:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> str:
     """A migrated database of either kind."""
-    found: str = request.getfixturevalue(f"{request.param}_url")
-    return found
+    result: str = request.getfixturevalue(f"{request.param}_url")
+    return result
 
 
 # ---- PostgreSQL --------------------------------------------------------------------
@@ -110,8 +110,8 @@ class Migrated:
             return self._free.pop()
         self._made += 1
         name = f"lent_{self._made}"
-        made = f"CREATE DATABASE {name} TEMPLATE template_affidavit"
-        statements(f"{self.server}/postgres", made)
+        created = f"CREATE DATABASE {name} TEMPLATE template_affidavit"
+        statements(f"{self.server}/postgres", created)
         with self._connected(name) as connection:
             self._schemas[name] = connection.scalar(SCHEMA)
         return name

@@ -94,21 +94,21 @@ class Disk:
     def _survivors(self) -> Iterator[tuple[str, bytes]]:
         names = self._names[0] if self._drawn is None else self._drawn.choice(self._names)
         for name, number in names.items():
-            kept, written = self._contents.get(number, b""), self._content(number)
-            if self._drawn is not None and written.startswith(kept):
-                kept = written[: self._drawn.randint(len(kept), len(written))]
-            yield name, kept
+            stored, written = self._contents.get(number, b""), self._content(number)
+            if self._drawn is not None and written.startswith(stored):
+                stored = written[: self._drawn.randint(len(stored), len(written))]
+            yield name, stored
 
 
 @contextmanager
 def disk(folder: Path, cut: int = 0, drawn: random.Random | None = None) -> Iterator[Disk]:
     """A disk under ``folder`` whose power is cut before its ``cut``-th ``fsync``, or never."""
-    found = Disk(folder, cut, drawn)
+    result = Disk(folder, cut, drawn)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "fsync", found.fsync)
+            patch.setattr(os, "fsync", result.fsync)
             for name in ("link", "replace", "unlink"):
-                patch.setattr(os, name, found.before(getattr(os, name)))
-            yield found
+                patch.setattr(os, name, result.before(getattr(os, name)))
+            yield result
     finally:
-        found.close()
+        result.close()

@@ -57,10 +57,10 @@ class Forked:
 
     def wait(self, timeout: float) -> int:
         """The exit code; raises ``subprocess.TimeoutExpired``."""
-        found = self._ended(timeout)
-        if found is None:
+        result = self._ended(timeout)
+        if result is None:
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
-        return found
+        return result
 
     def _ended(self, seconds: float) -> int | None:
         if self.returncode is None and select.select([self._told], [], [], seconds)[0]:

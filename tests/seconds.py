@@ -20,8 +20,8 @@ def best_of_three(
     fewest = math.inf
     for _ in range(3):
         begun = clock()
-        found = work()
+        result = work()
         fewest = min(fewest, clock() - begun)
         if fewest < limit:
             break
-    return found, fewest
+    return result, fewest

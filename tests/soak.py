@@ -163,10 +163,10 @@ def soak(parts: Sequence[Part], minutes: float, seed: int, report: Path) -> bool
         for number, part in enumerate(itertools.cycle(parts)):
             if number and time.monotonic() > until:
                 break
-            found = _slice(part, seed + number, tallies[part.name])
-            failures += [found] if found else []
+            result = _slice(part, seed + number, tallies[part.name])
+            failures += [result] if result else []
             _write(parts, tallies, failures, seed, report)
-            sys.stdout.write(f"{part.name}, seed {seed + number}: {'FAILED' if found else 'ok'}\n")
+            sys.stdout.write(f"{part.name}, seed {seed + number}: {'FAILED' if result else 'ok'}\n")
             sys.stdout.flush()
     except KeyboardInterrupt:
         pass
@@ -186,11 +186,11 @@ def _slice(part: Part, seed: int, tally: Tally) -> Failure | None:
             check=False,
             timeout=NO_END,
         )
-        code, said = ended.returncode, ended.stdout
+        code, stated = ended.returncode, ended.stdout
     except subprocess.TimeoutExpired as late:
-        code, said = -1, f"{late.output or ''}\nit did not end within {NO_END:g} seconds"
+        code, stated = -1, f"{late.output or ''}\nit did not end within {NO_END:g} seconds"
     tally.slices += 1
-    tally.draws += _examples(said) if part.draws is None else part.draws
+    tally.draws += _examples(stated) if part.draws is None else part.draws
     tally.seconds += time.monotonic() - begin
     tally.seeds.append(seed)
     if code == 0:
@@ -198,7 +198,7 @@ def _slice(part: Part, seed: int, tally: Tally) -> Failure | None:
     tally.failures += 1
     set_ = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
     again = f"{set_} .venv/bin/python -m {shlex.join(words)}"
-    return Failure(part=part.name, again=again, said="\n".join(said.splitlines()[-60:]))
+    return Failure(part=part.name, again=again, said="\n".join(stated.splitlines()[-60:]))
 
 
 def _examples(said: str) -> int:
@@ -239,9 +239,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbits(31), help="the first seed")
     names = [part.name for part in PARTS]
     parser.add_argument("--only", choices=names, help="one part, again and again")
-    wanted = parser.parse_args(arguments)
-    parts = [part for part in PARTS if wanted.only in (None, part.name)]
-    return 0 if soak(parts, wanted.minutes, wanted.seed, REPORT) else 1
+    requested = parser.parse_args(arguments)
+    parts = [part for part in PARTS if requested.only in (None, part.name)]
+    return 0 if soak(parts, requested.minutes, requested.seed, REPORT) else 1
 
 
 if __name__ == "__main__":

@@ -23,18 +23,18 @@ def name(migrated_postgresql: Migrated) -> str:
 @pytest.fixture
 def engine(migrated_postgresql: Migrated, name: str) -> Iterator[Engine]:
     """Of a database that was written to."""
-    found = open_engine(f"{migrated_postgresql.server}/{name}")
-    TokenRepository(found).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
-    yield found
-    found.dispose()
+    result = open_engine(f"{migrated_postgresql.server}/{name}")
+    TokenRepository(result).new("ci", [Scope.SUBMIT], 1, by="test", at=datetime.now(UTC))
+    yield result
+    result.dispose()
 
 
 def rows(connection: Connection) -> dict[str, int]:
     tables = connection.scalars(TABLES).all()
     return {
-        table: found
+        table: result
         for table in tables
-        if (found := connection.scalar(text(f"SELECT count(*) FROM {table}")))
+        if (result := connection.scalar(text(f"SELECT count(*) FROM {table}")))
     }
 
 

@@ -213,9 +213,9 @@ def design_to_rule_out(
 
 def _mixture(family: Sequence[Tilt], epsilon: float, number: int) -> tuple[Tilt, ...]:
     """The tilt of least range at ``epsilon``, and one further out if that reaches it rarely."""
-    inner = min(family, key=lambda each: each.log_range(epsilon))
+    inner = min(family, key=lambda item: item.log_range(epsilon))
     outward = [t for t in family if t.order == inner.order and t.decay >= inner.decay]
-    outward.sort(key=lambda each: each.decay)
+    outward.sort(key=lambda item: item.decay)
 
     def reaches(index: int) -> bool:
         drawn = draw(outward[index : index + 1], 512, stream=_stream(inner, 8 * number + 1))

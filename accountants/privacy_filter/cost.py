@@ -173,4 +173,4 @@ class Cost:
 
 
 def _lower(one: Coordinate, other: Coordinate) -> Coordinate:
-    return min(one, other, key=lambda each: (each.unbounded, each.units))
+    return min(one, other, key=lambda item: (item.unbounded, item.units))

@@ -99,8 +99,8 @@ def clipped_sums(device: str, dtype: torch.dtype) -> dict[str, Tensor]:
 def sums(device: str, small: bool) -> str:
     """The largest relative error of a tensor's clipped sum in float32."""
     del small
-    exact, found = clipped_sums("cpu", torch.float64), clipped_sums(device, torch.float32)
-    worst = max(float((found[n] - each).norm() / each.norm()) for n, each in exact.items())
+    exact, result = clipped_sums("cpu", torch.float64), clipped_sums(device, torch.float32)
+    worst = max(float((result[n] - item).norm() / item.norm()) for n, item in exact.items())
     assert worst <= 2e-3, f"clipped sums differ by {worst:.1e}"
     return f"clipped sums differ by at most {worst:.1e} of themselves"
 

@@ -183,8 +183,8 @@ def ghost(case: Case, device: str) -> Callable[[], None]:
             with torch.autocast(device, dtype=torch.bfloat16):
                 logits = held(tokens[:, :-1].contiguous())
             shape = (len(places), case.tokens, logits.shape[-1])
-            wanted = tokens[:, 1:].flatten()
-            criterion(logits.flatten(0, 1).float(), wanted, shape=shape).backward()
+            requested = tokens[:, 1:].flatten()
+            criterion(logits.flatten(0, 1).float(), requested, shape=shape).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -211,14 +211,14 @@ class _Repeated(nn.Module):
 
 def seconds(step: Callable[[], Any], device: str, repeats: int) -> float:
     """The median of ``repeats`` calls, after one that warms up."""
-    found = []
+    result = []
     for _ in range(repeats + 1):
         _wait(device)
         begin = time.perf_counter()
         step()
         _wait(device)
-        found.append(time.perf_counter() - begin)
-    return statistics.median(found[1:])
+        result.append(time.perf_counter() - begin)
+    return statistics.median(result[1:])
 
 
 def _wait(device: str) -> None:
@@ -240,36 +240,36 @@ def peak(device: str, into: dict[str, Any], name: str) -> Iterator[None]:
 
 def measured(case: Case, device: str) -> dict[str, Any]:
     """Seconds, shares and memory of one case."""
-    found: dict[str, Any] = {"tokens": case.tokens, "lot": case.lot}
-    with peak(device, found, "plain_mib"):
-        found["plain"] = seconds(plain(case, device), device, case.repeats)
-    with peak(device, found, "private_mib"):
+    result: dict[str, Any] = {"tokens": case.tokens, "lot": case.lot}
+    with peak(device, result, "plain_mib"):
+        result["plain"] = seconds(plain(case, device), device, case.repeats)
+    with peak(device, result, "private_mib"):
         step, machine = private(case, device)
-        found["private"] = seconds(step, device, case.repeats)
-    found["noise"], found["newton_schulz"] = parts(machine, case, device)
+        result["private"] = seconds(step, device, case.repeats)
+    result["noise"], result["newton_schulz"] = parts(machine, case, device)
     machine.close()
     del step, machine
     if importlib.util.find_spec("opacus") is not None:
         try:
             _Repeated.records = case.microbatch
-            with peak(device, found, "ghost_mib"):
-                found["ghost"] = seconds(ghost(case, device), device, case.repeats)
+            with peak(device, result, "ghost_mib"):
+                result["ghost"] = seconds(ghost(case, device), device, case.repeats)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            found["ghost_failed"] = str(error).splitlines()[0]
-    found["over_plain"] = found["private"] / found["plain"]
-    found["noise_share"] = found["noise"] / found["private"]
-    found["newton_schulz_share"] = found["newton_schulz"] / found["private"]
-    if "ghost" in found:
-        found["ghost_over_private"] = found["ghost"] / found["private"]
+            result["ghost_failed"] = str(error).splitlines()[0]
+    result["over_plain"] = result["private"] / result["plain"]
+    result["noise_share"] = result["noise"] / result["private"]
+    result["newton_schulz_share"] = result["newton_schulz"] / result["private"]
+    if "ghost" in result:
+        result["ghost_over_private"] = result["ghost"] / result["private"]
     if device == "cuda":
-        found["memory_over_plain"] = found["private_mib"] / found["plain_mib"]
-    return found
+        result["memory_over_plain"] = result["private_mib"] / result["plain_mib"]
+    return result
 
 
 def parts(machine: TrainingState, case: Case, device: str) -> tuple[float, float]:
     """Seconds of the noise of a lot, and of Newton-Schulz, each by itself."""
     tensors = {n: p for of in machine.layout.tensors.values() for n, p in of.items()}
-    sums = {name: torch.zeros_like(each) for name, each in tensors.items()}
+    sums = {name: torch.zeros_like(item) for name, item in tensors.items()}
     (source,) = machine._noise
     noise = seconds(lambda: source.add_to(sums), device, case.repeats)
     matrices = [sums[name] for name in machine.layout.tensors["hidden"]]
@@ -290,7 +290,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("there is no CUDA device here; --twin runs the same on a processor\n")
         return 2
     began = time.perf_counter()
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "device": "cpu" if twin else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": importlib.util.find_spec("triton") is not None,
@@ -299,13 +299,13 @@ def main(arguments: list[str]) -> int:
     }
     for case in TWIN if twin else CASES:
         if time.perf_counter() - began > MOST_SECONDS:
-            found["left_out"] = [*found.get("left_out", []), case.tokens]
+            result["left_out"] = [*result.get("left_out", []), case.tokens]
             continue
-        found["cases"].append(measured(case, device))
-        line = {k: round(v, 4) for k, v in found["cases"][-1].items() if isinstance(v, float)}
+        result["cases"].append(measured(case, device))
+        line = {k: round(v, 4) for k, v in result["cases"][-1].items() if isinstance(v, float)}
         sys.stderr.write(f"T = {case.tokens}: {line}\n")
-    found["seconds"] = time.perf_counter() - began
-    told = "\n".join(tables(found)) if "--markdown" in arguments else json.dumps(found, indent=1)
+    result["seconds"] = time.perf_counter() - began
+    told = "\n".join(tables(result)) if "--markdown" in arguments else json.dumps(result, indent=1)
     sys.stdout.write(f"{told}\n")
     return 0
 

@@ -84,7 +84,7 @@ def _best(found: Iterable[Explanation], most: int) -> tuple[Explanation, ...]:
         known = stored.get(explanation.mistakes)
         if known is None or explanation.cost < known.cost:
             stored[explanation.mistakes] = explanation
-    ordered = sorted(stored.values(), key=lambda each: each.cost)[:most]
+    ordered = sorted(stored.values(), key=lambda item: item.cost)[:most]
     return tuple(item for item in ordered if item.cost <= ordered[0].cost + MOST_BEHIND)
 
 

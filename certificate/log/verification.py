@@ -118,7 +118,7 @@ def consistent(checkpoint: Checkpoint, demands: VerificationOptions) -> Link:
     if note is None:
         return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
     last = _last(note, checkpoint.origin)
-    older, newer = sorted((last, checkpoint), key=lambda each: each.size)
+    older, newer = sorted((last, checkpoint), key=lambda item: item.size)
     if older.size > 0:
         hashes: tuple[bytes, ...] = ()
         if older.size != newer.size:

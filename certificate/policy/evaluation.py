@@ -147,7 +147,7 @@ def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
     """The waiver of ``rule`` that holds longest."""
     return max(
         (item for item in granted if item.rule == rule),
-        key=lambda each: (each.expires, each.id),
+        key=lambda item: (item.expires, item.id),
         default=None,
     )
 

@@ -143,6 +143,6 @@ def in_force(
                 and waiver.created_by != requester
                 and parse_instant(waiver.created_at) <= now < waiver.expires
             ),
-            key=lambda each: each.id,
+            key=lambda item: item.id,
         )
     )

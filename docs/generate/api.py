@@ -36,7 +36,7 @@ def page() -> str:
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
-    answers = {c: t for _, each in operations for c, t in _answers(each) if c in ANYWHERE}
+    answers = {c: t for _, entry in operations for c, t in _answers(entry) if c in ANYWHERE}
     scopes = re.compile(r"has no scope .*")
     shared = [(code, scopes.sub("lacks the scope.", answers[code])) for code in sorted(answers)]
     head = HEAD + table(("answer", "meaning"), shared) + "\n"
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def _answers(operation: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(code, each["description"]) for code, each in operation["responses"].items()]
+    return [(code, item["description"]) for code, item in operation["responses"].items()]
 
 
 def _operation(name: str, operation: dict[str, Any]) -> str:
@@ -59,11 +59,11 @@ def _operation(name: str, operation: dict[str, Any]) -> str:
 
 
 def _who(operation: dict[str, Any]) -> str:
-    asked = operation.get("security", [])
-    scopes = [scope for item in asked for scope in item.get("bearer", ())]
+    requested = operation.get("security", [])
+    scopes = [scope for item in requested for scope in item.get("bearer", ())]
     if scopes:
         return "Scope " + " or ".join(f"`{scope}`" for scope in scopes) + "."
-    return "Any token." if asked else "Open to everybody."
+    return "Any token." if requested else "Open to everybody."
 
 
 def _body(operation: dict[str, Any]) -> str:

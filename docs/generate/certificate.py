@@ -24,6 +24,6 @@ ISSUED = datetime(2026, 1, 1, tzinfo=UTC)
 
 def example() -> str:
     """The statement about ``PLAN`` as it is signed; no key is part of it."""
-    found = certify(plan_from(PLAN))
-    signed = issue(found, SigningKey.generate(), requester="me", issued_at=ISSUED)
+    result = certify(plan_from(PLAN))
+    signed = issue(result, SigningKey.generate(), requester="me", issued_at=ISSUED)
     return json.dumps(signed.statement, indent=1, ensure_ascii=False) + "\n"

@@ -45,9 +45,9 @@ def _walk(command: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, get_command(BECOMES[path]) if path in BECOMES else command
         return
     for name in command.list_commands(None):
-        found = command.get_command(None, name)
-        if found is not None and not found.hidden:
-            yield from _walk(found, f"{path} {name}")
+        result = command.get_command(None, name)
+        if result is not None and not result.hidden:
+            yield from _walk(result, f"{path} {name}")
 
 
 def _section(path: str, command: Any) -> str:

@@ -68,12 +68,12 @@ def page() -> str:
     """A table for each room."""
     sections = []
     for room in ROOMS:
-        kept: dict[str, Use] = {}
+        stored: dict[str, Use] = {}
         for use in uses(room):
-            known = kept.get(use.code)
+            known = stored.get(use.code)
             if known is None or (not known.message and use.message):
-                kept[use.code] = use
-        rows = [(f"`{c}`", kept[c].message, kept[c].remedy) for c in sorted(kept)]
+                stored[use.code] = use
+        rows = [(f"`{c}`", stored[c].message, stored[c].remedy) for c in sorted(stored)]
         if rows:
             sections.append(f"## {room}\n\n" + table(("code", "says", "to do"), rows))
     return HEAD + "\n".join(sections)
@@ -102,12 +102,12 @@ def _files(room: str) -> tuple[list[ast.AST], ...]:
 @cache
 def _shared() -> dict[str, Signature]:
     """Public classes and functions of all rooms, which are called from other files."""
-    found: dict[str, Signature] = {}
+    result: dict[str, Signature] = {}
     for nodes in (nodes for room in ROOMS for nodes in _files(room)):
         for name, signature in _signatures(nodes):
             if not name.startswith("_"):
-                found.setdefault(name, signature)
-    return found
+                result.setdefault(name, signature)
+    return result
 
 
 def _signatures(nodes: list[ast.AST]) -> Iterator[tuple[str, Signature]]:
@@ -142,14 +142,14 @@ def _use(call: ast.Call, signatures: dict[str, Signature], room: str) -> Iterato
     signature = signatures.get(name)
     if signature is None and not any(keyword.arg == "code" for keyword in call.keywords):
         return
-    given = (signature or Signature(parameters=())).arguments(call)
-    for code in _constants(given.get("code")):
+    provided = (signature or Signature(parameters=())).arguments(call)
+    for code in _constants(provided.get("code")):
         if CODE.fullmatch(code):
             yield Use(
                 code=code,
                 room=room,
-                message=_first(given, MESSAGES),
-                remedy=_first(given, REMEDIES),
+                message=_first(provided, MESSAGES),
+                remedy=_first(provided, REMEDIES),
             )
 
 

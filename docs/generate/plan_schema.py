@@ -53,8 +53,8 @@ def page() -> str:
 
 def _part(name: str, part: Schema) -> str:
     rows = [
-        (f"`{field}`", words(each), _default(each, field in part.get("required", ())))
-        for field, each in part.get("properties", {}).items()
+        (f"`{field}`", words(item), _default(item, field in part.get("required", ())))
+        for field, item in part.get("properties", {}).items()
     ]
     about = _prose(part.get("description", ""))
     return f"## {name}\n\n{about}" + table(("field", "takes", "default"), rows)
@@ -63,10 +63,10 @@ def _part(name: str, part: Schema) -> str:
 def _default(field: Schema, required: bool) -> str:
     if required:
         return "required"
-    given: Any = field.get("default")
-    if isinstance(given, dict):
-        given = {name: value for name, value in given.items() if value is not None}
-    return "" if given is None else f"`{json.dumps(given, ensure_ascii=False)}`"
+    provided: Any = field.get("default")
+    if isinstance(provided, dict):
+        provided = {name: value for name, value in provided.items() if value is not None}
+    return "" if provided is None else f"`{json.dumps(provided, ensure_ascii=False)}`"
 
 
 def _prose(docstring: str) -> str:

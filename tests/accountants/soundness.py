@@ -110,8 +110,8 @@ def _orders(case: Case, base: Bracket) -> bool:
     better = [(case.with_(q=0.93), case.delta), (case.with_(sigma=1.04), case.delta)]
     up = (ours(event, delta) for event, delta in worse if delta >= 1e-20)
     down = (ours(event, delta) for event, delta in better)
-    return all(found is None or base.lower <= found.upper for found in up) and all(
-        found is None or found.lower <= base.upper for found in down
+    return all(result is None or base.lower <= result.upper for result in up) and all(
+        result is None or result.lower <= base.upper for result in down
     )
 
 
@@ -135,9 +135,9 @@ def _near_phases_meet(case: Case, base: Bracket) -> bool:
         Repeated(event=case.leaf, count=case.steps - part),
         Repeated(event=near, count=part),
     )
-    found = ours(Composed(events=pieces), case.delta)
+    result = ours(Composed(events=pieces), case.delta)
     turned = ours(Composed(events=pieces[::-1]), case.delta)
-    return found is not None and found == turned and found.meets(base, 1e-9)
+    return result is not None and result == turned and result.meets(base, 1e-9)
 
 
 def _meets_the_closed_form(case: Case, base: Bracket) -> bool:

@@ -55,8 +55,8 @@ def test_the_larger_of_two_values_lies_in_the_larger_bracket(
     numbers: list[tuple[float, float, float]],
 ) -> None:
     (low, one, high), (other_low, other, other_high) = map(sorted, numbers)
-    found = Bracket(lower=low, upper=high).larger(Bracket(lower=other_low, upper=other_high))
-    assert found.lower <= max(one, other) <= found.upper
+    result = Bracket(lower=low, upper=high).larger(Bracket(lower=other_low, upper=other_high))
+    assert result.lower <= max(one, other) <= result.upper
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=2), positive)
@@ -66,8 +66,8 @@ def test_what_lies_in_two_brackets_lies_in_what_they_have_in_common(
     (down, up), (other_down, other_up) = around
     one = Bracket(lower=value - down, upper=value + up)
     other = Bracket(lower=value - other_down, upper=value + other_up)
-    found = one.intersect(other)
-    assert found.lower <= value <= found.upper
-    assert {found.lower, found.upper} <= {one.lower, one.upper, other.lower, other.upper}
-    assert found == other.intersect(one)
-    assert found.width <= min(one.width, other.width)
+    result = one.intersect(other)
+    assert result.lower <= value <= result.upper
+    assert {result.lower, result.upper} <= {one.lower, one.upper, other.lower, other.upper}
+    assert result == other.intersect(one)
+    assert result.width <= min(one.width, other.width)

@@ -85,13 +85,13 @@ guessed = pytest.mark.parametrize("guessed", [True, False], ids=["guessed", "ung
 def test_noise_that_is_less_by_the_slack_fails(
     q: float, steps: int, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    found = least_noise(
+    result = least_noise(
         lambda sigma: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda sigma: about_epsilon(q, sigma, steps, delta)) if guessed else None,
     )
-    assert fourier_epsilon(q, found, steps, delta) <= epsilon
-    assert fourier_epsilon(q, found * (1 - SLACK), steps, delta) > epsilon
+    assert fourier_epsilon(q, result, steps, delta) <= epsilon
+    assert fourier_epsilon(q, result * (1 - SLACK), steps, delta) > epsilon
 
 
 @guessed
@@ -102,13 +102,13 @@ def test_noise_that_is_less_by_the_slack_fails(
 def test_a_rate_that_is_larger_by_the_slack_fails(
     sigma: float, steps: int, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    found = largest_probability(
+    result = largest_probability(
         lambda q: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda q: about_epsilon(q, sigma, steps, delta)) if guessed else None,
     )
-    assert fourier_epsilon(found, sigma, steps, delta) <= epsilon
-    assert fourier_epsilon(found * (1 + SLACK), sigma, steps, delta) > epsilon
+    assert fourier_epsilon(result, sigma, steps, delta) <= epsilon
+    assert fourier_epsilon(result * (1 + SLACK), sigma, steps, delta) > epsilon
 
 
 def test_a_rate_of_one_that_meets_the_target_is_returned() -> None:
@@ -124,13 +124,13 @@ def test_a_rate_of_one_that_meets_the_target_is_returned() -> None:
 def test_one_step_more_fails(
     q: float, sigma: float, epsilon: float, delta: float, guessed: bool
 ) -> None:
-    found = most_steps(
+    result = most_steps(
         lambda steps: fourier_epsilon(q, sigma, steps, delta),
         epsilon,
         guess=(lambda steps: about_epsilon(q, sigma, steps, delta)) if guessed else None,
     )
-    assert fourier_epsilon(q, sigma, found, delta) <= epsilon
-    assert fourier_epsilon(q, sigma, found + 1, delta) > epsilon
+    assert fourier_epsilon(q, sigma, result, delta) <= epsilon
+    assert fourier_epsilon(q, sigma, result + 1, delta) > epsilon
 
 
 @settings(max_examples=200)
@@ -148,10 +148,10 @@ def test_a_wobbling_bound_and_a_wrong_guess_still_end_at_an_edge(
     def upper(count: int) -> float:
         return ((count + 0.5) / (edge + 1)) ** power * (1 + wobble * (count % 7) / 6)
 
-    found = most(upper, 1.0, ceiling=10**7, guess=lambda count: error * upper(count))
-    assert upper(found) <= 1.0 < upper(found + 1)
+    result = most(upper, 1.0, ceiling=10**7, guess=lambda count: error * upper(count))
+    assert upper(result) <= 1.0 < upper(result + 1)
     # A larger count that meets the target again lies within the wobble.
-    assert edge * (1 - 2 * wobble / power) - 2 <= found <= edge + 1
+    assert edge * (1 - 2 * wobble / power) - 2 <= result <= edge + 1
 
 
 @settings(max_examples=200)
@@ -171,9 +171,9 @@ def test_noise_is_found_through_wobble_and_a_wrong_guess(
         calls += 1
         return (edge / scale) ** power * (1 + wobble * math.sin(1e6 * scale))
 
-    found = least_noise(upper, 1.0, guess=lambda scale: error * upper(scale) ** 1.1)
-    assert upper(found) <= 1.0
-    assert edge * (1 - SLACK) <= found <= edge * (1 + SLACK)
+    result = least_noise(upper, 1.0, guess=lambda scale: error * upper(scale) ** 1.1)
+    assert upper(result) <= 1.0
+    assert edge * (1 - SLACK) <= result <= edge * (1 + SLACK)
     assert calls < 150
 
 
@@ -227,8 +227,8 @@ def reciprocal_above_0_7(scale: float) -> float:
 
 
 def test_noise_too_small_to_bound_counts_as_too_small() -> None:
-    found = least_noise(reciprocal_above_0_7, 1.0, start=0.1)
-    assert found == pytest.approx(1.0, rel=1e-4)
+    result = least_noise(reciprocal_above_0_7, 1.0, start=0.1)
+    assert result == pytest.approx(1.0, rel=1e-4)
 
 
 def test_a_search_that_ends_where_nothing_is_bounded_does_not_call_it_least() -> None:
@@ -237,5 +237,5 @@ def test_a_search_that_ends_where_nothing_is_bounded_does_not_call_it_least() ->
 
 
 def test_an_unbounded_epsilon_counts_as_too_large() -> None:
-    found = least_noise(lambda scale: math.inf if scale < 4 else 8 / scale, 1.0)
-    assert found == pytest.approx(8.0, rel=1e-4)
+    result = least_noise(lambda scale: math.inf if scale < 4 else 8 / scale, 1.0)
+    assert result == pytest.approx(8.0, rel=1e-4)

@@ -32,17 +32,17 @@ def subsampled_divergence(q: float, sigma: float, order: int) -> float:
 
 @pytest.mark.parametrize(("q", "sigma", "steps"), [(0.01, 1.0, 100), (0.3, 4.0, 1), (1e-3, 0.6, 9)])
 def test_they_are_those_of_the_closed_form(q: float, sigma: float, steps: int) -> None:
-    found = dict(RdpAccountant().curve(poisson(q, sigma, steps)).divergences())
-    assert {2, 8, 63} <= found.keys()
+    result = dict(RdpAccountant().curve(poisson(q, sigma, steps)).divergences())
+    assert {2, 8, 63} <= result.keys()
     for order in (2, 3, 8, 32, 63):
         exact = steps * subsampled_divergence(q, sigma, order)
-        assert exact * (1 - 1e-9) <= found[order] <= exact * (1 + 1e-6)
+        assert exact * (1 - 1e-9) <= result[order] <= exact * (1 + 1e-6)
 
 
 def test_those_of_a_gaussian_grow_with_the_order() -> None:
     event = Composed(events=(Repeated(event=Gaussian(noise_multiplier=3.0), count=7),))
-    for order, found in RdpAccountant().curve(event).divergences():
-        assert found == pytest.approx(order * 7 / 18, rel=1e-8)
+    for order, result in RdpAccountant().curve(event).divergences():
+        assert result == pytest.approx(order * 7 / 18, rel=1e-8)
 
 
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-12])
@@ -54,8 +54,8 @@ def test_no_order_converts_to_less_than_the_tight_epsilon(
     event = poisson(q, sigma, steps)
     tight = FourierAccountant().curve(event).epsilon(delta)
     converted = [
-        found + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
-        for order, found in RdpAccountant().curve(event).divergences()
+        result + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
+        for order, result in RdpAccountant().curve(event).divergences()
     ]
     assert min(converted) >= tight.lower
     assert min(converted) <= 1.3 * tight.upper

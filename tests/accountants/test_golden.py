@@ -30,9 +30,9 @@ def test_independent_sampling_of_every_block_gives_the_published_numbers(
     q: float, sigma: float, steps: int, delta: float, published: float, rdp: float
 ) -> None:
     """arXiv:2605.12994v1, Table 3: its DP-Muon rows need 49 T independently sampled releases."""
-    found = accountant("rdp").curve(poisson(q, sigma, steps)).epsilon(delta).upper
-    assert found == pytest.approx(rdp, abs=6e-4)
-    assert found == pytest.approx(published, rel=3e-3)
+    result = accountant("rdp").curve(poisson(q, sigma, steps)).epsilon(delta).upper
+    assert result == pytest.approx(rdp, abs=6e-4)
+    assert result == pytest.approx(published, rel=3e-3)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_joint_accounting_of_one_lot(
     assert ours.upper == pytest.approx(truth, rel=2e-4)
     assert ours.meets(accountant("pld").curve(event).epsilon(delta))
     if rdp is not None:
-        found = accountant("rdp").curve(event).epsilon(delta).upper
-        assert found == pytest.approx(rdp, abs=6e-3)
+        result = accountant("rdp").curve(event).epsilon(delta).upper
+        assert result == pytest.approx(rdp, abs=6e-3)
 
 
 @pytest.mark.parametrize(

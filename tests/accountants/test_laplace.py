@@ -20,10 +20,10 @@ def test_one_release_has_the_closed_profile(scale: float, part: float) -> None:
     """δ(ε) = 1 - exp((ε - 1/s)/2) for ε below 1/s (Balle and Wang, arXiv:1805.06530)."""
     epsilon = part / scale
     true = -math.expm1((epsilon - 1 / scale) / 2)
-    found = accountant("pld").curve(Laplace(noise_multiplier=scale)).delta(epsilon)
-    assert found.lower <= true * (1 + 1e-9)
-    assert found.upper >= true * (1 - 1e-9)
-    assert found.upper - found.lower < 1e-3
+    result = accountant("pld").curve(Laplace(noise_multiplier=scale)).delta(epsilon)
+    assert result.lower <= true * (1 + 1e-9)
+    assert result.upper >= true * (1 - 1e-9)
+    assert result.upper - result.lower < 1e-3
     assert accountant("rdp").curve(Laplace(noise_multiplier=scale)).delta(epsilon).upper >= true
 
 
@@ -45,8 +45,8 @@ def test_it_composes_with_gaussian_releases() -> None:
     gaussian = Repeated(event=Gaussian(noise_multiplier=4.0), count=10)
     both = Composed(events=(gaussian, Laplace(noise_multiplier=5.0)))
     alone = accountant("pld").curve(gaussian).epsilon(1e-6)
-    found = accountant("pld").curve(both).epsilon(1e-6)
-    assert alone.upper < found.upper < alone.upper + 0.2
+    result = accountant("pld").curve(both).epsilon(1e-6)
+    assert alone.upper < result.upper < alone.upper + 0.2
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("pld", "rdp")])

@@ -37,9 +37,11 @@ def test_the_round_off_of_a_long_run_is_allowed_for() -> None:
     run = Repeated(event=step, count=999_999)
     with pytest.raises(OutOfReach, match="round-off"):
         PldAccountant().curve(run).epsilon(1e-9)
-    found, ours = (item.curve(run).epsilon(2e-8) for item in (PldAccountant(), FourierAccountant()))
-    assert found.upper >= ours.lower
-    assert found.lower <= ours.upper
+    result, ours = (
+        item.curve(run).epsilon(2e-8) for item in (PldAccountant(), FourierAccountant())
+    )
+    assert result.upper >= ours.lower
+    assert result.lower <= ours.upper
 
 
 @pytest.mark.parametrize("engine", [PldAccountant(), PrvAccountant()], ids=["pld", "prv"])
@@ -60,9 +62,9 @@ def test_repeated_gaussians_are_met(engine: PldAccountant, loose: float) -> None
     few = Repeated(event=Gaussian(noise_multiplier=5.0), count=7)
     for event in (many, Composed(events=(many, few))):
         exact = GaussianAccountant().curve(event).epsilon(1e-6)
-        found = engine.curve(event).epsilon(1e-6)
-        assert found.lower <= exact.upper
-        assert exact.lower <= found.upper <= loose * exact.upper
+        result = engine.curve(event).epsilon(1e-6)
+        assert result.lower <= exact.upper
+        assert exact.lower <= result.upper <= loose * exact.upper
 
 
 @pytest.mark.parametrize(

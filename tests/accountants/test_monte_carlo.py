@@ -85,9 +85,9 @@ def delta_of_two(first: float, second: float, product: float, epsilon: float, si
 @pytest.mark.parametrize("sigma", [0.5, 2.0])
 def test_one_bin_is_the_gaussian_mechanism(sigma: float, delta: float) -> None:
     exact = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(delta)
-    found = curve(binned([[1.0]], sigma)).epsilon(delta)
-    assert contains(found, exact.upper)
-    assert found.width < 0.02 * exact.upper
+    result = curve(binned([[1.0]], sigma)).epsilon(delta)
+    assert contains(result, exact.upper)
+    assert result.width < 0.02 * exact.upper
 
 
 @pytest.mark.parametrize(("first", "second", "product"), [(1.0, 1.0, 0.0), (2.0, 1.0, 0.9)])
@@ -96,9 +96,9 @@ def test_two_bins_agree_with_quadrature(
     first: float, second: float, product: float, epsilon: float
 ) -> None:
     exact = max(delta_of_two(first, second, product, epsilon, side) for side in DIRECTIONS)
-    found = curve(binned([[first, product], [product, second]])).delta(epsilon)
-    assert contains(found, exact)
-    assert found.width < 0.2 * exact
+    result = curve(binned([[first, product], [product, second]])).delta(epsilon)
+    assert contains(result, exact)
+    assert result.width < 0.2 * exact
 
 
 @pytest.mark.parametrize("reached", [1, 3])
@@ -109,10 +109,10 @@ def test_bins_that_a_short_run_never_reaches_are_a_sampling_probability(reached:
     rate = reached / (reached + 3)
     step = PoissonSubsampledGaussian(sampling_probability=rate, noise_multiplier=0.8)
     exact = FourierAccountant().curve(step).epsilon(1e-5)
-    found = curve(binned(rows, 0.8)).epsilon(1e-5)
-    assert found.lower <= exact.upper
-    assert exact.lower <= found.upper
-    assert found.width < 0.05 * exact.upper
+    result = curve(binned(rows, 0.8)).epsilon(1e-5)
+    assert result.lower <= exact.upper
+    assert exact.lower <= result.upper
+    assert result.width < 0.05 * exact.upper
 
 
 @pytest.mark.parametrize("side", DIRECTIONS)
@@ -129,18 +129,18 @@ def test_runs_simulated_step_by_step_have_the_delta_of_their_gram_matrix(side: s
     ratio = np.mean(np.exp(exponents), axis=1)
     integrand = np.maximum(0, 1 - np.exp(epsilon) * (1 / ratio if side == "remove" else ratio))
     mean, error = float(np.mean(integrand)), float(np.std(integrand)) / math.sqrt(runs)
-    found = curve(binned(means @ means.T, sigma)).delta(epsilon)
+    result = curve(binned(means @ means.T, sigma)).delta(epsilon)
     if side == "remove":  # the larger of the two here
-        assert abs(mean - (found.lower + found.upper) / 2) < 5 * error + found.width / 2
-    assert mean - 5 * error < found.upper
+        assert abs(mean - (result.lower + result.upper) / 2) < 5 * error + result.width / 2
+    assert mean - 5 * error < result.upper
 
 
 def test_bins_with_equal_means_are_one_bin() -> None:
     """Its Gram matrix is singular, and the record's bin says nothing."""
     exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
-    found = curve(binned(np.ones((5, 5)))).epsilon(1e-5)
-    assert contains(found, exact.upper)
-    assert found.width < 0.02 * exact.upper
+    result = curve(binned(np.ones((5, 5)))).epsilon(1e-5)
+    assert contains(result, exact.upper)
+    assert result.width < 0.02 * exact.upper
 
 
 def test_copies_and_gaussians_beside_compose() -> None:
@@ -152,22 +152,22 @@ def test_copies_and_gaussians_beside_compose() -> None:
         )
     )
     exact = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-6)
-    found = curve(event).epsilon(1e-6)
-    assert contains(found, exact.upper)
-    assert found.width < 0.02 * exact.upper
+    result = curve(event).epsilon(1e-6)
+    assert contains(result, exact.upper)
+    assert result.width < 0.02 * exact.upper
 
 
 def test_bins_of_twenty_lots_amplify_and_never_cost_more_than_no_bins() -> None:
     products = 0.9 ** np.abs(np.subtract.outer(np.arange(20), np.arange(20)))
-    found = curve(binned(products)).epsilon(1e-5)
+    result = curve(binned(products)).epsilon(1e-5)
     alone = GaussianAccountant().curve(Gaussian(noise_multiplier=1.0)).epsilon(1e-5)
     mean = GaussianAccountant().curve(
         Gaussian(noise_multiplier=1 / math.sqrt(float(products.mean())))
     )
-    assert found.upper < 0.9 * alone.lower
+    assert result.upper < 0.9 * alone.lower
     # The mixture is no more private than its own mean direction shows: projecting on the
     # mean of the m_i is post-processing that leaves at least this.
-    assert found.upper > mean.epsilon(1e-2).lower > 0
+    assert result.upper > mean.epsilon(1e-2).lower > 0
 
 
 # ---- laws ---------------------------------------------------------------------------
@@ -175,9 +175,9 @@ def test_bins_of_twenty_lots_amplify_and_never_cost_more_than_no_bins() -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_every_tilt_has_the_same_mean_and_keeps_its_range(direction: Direction) -> None:
-    found = pair([[1.5, 0.6, 0.2], [0.6, 1.0, 0.6], [0.2, 0.6, 1.5]])
+    result = pair([[1.5, 0.6, 0.2], [0.6, 1.0, 0.6], [0.2, 0.6, 1.5]])
     epsilon, means = 0.7, []
-    for tilt in tilts(found, direction)[::5]:
+    for tilt in tilts(result, direction)[::5]:
         if tilt.log_range(epsilon) > 3 or tilt.shift > 8:
             continue
         drawn = draw([tilt], 60_000, stream=7)
@@ -186,7 +186,7 @@ def test_every_tilt_has_the_same_mean_and_keeps_its_range(direction: Direction) 
         spread = math.sqrt(np.sum(values**2)) / len(drawn)
         means.append((float(np.sum(values)) / len(drawn), spread))
     assert len(means) >= 5
-    best, error = min(means, key=lambda each: each[1])
+    best, error = min(means, key=lambda item: item[1])
     assert all(abs(mean - best) < 5 * (spread + error) for mean, spread in means)
 
 
@@ -232,15 +232,15 @@ def test_what_is_sampled_dominates_the_gram_matrix_entry_by_entry() -> None:
         means[0] += 1e-3
         products = means.T @ means
         products = (products + products.T) / 2
-        for wanted in (products, np.ones((bins, bins)), np.eye(bins)):
-            (part,) = pair(wanted, 0.7).bins
-            assert np.all(part.factor @ part.factor.T >= wanted / 0.49 * (1 - 1e-15))
-            assert part.excess < 1e-9 * np.max(wanted)
+        for requested in (products, np.ones((bins, bins)), np.eye(bins)):
+            (part,) = pair(requested, 0.7).bins
+            assert np.all(part.factor @ part.factor.T >= requested / 0.49 * (1 - 1e-15))
+            assert part.excess < 1e-9 * np.max(requested)
 
 
 def test_the_empty_composition_costs_nothing() -> None:
-    found = curve(Composed(events=()))
-    assert found.epsilon(1e-5) == found.delta(0.0) == Bracket(lower=0.0, upper=0.0)
+    result = curve(Composed(events=()))
+    assert result.epsilon(1e-5) == result.delta(0.0) == Bracket(lower=0.0, upper=0.0)
 
 
 # ---- confidence ---------------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_the_interval_covers_a_known_delta_at_99_percent() -> None:
     log_failure, missed_above, missed_below, narrow = math.log(100), 0, 0, 0
     for seed in range(200):
         one = Pair(bins=pair([[1.0]]).bins, seed=f"{seed:032x}")
-        tilt = min(tilts(one, "remove"), key=lambda each: each.log_range(epsilon))
+        tilt = min(tilts(one, "remove"), key=lambda item: item.log_range(epsilon))
         drawn = draw([tilt], 2000, stream=0)
         top = math.exp(tilt.log_range(epsilon))
         values, mean = drawn.values(epsilon) / top, exact / top
@@ -317,10 +317,10 @@ def test_a_smaller_failure_probability_widens_the_bracket() -> None:
 
 def test_the_same_event_gives_the_same_numbers_on_any_number_of_workers() -> None:
     event = binned([[1.0, 0.5, 0.2], [0.5, 1.0, 0.5], [0.2, 0.5, 1.0]], 0.9)
-    found = [
+    result = [
         MonteCarloAccountant(workers=workers).curve(event).epsilon(1e-5) for workers in (1, 1, 3)
     ]
-    assert found[0] == found[1] == found[2]
+    assert result[0] == result[1] == result[2]
 
 
 def test_the_seed_is_the_gram_matrix_s_and_not_the_noise_s() -> None:
@@ -365,8 +365,8 @@ def test_what_it_does_not_bound_it_refuses(event: Event, kind: type[Exception]) 
 
 
 def test_a_delta_that_underflows_is_not_zero() -> None:
-    found = curve(binned([[1.0, 0.5], [0.5, 1.0]])).delta(500.0)
-    assert 0.0 == found.lower < found.upper < 1e-300
+    result = curve(binned([[1.0, 0.5], [0.5, 1.0]])).delta(500.0)
+    assert 0.0 == result.lower < result.upper < 1e-300
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.2, 1000.0])
@@ -377,12 +377,12 @@ def test_extremes_neither_overflow_nor_lie(sigma: float, delta: float) -> None:
 
 
 def test_delta_and_epsilon_out_of_range_are_refused() -> None:
-    found = curve(binned([[1.0]]))
+    result = curve(binned([[1.0]]))
     with pytest.raises(OutOfReach):
-        found.epsilon(1e-30)
+        result.epsilon(1e-30)
     with pytest.raises(OutOfReach):
         curve(binned([[1.0]], 0.02)).epsilon(1e-6)
-    for call in (lambda: found.epsilon(0.0), lambda: found.delta(-1.0)):
+    for call in (lambda: result.epsilon(0.0), lambda: result.delta(-1.0)):
         with pytest.raises(ValueError, match="must"):
             call()
     with pytest.raises(ValueError, match="failure_probability"):
@@ -399,9 +399,9 @@ def test_confirmed_noise_meets_the_target_with_few_looks() -> None:
         looks.append(sigma)
         return 5 / sigma**1.5 * (1 + 0.003 * math.sin(1000 * sigma))
 
-    found = confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
-    assert upper(found) <= 2.0
-    assert found < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * WITHIN)
+    result = confirmed_noise(upper, 2.0, guess=lambda sigma: 4.9 / sigma**1.5)
+    assert upper(result) <= 2.0
+    assert result < (5 / 2.0) ** (1 / 1.5) * (1 + 2 * WITHIN)
     assert len(looks) <= MOST_LOOKS + 1
 
 

@@ -22,10 +22,10 @@ def test_the_best_guess_about_a_gaussian_is_its_bayes_rule(mu: float, prior: flo
     # Guess "in" where the posterior odds, with log-likelihood ratio μ z - μ²/2, pass one.
     threshold = (mu**2 / 2 - math.log(prior / (1 - prior))) / mu
     right = prior * norm.sf(threshold - mu) + (1 - prior) * norm.cdf(threshold)
-    found = guess(GaussianCurve(mu=mu), prior)
-    assert found.lower - 1e-12 <= right <= found.upper + 1e-12
-    assert found.width < 1e-10
-    assert found.lower >= max(prior, 1 - prior)
+    result = guess(GaussianCurve(mu=mu), prior)
+    assert result.lower - 1e-12 <= right <= result.upper + 1e-12
+    assert result.width < 1e-10
+    assert result.lower >= max(prior, 1 - prior)
 
 
 @settings(max_examples=80)

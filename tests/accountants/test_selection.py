@@ -111,8 +111,8 @@ def test_the_bound_is_not_below_the_profile_of_a_selection_by_score(
     total = quad(of, 0, 1)[0]
     assert total == pytest.approx(1 if math.isfinite(shape) else 1 - math.exp(-mean))
     true = delta_of_the_best_score(sigma, epsilon, of)
-    found = accountant("rdp").curve(selected(sigma, mean, shape)).delta(epsilon).upper
-    assert 0 < true <= found
+    result = accountant("rdp").curve(selected(sigma, mean, shape)).delta(epsilon).upper
+    assert 0 < true <= result
 
 
 # ---- the laws ----------------------------------------------------------------------

@@ -20,9 +20,9 @@ def test_random_plans_keep_every_law(seed: int) -> None:
 def test_nineteen_of_twenty_brackets_are_as_narrow_as_promised() -> None:
     source = np.random.default_rng(100)
     cases = (draw(source) for _ in range(60))
-    found = [bracket for case in cases if (bracket := ours(case.event, case.delta)) is not None]
-    assert len(found) >= 45
-    assert sum(map(is_narrow, found)) >= 0.95 * len(found)
+    result = [bracket for case in cases if (bracket := ours(case.event, case.delta)) is not None]
+    assert len(result) >= 45
+    assert sum(map(is_narrow, result)) >= 0.95 * len(result)
 
 
 def test_a_bracket_moved_by_its_width_breaks_a_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,9 +31,9 @@ def test_a_bracket_moved_by_its_width_breaks_a_law(monkeypatch: pytest.MonkeyPat
     case = Case(leaf=leaf, steps=1, delta=1e-6)
 
     def moved(event: object, delta: float, width: float = 1e-4) -> Bracket:
-        found = ours(event, delta, width)  # type: ignore[arg-type]
-        assert found is not None
-        return Bracket(lower=found.lower * 0.998, upper=found.upper * 0.999)
+        result = ours(event, delta, width)  # type: ignore[arg-type]
+        assert result is not None
+        return Bracket(lower=result.lower * 0.998, upper=result.upper * 0.999)
 
     assert list(broken(case)) == []
     monkeypatch.setattr(soundness, "ours", moved)

@@ -36,10 +36,10 @@ def poisson(q: float, sigma: float, steps: int) -> Event:
 def test_a_gaussian_lies_inside_and_the_bracket_is_tight(mu: float) -> None:
     trade = sample(GaussianCurve(mu=mu))
     for alpha in ALPHAS:
-        found = trade.type_two(alpha)
-        assert found.lower <= gaussian_type_two(mu, alpha) * (1 + 1e-9) + 1e-15
-        assert found.upper >= gaussian_type_two(mu, alpha) * (1 - 1e-9) - 1e-15
-        assert found.width <= 1e-3
+        result = trade.type_two(alpha)
+        assert result.lower <= gaussian_type_two(mu, alpha) * (1 + 1e-9) + 1e-15
+        assert result.upper >= gaussian_type_two(mu, alpha) * (1 - 1e-9) - 1e-15
+        assert result.width <= 1e-3
 
 
 @settings(max_examples=60)
@@ -58,8 +58,8 @@ def test_any_points_and_any_looseness_bracket_the_truth(
     )
     trade = TradeOff(epsilons=tuple(sorted(epsilons)), deltas=loose)
     for alpha in ALPHAS:
-        found = trade.type_two(alpha)
-        assert found.lower - 1e-12 <= gaussian_type_two(mu, alpha) <= found.upper + 1e-12
+        result = trade.type_two(alpha)
+        assert result.lower - 1e-12 <= gaussian_type_two(mu, alpha) <= result.upper + 1e-12
     advantage = 2 * norm.cdf(mu / 2) - 1
     assert trade.advantage.lower <= advantage * (1 + 1e-12)
     assert trade.advantage.upper >= advantage * (1 - 1e-12)
@@ -128,12 +128,12 @@ def test_one_subsampled_step_meets_its_own_trade_off(q: float, sigma: float) -> 
 
 
 def test_the_profile_is_followed_until_delta_is_tiny_and_as_densely_as_is_asked() -> None:
-    found = sample(GaussianCurve(mu=1.0))
-    assert found.epsilons[0] == 0.0
-    assert found.deltas[-1].upper <= SMALLEST_DELTA * 1.01
-    assert max(gaps(found.epsilons, [delta.upper for delta in found.deltas])) <= TOLERANCE
+    result = sample(GaussianCurve(mu=1.0))
+    assert result.epsilons[0] == 0.0
+    assert result.deltas[-1].upper <= SMALLEST_DELTA * 1.01
+    assert max(gaps(result.epsilons, [delta.upper for delta in result.deltas])) <= TOLERANCE
     rough = sample(GaussianCurve(mu=1.0), tolerance=0.02)
-    assert len(rough.epsilons) < len(found.epsilons)
+    assert len(rough.epsilons) < len(result.epsilons)
 
 
 class Refusing:
@@ -155,8 +155,8 @@ def test_what_is_refused_makes_the_bracket_looser_never_wrong() -> None:
     trade = sample(Refusing(below=1.0))
     assert trade.epsilons[-1] <= 1.0
     for alpha in ALPHAS:
-        found = trade.type_two(alpha)
-        assert found.lower - 1e-12 <= gaussian_type_two(1.0, alpha) <= found.upper + 1e-12
+        result = trade.type_two(alpha)
+        assert result.lower - 1e-12 <= gaussian_type_two(1.0, alpha) <= result.upper + 1e-12
     with pytest.raises(OutOfReach):
         sample(Refusing(below=-1.0))
 

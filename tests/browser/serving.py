@@ -36,8 +36,10 @@ class Site:
         """The text of a new token."""
         engine = open_engine(self.settings.database_url)
         try:
-            wanted = [Scope(scope) for scope in scopes]
-            _, text = TokenRepository(engine).new(name, wanted, 1, by="test", at=datetime.now(UTC))
+            requested = [Scope(scope) for scope in scopes]
+            _, text = TokenRepository(engine).new(
+                name, requested, 1, by="test", at=datetime.now(UTC)
+            )
             return text.text
         finally:
             engine.dispose()
@@ -79,7 +81,7 @@ def settings_in(home: Path, template: Path, **changes: Any) -> Settings:
     """Settings of a service with a database and a key of its own."""
     shutil.copy(template, home / "affidavit.db")
     KeyStore(home / "keys").new("production 2026")
-    given = {"workers": 1, "loopback": True, **changes}
+    provided = {"workers": 1, "loopback": True, **changes}
     return Settings(
-        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", **given
+        database_url=f"sqlite:///{home / 'affidavit.db'}", key_directory=home / "keys", **provided
     )

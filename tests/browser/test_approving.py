@@ -26,8 +26,8 @@ PLAN = {
 
 def _certified(site: Any, token: str, **changes: Any) -> dict[str, Any]:
     answer = site.ask("POST", "/v1/certificates", token, json={**PLAN, **changes})
-    found: dict[str, Any] = answer.json()["certificate"]
-    return found
+    result: dict[str, Any] = answer.json()["certificate"]
+    return result
 
 
 def test_an_approver_reviews_changes_and_decides(visitor: Any, site: Any) -> None:
@@ -46,11 +46,11 @@ def test_an_approver_reviews_changes_and_decides(visitor: Any, site: Any) -> Non
     visitor.sign_in(approves, "/approvals")
     assert name in visitor.text()
     page.click(f"tr:has-text('{name}') >> text=Review")
-    said = visitor.text()
-    assert "/steps" in said
-    assert "500" in said
-    assert "700" in said
-    assert "dp_adam" in said
+    stated = visitor.text()
+    assert "/steps" in stated
+    assert "500" in stated
+    assert "700" in stated
+    assert "dp_adam" in stated
     assert pending["envelope_digest"] == page.locator(".copyable input").first.input_value()
     visitor.look("approval")
     page.click("button:text-is('Reject')")

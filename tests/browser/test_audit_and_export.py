@@ -24,8 +24,8 @@ def auditor(site: Any, document: Callable[..., dict[str, Any]]) -> str:
     for epsilon in (8, 7, 0.01):
         plan = document(target={"epsilon": epsilon, "delta": 1e-5}, notes=HOSTILE)
         site.ask("POST", "/v1/certificates", sender, json=plan)
-    found: str = site.token("auditor", "audit")
-    return found
+    result: str = site.token("auditor", "audit")
+    return result
 
 
 def download(visitor: Any, click: str) -> str:
@@ -91,9 +91,9 @@ def test_an_entry_is_proved_and_exported(visitor: Any, auditor: str, site: Any) 
 def download_json(visitor: Any) -> str:
     """What the page's JSON link leads to."""
     visitor.page.click("text=JSON")
-    found: str = visitor.page.inner_text("body")
+    result: str = visitor.page.inner_text("body")
     visitor.page.go_back()
-    return found
+    return result
 
 
 def test_a_range_of_entries_is_verified(visitor: Any, auditor: str) -> None:
@@ -118,16 +118,16 @@ def test_tokens_are_created_shown_once_and_revoked(visitor: Any, site: Any) -> N
     assert "select one" in visitor.text()
     visitor.page.check("input[value=submit]")
     visitor.page.click("button:has-text('Create token')")
-    made = visitor.page.input_value(".card input")
-    assert site.ask("GET", "/v1/certificates", made).status_code == 200
+    created = visitor.page.input_value(".card input")
+    assert site.ask("GET", "/v1/certificates", created).status_code == 200
     visitor.look("token-made")
     visitor.page.click("a:text-is('Done')")
     row = visitor.page.locator("tr", has_text=name)
-    assert made not in visitor.page.content()
+    assert created not in visitor.page.content()
     row.locator("summary").click()
     row.locator("input[name=reason]").fill("left the team")
     row.locator("button").click()
     assert "The token has been revoked" in visitor.text()
     visitor.look("tokens")
     with pytest.raises(AssertionError, match="revoked_token"):
-        site.ask("GET", "/v1/certificates", made)
+        site.ask("GET", "/v1/certificates", created)

@@ -65,13 +65,13 @@ def test_every_page_renders_in_every_browser(
 
 def test_long_names_do_not_overflow(visitor: Any, company: Company, everything: str) -> None:
     name, dataset = "n" * 64, "d" * 64
-    made = company.certify("long", name=name, dataset={"name": dataset, "size": 48_211})
+    created = company.certify("long", name=name, dataset={"name": dataset, "size": 48_211})
     budget = {"adjacency": "add_remove", "epsilon": 10, "delta": 1e-5}
     company.ask("admin", f"/v1/ledgers/{dataset}/budget", budget)
     visitor.sign_in(everything)
     for kind, path in (
-        ("certificate", f"/certificates/{made['id']}"),
-        ("approval", f"/approvals/{made['id']}"),
+        ("certificate", f"/certificates/{created['id']}"),
+        ("approval", f"/approvals/{created['id']}"),
         ("dataset", f"/datasets/{dataset}"),
     ):
         visitor.goto(path)

@@ -25,8 +25,8 @@ def officer(site: Any, document: Plan) -> str:
         ),
     ):
         site.ask("POST", "/v1/certificates", sender, json=plan)
-    found: str = site.token("officer", "submit", "approve", "audit")
-    return found
+    result: str = site.token("officer", "submit", "approve", "audit")
+    return result
 
 
 def test_a_refusal_is_found_and_explained(visitor: Any, officer: str) -> None:

@@ -57,8 +57,8 @@ def _certify(site: Any, token: str, **changes: Any) -> str:
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
         "target": {"epsilon": 8, "delta": 1e-6},
     }
-    found = site.ask("POST", "/v1/certificates", token, json={**plan, **changes}).json()
-    return str(found["certificate"]["id"])
+    result = site.ask("POST", "/v1/certificates", token, json={**plan, **changes}).json()
+    return str(result["certificate"]["id"])
 
 
 def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site: Any) -> None:
@@ -77,10 +77,10 @@ def test_a_plan_is_entered_corrected_previewed_and_submitted(visitor: Any, site:
     # With scripts nothing is clicked: the answer comes as one types.
     page.locator("#answer .big").first.wait_for()
     page.locator("#answer svg").first.wait_for()
-    said = page.inner_text("#answer")
-    assert "Would be certified: ε ≤ 1.99" in said
-    assert "at δ = 1e-6 (add/remove, per example)" in said
-    assert "joint noise multiplier σ" in said
+    stated = page.inner_text("#answer")
+    assert "Would be certified: ε ≤ 1.99" in stated
+    assert "at δ = 1e-6 (add/remove, per example)" in stated
+    assert "joint noise multiplier σ" in stated
     assert wrong.inner_text() == ""
     visitor.look("new-plan")
     if visitor.kind.scripts:

@@ -29,8 +29,8 @@ def worker(site: Any) -> Worker:
 
 
 def _certificate(site: Any, token: str) -> str:
-    found = site.ask("POST", "/v1/certificates", token, json=PLAN).json()
-    return str(found["certificate"]["id"])
+    result = site.ask("POST", "/v1/certificates", token, json=PLAN).json()
+    return str(result["certificate"]["id"])
 
 
 def _seen(visitor: Any, text: str) -> None:
@@ -76,13 +76,13 @@ def test_a_run_is_started_watched_and_settled(visitor: Any, site: Any, worker: W
 
 def test_a_failed_run_shows_its_code(visitor: Any, site: Any, worker: Worker) -> None:
     token = site.token("dana", "submit", "audit")
-    asked = {
+    requested = {
         "certificate": _certificate(site, token),
         "data": "d",
         "model": "m",
         "output": "o",
     }
-    run = site.ask("POST", "/v1/runs", token, json=asked).json()
+    run = site.ask("POST", "/v1/runs", token, json=requested).json()
     job = worker.claim()
     worker.say(job, "start", plan_digest=job["plan_digest"])
     worker.say(job, "fail", code="trainer_died", message="killed for memory")

@@ -46,9 +46,9 @@ def advice(plan_of: MakePlan) -> Advice:
 
 @pytest.fixture(scope="module")
 def comparison(plan_of: MakePlan) -> StrategyComparison:
-    found = compare(plan_of(**FIXED_ORDER))
-    assert isinstance(found, StrategyComparison)
-    return found
+    result = compare(plan_of(**FIXED_ORDER))
+    assert isinstance(result, StrategyComparison)
+    return result
 
 
 def rows(found: Advice) -> dict[str, MechanismCost]:
@@ -57,19 +57,19 @@ def rows(found: Advice) -> dict[str, MechanismCost]:
 
 def test_every_mechanism_of_the_table_is_there(advice: Advice) -> None:
     labels = " ".join(rows(advice))
-    wanted = ("independent, amplified", "bidiagonal", "BISR", "cyclic Poisson", "BLT", "dense")
-    assert all(name in labels for name in wanted)
+    requested = ("independent, amplified", "bidiagonal", "BISR", "cyclic Poisson", "BLT", "dense")
+    assert all(name in labels for name in requested)
 
 
 def test_every_row_is_certified_for_the_budget_at_the_noise_it_shows(advice: Advice) -> None:
     for row in rows(advice).values():
         assert row.certified, row.reasons
-        found = row.assessment
-        assert found is not None
-        assert found.epsilon is not None
-        assert found.epsilon.upper <= 4.0
-        assert found.target_delta == 1e-4
-        assert found.joint is not None
+        result = row.assessment
+        assert result is not None
+        assert result.epsilon is not None
+        assert result.epsilon.upper <= 4.0
+        assert result.target_delta == 1e-4
+        assert result.joint is not None
 
 
 def test_the_noise_of_a_row_when_given_is_certified_again(plan_of: MakePlan) -> None:
@@ -108,8 +108,8 @@ def test_independent_noise_has_the_error_of_a_random_walk(plan_of: MakePlan) -> 
 
 
 def test_correlated_noise_beats_independent_noise_in_the_same_order(advice: Advice) -> None:
-    found = rows(advice)
-    error = {label: row.rms or math.inf for label, row in found.items()}
+    result = rows(advice)
+    error = {label: row.rms or math.inf for label, row in result.items()}
     assert error["dense"] <= min(error["bidiagonal"], error["BLT-2"], error["BISR-60"])
     assert error["bidiagonal"] < error["independent, fixed order"]
     # The best λ is no worse than the plan's own.
@@ -138,8 +138,8 @@ def test_under_add_remove_a_fixed_order_stands_in_a_group_of_its_own(plan_of: Ma
         "noise": INDEPENDENT,
         "steps": 20,
     }
-    found = advise(plan_of(**FIXED_ORDER | changes))
-    (first, amplified), (second, ordered) = found.groups
+    result = advise(plan_of(**FIXED_ORDER | changes))
+    (first, amplified), (second, ordered) = result.groups
     assert (first, second) == ("add_remove", "zero_out")
     assert {row.sampler for row in amplified} == {"poisson", "cyclic_poisson", "balls_in_bins"}
     assert {row.sampler for row in ordered} == {"cyclic"}
@@ -203,10 +203,10 @@ def test_without_a_budget_there_is_no_advice(
 
 def test_a_variant_keeps_the_budget_and_forgets_the_noise(plan_of: MakePlan) -> None:
     plan = plan_of(**FIXED_ORDER, epochs=...)
-    found = variant(plan, 60, (2.0, 1e-5), noise=INDEPENDENT)
-    assert found.asks_for_noise
-    assert (found.target.epsilon, found.target.delta) == (2.0, 1e-5)
-    assert found.phases[0].steps == 60
+    result = variant(plan, 60, (2.0, 1e-5), noise=INDEPENDENT)
+    assert result.asks_for_noise
+    assert (result.target.epsilon, result.target.delta) == (2.0, 1e-5)
+    assert result.phases[0].steps == 60
 
 
 def test_the_comparison_is_at_the_plan_s_own_guarantee(comparison: StrategyComparison) -> None:
@@ -229,13 +229,13 @@ def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
     def lost(row: MechanismCost) -> MechanismCost:
         return replace(row, assessment=None, per_step=None)
 
-    for rows, said in (
+    for rows, stated in (
         ((own, lost(independent), amplified), (second,)),
         ((own, independent, lost(amplified)), (first,)),
         ((lost(own), independent, amplified), ()),
         ((own,), ()),
     ):
-        assert replace(comparison, rows=rows).remarks == said
+        assert replace(comparison, rows=rows).remarks == stated
     for remark, row in ((first, independent), (second, amplified)):
         assert own.rms is not None
         assert row.rms is not None
@@ -245,13 +245,13 @@ def test_a_row_that_is_not_certified_is_passed_over_and_the_others_are_not(
 
 def test_it_says_so_when_amplified_independent_noise_wins(plan_of: MakePlan) -> None:
     small = {"target": {"epsilon": 0.1, "delta": 1e-4}, "steps": 20}
-    found = compare(plan_of(**FIXED_ORDER | small))
-    assert isinstance(found, StrategyComparison)
-    own, _, amplified = found.rows
+    result = compare(plan_of(**FIXED_ORDER | small))
+    assert isinstance(result, StrategyComparison)
+    own, _, amplified = result.rows
     assert own.rms is not None
     assert amplified.rms is not None
     assert amplified.rms < own.rms
-    assert any("wins here" in remark for remark in found.remarks)
+    assert any("wins here" in remark for remark in result.remarks)
 
 
 def test_pictures_are_svg_with_every_mechanism_in_them(
@@ -283,15 +283,15 @@ def test_a_comparison_s_document_says_what_its_assessment_does(
 
 
 def test_every_certified_mechanism_is_named_at_its_dot(advice: Advice) -> None:
-    said = [text.strip() for text in ElementTree.fromstring(advice.picture()).itertext()]
+    stated = [text.strip() for text in ElementTree.fromstring(advice.picture()).itertext()]
     certified = [row for row in rows(advice).values() if row.certified and row.rms is not None]
-    assert {row.label for row in certified} <= set(said)
+    assert {row.label for row in certified} <= set(stated)
 
 
 def test_a_refused_plan_is_its_assessment(plan_of: MakePlan) -> None:
-    found = compare(plan_of(**FIXED_ORDER | {"adjacency": "add_remove"}))
-    assert isinstance(found, Assessment)
-    assert found.verdict == "refused"
+    result = compare(plan_of(**FIXED_ORDER | {"adjacency": "add_remove"}))
+    assert isinstance(result, Assessment)
+    assert result.verdict == "refused"
 
 
 def test_the_strategy_of_open_steps_is_refused(plan_of: MakePlan) -> None:
@@ -304,17 +304,17 @@ def test_the_strategy_of_open_steps_is_refused(plan_of: MakePlan) -> None:
 
 def test_a_row_s_document_says_what_its_assessment_does(plan_of: MakePlan) -> None:
     row = measure("mine", plan_of(**FIXED_ORDER))
-    found = row.assessment
-    assert found is not None
+    result = row.assessment
+    assert result is not None
     told = row.as_dict()
-    same = found.as_result()
+    same = result.as_result()
     assert {key: told[key] for key in ("verdict", "adjacency", "epsilon", "delta")} == {
         key: same[key] for key in ("verdict", "adjacency", "epsilon", "delta")
     }
     assert told["mechanism"] == "mine"
     assert told["sampler"] == "cyclic"
     assert told["noise"]["kind"] == "bidiagonal"
-    assert told["noise_multiplier"] == found.joint
+    assert told["noise_multiplier"] == result.joint
     assert told["confidence"] is None
     assert told["reasons"] == []
     assert told["step_noise"] == row.step

@@ -21,24 +21,24 @@ def test_of_phases_each_release_says_which_it_is_of(make_plan: Any) -> None:
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 9.0}],
     }
     gone = {"sampling": ..., "steps": ..., "releases": ...}
-    found = certify(make_plan(**gone, phases=[phase, phase]), second_opinion=False).as_result()
-    assert [item["phase"] for item in found["noise_multiplier"]["releases"]] == [0, 1]
-    assert len(found["sampling"]) == 2
+    result = certify(make_plan(**gone, phases=[phase, phase]), second_opinion=False).as_result()
+    assert [item["phase"] for item in result["noise_multiplier"]["releases"]] == [0, 1]
+    assert len(result["sampling"]) == 2
 
 
 def test_what_is_alone_stands_without_a_list(make_plan: Any) -> None:
-    found = certify(make_plan(), second_opinion=False)
-    told = found.as_result()
+    result = certify(make_plan(), second_opinion=False)
+    told = result.as_result()
     assert "strategy" not in told
     assert told["sampling"]["scheme"] == "shuffled"
     assert all("phase" not in item for item in told["noise_multiplier"]["releases"])
     one, other = {"name": "one"}, {"name": "other"}
-    assert replace(found, strategies=(one,)).as_result()["strategy"] == one
-    assert replace(found, strategies=(one, other)).as_result()["strategy"] == [one, other]
+    assert replace(result, strategies=(one,)).as_result()["strategy"] == one
+    assert replace(result, strategies=(one, other)).as_result()["strategy"] == [one, other]
 
 
 def test_every_number_has_its_own_place(make_plan: Any) -> None:
-    found = replace(
+    result = replace(
         certify(make_plan(), second_opinion=False),
         epsilon=Bracket(lower=1.0, upper=2.0),
         delta=Bracket(lower=3.0, upper=4.0),
@@ -49,17 +49,17 @@ def test_every_number_has_its_own_place(make_plan: Any) -> None:
         mu=9.0,
         reasons=(REASON,),
     )
-    told = found.as_result()
+    told = result.as_result()
     assert told["epsilon"] == {"lower": 1.0, "upper": 2.0}
     assert told["delta"] == {"lower": 3.0, "upper": 4.0}
     assert told["target"] == {"epsilon": 5.0, "delta": 6.0}
     assert (told["noise_multiplier"]["joint"], told["sensitivity"], told["mu"]) == (7.0, 8.0, 9.0)
     assert told["reasons"] == [REASON.as_dict()]
     assert told["confidence"] is None
-    assert (told["adjacency"], told["unit"]) == ("zero_out", found.unit)
-    assert told["plan_digest"] == found.plan_digest
-    assert told["obligations"] == list(found.obligations)
-    assert told["assumptions"] == list(found.assumptions)
+    assert (told["adjacency"], told["unit"]) == ("zero_out", result.unit)
+    assert told["plan_digest"] == result.plan_digest
+    assert told["obligations"] == list(result.obligations)
+    assert told["assumptions"] == list(result.assumptions)
 
 
 def test_what_has_no_bound_is_null_and_never_infinite() -> None:

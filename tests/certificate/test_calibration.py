@@ -42,7 +42,7 @@ def test_of_so_many_epochs_the_largest_lot_may_be_that_of_a_shorter_run(
     def fits(lot_size: int) -> bool:
         return certify(lots(lot_size), second_opinion=False).verdict == "certified"
 
-    (found,) = certify(lots(None), second_opinion=False).sampling
-    assert (found["lot_size"], found["steps"]) == (lot, steps)
+    (result,) = certify(lots(None), second_opinion=False).sampling
+    assert (result["lot_size"], result["steps"]) == (lot, steps)
     assert fits(lot)
     assert not any(fits(larger) for larger in range(lot + 1, size + 1))

@@ -24,12 +24,12 @@ def blocks(sigma: float, count: int = 49) -> list[dict[str, Any]]:
 
 
 def test_the_published_muon_plan_is_under_noised(make_plan: Any) -> None:
-    found = certify(make_plan(**POISSON))
-    assert found.verdict == "under_noised"
-    assert found.epsilon is not None
-    assert found.epsilon.upper == pytest.approx(61.98, abs=5e-3)
-    assert {opinion.name for opinion in found.accountants} == {"fourier", "pld"}
-    (reason,) = found.reasons
+    result = certify(make_plan(**POISSON))
+    assert result.verdict == "under_noised"
+    assert result.epsilon is not None
+    assert result.epsilon.upper == pytest.approx(61.98, abs=5e-3)
+    assert {opinion.name for opinion in result.accountants} == {"fourier", "pld"}
+    (reason,) = result.reasons
     assert reason.code == "under_noised"
     assert reason.pointer == "/target/epsilon"
     assert "61.97" in reason.message
@@ -37,24 +37,24 @@ def test_the_published_muon_plan_is_under_noised(make_plan: Any) -> None:
 
 
 def test_as_its_appendix_samples_it_the_muon_plan_costs_more(plan: Plan) -> None:
-    found = certify(plan, second_opinion=False)
-    assert found.mu == pytest.approx(9.46183, rel=1e-6)
-    assert found.epsilon is not None
-    assert found.epsilon.upper == pytest.approx(84.7631, abs=6e-5)
-    assert found.sampling[0]["participations"] == 10
+    result = certify(plan, second_opinion=False)
+    assert result.mu == pytest.approx(9.46183, rel=1e-6)
+    assert result.epsilon is not None
+    assert result.epsilon.upper == pytest.approx(84.7631, abs=6e-5)
+    assert result.sampling[0]["participations"] == 10
 
 
 @pytest.mark.parametrize("sampler", [{}, POISSON], ids=["shuffled", "poisson"])
 def test_noise_found_certifies_and_a_thousandth_less_does_not(
     make_plan: Any, sampler: dict[str, Any]
 ) -> None:
-    asked = certify(make_plan(**sampler, releases=OPEN), second_opinion=False)
-    assert asked.verdict == "certified"
-    sigmas = {release.name: release.required for release in asked.releases}
+    requested = certify(make_plan(**sampler, releases=OPEN), second_opinion=False)
+    assert requested.verdict == "certified"
+    sigmas = {release.name: release.required for release in requested.releases}
     for factor, verdict in ((1.0, "certified"), (1 - 1e-3, "under_noised")):
-        given = [{**item, "noise_multiplier": sigmas[item["name"]] * factor} for item in OPEN]
-        found = certify(make_plan(**sampler, releases=given), second_opinion=False)
-        assert found.verdict == verdict
+        provided = [{**item, "noise_multiplier": sigmas[item["name"]] * factor} for item in OPEN]
+        result = certify(make_plan(**sampler, releases=provided), second_opinion=False)
+        assert result.verdict == verdict
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.9, "certified"), (0.1, "under_noised")])
@@ -65,12 +65,14 @@ def test_a_target_inside_the_bracket_is_told_from_the_true_value(
     wide = certify(make_plan(**POISSON, releases=releases, target=delta), second_opinion=False)
     assert wide.epsilon is not None
     target = wide.epsilon.lower + share * wide.epsilon.width
-    asked = {"epsilon": target, **delta}
-    found = certify(make_plan(**POISSON, releases=releases, target=asked), second_opinion=False)
-    assert found.verdict == verdict
-    assert found.epsilon is not None
-    assert wide.epsilon.lower <= found.epsilon.lower <= found.epsilon.upper <= wide.epsilon.upper
-    assert found.epsilon.width < 0.2 * wide.epsilon.width
+    requested = {"epsilon": target, **delta}
+    result = certify(
+        make_plan(**POISSON, releases=releases, target=requested), second_opinion=False
+    )
+    assert result.verdict == verdict
+    assert result.epsilon is not None
+    assert wide.epsilon.lower <= result.epsilon.lower <= result.epsilon.upper <= wide.epsilon.upper
+    assert result.epsilon.width < 0.2 * wide.epsilon.width
 
 
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
@@ -79,31 +81,31 @@ def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) ->
         {"name": "a", "count": 3, "clip_norm": 0.1, "dimension": 1000, "weight": 1},
         {"name": "b", "count": 1, "clip_norm": 0.5, "dimension": 90000, "weight": 2.5},
     ]
-    asked = certify(make_plan(releases=shaped, allocation=allocation), second_opinion=False)
-    given = [
-        {**each, "noise_multiplier": release.required}
-        for each, release in zip(shaped, asked.releases, strict=True)
+    requested = certify(make_plan(releases=shaped, allocation=allocation), second_opinion=False)
+    provided = [
+        {**item, "noise_multiplier": release.required}
+        for item, release in zip(shaped, requested.releases, strict=True)
     ]
-    found = certify(make_plan(releases=given, allocation=allocation), second_opinion=False)
-    assert found.verdict == asked.verdict == "certified"
-    assert found.epsilon == asked.epsilon
+    result = certify(make_plan(releases=provided, allocation=allocation), second_opinion=False)
+    assert result.verdict == requested.verdict == "certified"
+    assert result.epsilon == requested.epsilon
 
 
 def test_steps_found_fit_and_one_more_does_not(make_plan: Any) -> None:
     full = {"sampling": {"scheme": "full_batch"}, "releases": blocks(200.0)}
-    asked = certify(make_plan(**full, steps=None), second_opinion=False)
-    steps = asked.sampling[0]["steps"]
-    assert asked.verdict == "certified"
+    requested = certify(make_plan(**full, steps=None), second_opinion=False)
+    steps = requested.sampling[0]["steps"]
+    assert requested.verdict == "certified"
     assert certify(make_plan(**full, steps=steps), second_opinion=False).verdict == "certified"
     more = certify(make_plan(**full, steps=steps + 1), second_opinion=False)
     assert more.verdict == "under_noised"
 
 
 def test_epsilon_is_answered_and_its_delta_is_found_again(make_plan: Any) -> None:
-    asked = certify(make_plan(target={"delta": 1e-6}), second_opinion=False)
-    assert asked.verdict == "certified"
-    assert asked.epsilon is not None
-    back = certify(make_plan(target={"epsilon": asked.epsilon.upper}), second_opinion=False)
+    requested = certify(make_plan(target={"delta": 1e-6}), second_opinion=False)
+    assert requested.verdict == "certified"
+    assert requested.epsilon is not None
+    back = certify(make_plan(target={"epsilon": requested.epsilon.upper}), second_opinion=False)
     assert back.delta is not None
     assert back.delta.upper == pytest.approx(1e-6, rel=1e-6)
 
@@ -141,14 +143,14 @@ def test_a_large_delta_is_refused_unless_the_plan_says_why(make_plan: Any) -> No
     refused = certify(make_plan(**large))
     assert refused.verdict == "refused"
     assert refused.reasons[0].code == "large_delta"
-    said = certify(make_plan(**large, allow_large_delta="a demonstration"), second_opinion=False)
-    assert said.verdict == "certified"
-    assert any("a demonstration" in warning.message for warning in said.warnings)
+    stated = certify(make_plan(**large, allow_large_delta="a demonstration"), second_opinion=False)
+    assert stated.verdict == "certified"
+    assert any("a demonstration" in warning.message for warning in stated.warnings)
 
 
 def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
-    found = certify(make_plan(target={"epsilon": 1}))
-    assert (found.verdict, found.reasons[0].code) == ("refused", "large_delta")
+    result = certify(make_plan(target={"epsilon": 1}))
+    assert (result.verdict, result.reasons[0].code) == ("refused", "large_delta")
 
 
 @pytest.mark.parametrize(
@@ -163,11 +165,11 @@ def test_a_delta_that_comes_out_large_is_refused_too(make_plan: Any) -> None:
 def test_what_nothing_covers_is_refused_with_a_reason(
     make_plan: Any, changes: dict[str, Any], code: str
 ) -> None:
-    found = certify(make_plan(**changes))
-    assert found.verdict == "refused"
-    assert found.epsilon is None
-    assert code in {reason.code for reason in found.reasons}
-    assert all(reason.remedy for reason in found.reasons)
+    result = certify(make_plan(**changes))
+    assert result.verdict == "refused"
+    assert result.epsilon is None
+    assert code in {reason.code for reason in result.reasons}
+    assert all(reason.remedy for reason in result.reasons)
 
 
 def test_engines_that_contradict_each_other_decide_nothing(
@@ -204,11 +206,11 @@ def test_a_faulty_engine_decides_nothing(plan: Plan, monkeypatch: pytest.MonkeyP
 
 def test_no_noise_meets_a_target_that_other_events_already_pass(make_plan: Any) -> None:
     metric = [{"kind": "gaussian", "name": "metric", "noise_multiplier": 0.1}]
-    found = certify(make_plan(extra=metric, releases=OPEN))
-    assert (found.verdict, found.reasons[0].code) == ("refused", "no_solution")
-    given = certify(make_plan(extra=metric), second_opinion=False)
-    assert given.verdict == "under_noised"
-    assert "No noise meets" in given.reasons[0].remedy
+    result = certify(make_plan(extra=metric, releases=OPEN))
+    assert (result.verdict, result.reasons[0].code) == ("refused", "no_solution")
+    provided = certify(make_plan(extra=metric), second_opinion=False)
+    assert provided.verdict == "under_noised"
+    assert "No noise meets" in provided.reasons[0].remedy
 
 
 def test_a_run_of_too_many_kinds_is_refused_before_any_accounting(make_plan: Any) -> None:
@@ -220,14 +222,14 @@ def test_a_run_of_too_many_kinds_is_refused_before_any_accounting(make_plan: Any
         }
         for place in range(300)
     ]
-    found = certify(make_plan(sampling=..., steps=..., releases=..., phases=phases))
-    assert (found.verdict, found.reasons[0].code) == ("refused", "too_expensive")
+    result = certify(make_plan(sampling=..., steps=..., releases=..., phases=phases))
+    assert (result.verdict, result.reasons[0].code) == ("refused", "too_expensive")
 
 
 def test_a_certified_document_is_the_plan_that_was_given(plan: Plan) -> None:
-    found = certify(plan, second_opinion=False)
-    assert plan_from(found.plan) == plan
-    assert found.plan == as_document(plan)
+    result = certify(plan, second_opinion=False)
+    assert plan_from(result.plan) == plan
+    assert result.plan == as_document(plan)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +254,10 @@ def test_what_is_taken_of_balls_in_bins_is_said(
     plan_of: Any, changes: dict[str, Any], codes: set[str]
 ) -> None:
     lots = {"scheme": "balls_in_bins", "lot_size": 100}
-    found = certify(plan_of(**{"sampling": lots, "steps": 20, **changes}), second_opinion=False)
-    assert {warning.code for warning in found.warnings} == codes
-    assert found.verdict == "certified"
-    assert found.sampling[0]["bins"] == 10
+    result = certify(plan_of(**{"sampling": lots, "steps": 20, **changes}), second_opinion=False)
+    assert {warning.code for warning in result.warnings} == codes
+    assert result.verdict == "certified"
+    assert result.sampling[0]["bins"] == 10
 
 
 def test_balls_in_bins_beside_a_metric_are_bounded_from_above(plan_of: Any) -> None:
@@ -284,10 +286,10 @@ def test_a_metric_that_only_another_engine_reaches_lowers_nothing(plan_of: Any) 
     assert alone.verdict == "under_noised"
     for kind in ("laplace", "gaussian"):
         metric = {"kind": kind, "name": "metric", "noise_multiplier": 10_000, "count": 1}
-        found = certify(plan_of(**run, extra=[metric]))
-        assert found.verdict != "certified"
-        if found.epsilon is not None:
-            assert found.epsilon.upper >= alone.epsilon.lower
+        result = certify(plan_of(**run, extra=[metric]))
+        assert result.verdict != "certified"
+        if result.epsilon is not None:
+            assert result.epsilon.upper >= alone.epsilon.lower
 
 
 @pytest.mark.parametrize("drawn", ["once", "each_epoch"])
@@ -301,6 +303,6 @@ def test_bins_that_are_kept_within_a_phase_are_thrown_anew_for_the_next(
         "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
     }
     left_out = {"sampling": ..., "steps": ..., "releases": ...}
-    found = certify(plan_of(phases=[phase, phase], **left_out), second_opinion=False)
-    codes = {warning.code for warning in found.warnings}
+    result = certify(plan_of(phases=[phase, phase], **left_out), second_opinion=False)
+    codes = {warning.code for warning in result.warnings}
     assert ("bins_thrown_anew" in codes) == (drawn == "once")

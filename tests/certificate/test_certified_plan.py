@@ -25,10 +25,10 @@ OPEN: list[dict[str, Any]] = [
 
 def signed(plan: Plan, key: SigningKey) -> dict[str, Any]:
     """The predicate of ``plan``'s certificate."""
-    found = issue(
+    result = issue(
         certify(plan, second_opinion=False), key, requester="tests", issued_at=datetime.now(UTC)
     )
-    predicate: dict[str, Any] = json.loads(json.dumps(found.statement["predicate"]))
+    predicate: dict[str, Any] = json.loads(json.dumps(result.statement["predicate"]))
     return predicate
 
 
@@ -39,24 +39,24 @@ def sigmas(plan: Plan) -> list[list[float | None]]:
 def test_noise_that_was_solved_for_is_the_noise_that_was_signed(
     plan_of: PlanOf, key: SigningKey
 ) -> None:
-    asked = plan_of(releases=OPEN)
-    predicate = signed(asked, key)
+    requested = plan_of(releases=OPEN)
+    predicate = signed(requested, key)
     closed = certified_plan(predicate)
     entries = {item["name"]: item for item in predicate["noise_multiplier"]["releases"]}
     assert sigmas(closed) == [[float(entries[name]["required"]) for name in ("hidden", "head")]]
     # All else is as it was asked, and the noise suffices without another digit.
     assert [release.clip_norm for release in closed.phases[0].releases] == [1, 0.5]
-    assert closed.model_copy(update={"phases": asked.phases}) == asked
-    found = certify(closed, second_opinion=False)
-    assert found.verdict == "certified"
-    assert found.epsilon is not None
-    assert 7.99 < found.epsilon.upper <= 8
+    assert closed.model_copy(update={"phases": requested.phases}) == requested
+    result = certify(closed, second_opinion=False)
+    assert result.verdict == "certified"
+    assert result.epsilon is not None
+    assert 7.99 < result.epsilon.upper <= 8
 
 
 def test_each_phase_has_the_noise_of_its_own_entries(plan_of: PlanOf) -> None:
     """Releases of all phases share their names, and what is given stays."""
-    given = [{**item, "noise_multiplier": 30.0} for item in OPEN]
-    phases = [{**PHASE, "releases": releases} for releases in (given, OPEN, OPEN)]
+    provided = [{**item, "noise_multiplier": 30.0} for item in OPEN]
+    phases = [{**PHASE, "releases": releases} for releases in (provided, OPEN, OPEN)]
     plan = plan_of(sampling=..., steps=..., releases=..., phases=phases)
     entries = [
         {"phase": phase, "name": name, "required": required}

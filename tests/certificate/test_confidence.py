@@ -45,14 +45,14 @@ def test_the_result_and_its_engine_carry_confidence_and_seed(found: Assessment) 
 
 
 def test_the_signed_statement_carries_them(found: Assessment) -> None:
-    said = statement(
+    stated = statement(
         found, requester="me", issued_at=datetime(2026, 1, 1, tzinfo=UTC), untrusted=False
     )
-    guarantee = said["predicate"]["guarantee"]
+    guarantee = stated["predicate"]["guarantee"]
     assert guarantee["confidence"] == "0.999999999"
     assert found.confidence is not None
     assert guarantee["seed"] == found.confidence.seed
-    assert said["predicate"]["accountants"][0]["seed"] == found.confidence.seed
+    assert stated["predicate"]["accountants"][0]["seed"] == found.confidence.seed
 
 
 def test_no_print_leaves_it_out(found: Assessment, plan_of: Callable[..., Plan]) -> None:
@@ -93,13 +93,16 @@ def test_bins_help_and_stay_below_the_unamplified_gaussian(found: Assessment) ->
 def test_noise_that_is_left_open_is_solved_for_and_confirmed(
     plan_of: Callable[..., Plan],
 ) -> None:
-    asked = {"releases": [{"name": "all", "clip_norm": 1}], "target": {"epsilon": 2, "delta": 1e-4}}
-    solved = certify(plan_of(**BINNED | asked))
+    requested = {
+        "releases": [{"name": "all", "clip_norm": 1}],
+        "target": {"epsilon": 2, "delta": 1e-4},
+    }
+    solved = certify(plan_of(**BINNED | requested))
     assert solved.verdict == "certified"
     assert solved.epsilon is not None
     assert 2 * 0.98 < solved.epsilon.upper <= 2
-    given = [{"name": "all", "clip_norm": 1, "noise_multiplier": solved.releases[0].required}]
-    again = certify(plan_of(**BINNED | asked | {"releases": given}))
+    provided = [{"name": "all", "clip_norm": 1, "noise_multiplier": solved.releases[0].required}]
+    again = certify(plan_of(**BINNED | requested | {"releases": provided}))
     assert (again.verdict, again.epsilon) == ("certified", solved.epsilon)
 
 

@@ -58,8 +58,8 @@ def plan_with(**changes: Any) -> Plan:
 
 
 def predicate_of(plan: Plan, key: SigningKey, at: datetime) -> tuple[dict[str, Any], bytes]:
-    found = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
-    return found.statement["predicate"], found.bundle
+    result = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
+    return result.statement["predicate"], result.bundle
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
             ("c", "auxiliary", "auxiliary[0]"),
         )
     ]
-    found: list[Entry] = [
+    result: list[Entry] = [
         {
             "type": "header",
             "version": 1,
@@ -115,7 +115,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
     ]
     for step in range(STEPS):
         required = execution.at(step)
-        found.append(
+        result.append(
             {
                 "type": "charge",
                 "step": step,
@@ -129,7 +129,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
             }
         )
         if lost and step == 3:
-            found += [
+            result += [
                 {
                     "type": "resumed",
                     "step": 4,
@@ -142,7 +142,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
                 checkpoint(4, "p2"),
             ]
             continue
-        found.append(
+        result.append(
             {
                 "type": "release",
                 "step": step,
@@ -151,8 +151,8 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
             }
         )
         if step == 1:
-            found.append(checkpoint(2, "p2"))
-    found.append(
+            result.append(checkpoint(2, "p2"))
+    result.append(
         {
             "type": "final",
             "ended": "completed",
@@ -162,7 +162,7 @@ def entries_of(predicate: dict[str, Any], *, lost: bool = True) -> list[Entry]:
             "at": began,
         }
     )
-    return found
+    return result
 
 
 def chained(entries: list[Entry]) -> bytes:
@@ -181,11 +181,11 @@ def codes(found: Conformance) -> set[str]:
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_as_certified_conforms(signed: tuple[dict[str, Any], bytes], lost: bool) -> None:
     predicate, _ = signed
-    found = check_conformance(chained(entries_of(predicate, lost=lost)), predicate)
-    assert found.findings == ()
-    assert found.conformant
-    assert (found.steps_charged, found.steps_to_charge) == (STEPS, STEPS)
-    assert found.steps_released == STEPS - lost
+    result = check_conformance(chained(entries_of(predicate, lost=lost)), predicate)
+    assert result.findings == ()
+    assert result.conformant
+    assert (result.steps_charged, result.steps_to_charge) == (STEPS, STEPS)
+    assert result.steps_released == STEPS - lost
 
 
 def test_the_document_says_what_was_held_against_what(
@@ -220,9 +220,9 @@ def test_every_byte_that_is_changed_is_found(signed: tuple[dict[str, Any], bytes
     for place in range(0, len(record), 7):
         changed = bytearray(record)
         changed[place] ^= 1
-        found = check_conformance(bytes(changed), predicate)
-        assert not found.conformant, place
-        assert found.steps_to_charge == STEPS
+        result = check_conformance(bytes(changed), predicate)
+        assert not result.conformant, place
+        assert result.steps_to_charge == STEPS
 
 
 def test_every_line_dropped_repeated_or_moved_is_found(
@@ -238,9 +238,9 @@ def test_every_line_dropped_repeated_or_moved_is_found(
             lines[:place],
         ):
             if changed != lines:
-                found = check_conformance(b"".join(changed), predicate)
-                assert not found.conformant, place
-                assert found.steps_to_charge == STEPS
+                result = check_conformance(b"".join(changed), predicate)
+                assert not result.conformant, place
+                assert result.steps_to_charge == STEPS
 
 
 def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes]) -> None:
@@ -248,9 +248,9 @@ def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes])
     deep = b"[" * 100_000 + b"]" * 100_000 + b"\n"
     big = b'{"type":"charge","step":1e999}\n'
     for record in (b"", b"\n", b"{}\n", b"\xff\n", b"null\n", b'{"type":1}\n', big, deep):
-        found = check_conformance(record, predicate)
-        assert not found.conformant
-        assert found.steps_to_charge == STEPS
+        result = check_conformance(record, predicate)
+        assert not result.conformant
+        assert result.steps_to_charge == STEPS
 
 
 # ---- a chain that was made anew over something else --------------------------------
@@ -258,15 +258,15 @@ def test_what_is_no_record_at_all_is_found(signed: tuple[dict[str, Any], bytes])
 
 def changed(entries: list[Entry], kind: str, place: int, change: dict[str, Any]) -> list[Entry]:
     """``entries`` with fields changed in the ``place``-th of a kind; dotted fields go deeper."""
-    found = json.loads(json.dumps(entries))
-    entry = [item for item in found if item["type"] == kind][place]
+    result = json.loads(json.dumps(entries))
+    entry = [item for item in result if item["type"] == kind][place]
     for path, value in change.items():
         *parents, last = path.split(".")
         target = entry
         for parent in parents:
             target = target[int(parent) if parent.isdigit() else parent]
         target[int(last) if last.isdigit() else last] = value
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -359,12 +359,12 @@ def test_what_was_not_certified_is_found_in_a_chain_made_anew(
     code: str,
 ) -> None:
     predicate, _ = signed
-    found = check_conformance(
+    result = check_conformance(
         chained(changed(entries_of(predicate), kind, place, change)), predicate
     )
-    assert code in codes(found)
-    assert not found.conformant
-    assert found.steps_to_charge == STEPS
+    assert code in codes(result)
+    assert not result.conformant
+    assert result.steps_to_charge == STEPS
 
 
 @pytest.mark.parametrize(
@@ -383,24 +383,24 @@ def test_what_is_wrong_in_a_header_is_named(
     signed: tuple[dict[str, Any], bytes], change: dict[str, Any], said: str
 ) -> None:
     predicate, _ = signed
-    found = check_conformance(
+    result = check_conformance(
         chained(changed(entries_of(predicate), "header", 0, change)), predicate
     )
-    (finding,) = found.findings if "plan_digest" not in change else found.findings[:1]
+    (finding,) = result.findings if "plan_digest" not in change else result.findings[:1]
     assert finding.message.startswith(said)
 
 
 def test_what_belongs_in_a_field_is_named(signed: tuple[dict[str, Any], bytes]) -> None:
     predicate, _ = signed
     wrong = {"key_commitment": [], "step": "0", "clip_norm": 1}
-    found = check_conformance(
+    result = check_conformance(
         chained(changed(entries_of(predicate), "charge", 0, wrong)), predicate
     )
     assert (
         "the entry cannot be read: step is not an integer, clip_norm is not a number for each "
         "release, key_commitment is not a digest."
-    ) in {finding.message for finding in found.findings}
-    assert found.steps_charged == STEPS
+    ) in {finding.message for finding in result.findings}
+    assert result.steps_charged == STEPS
 
 
 def test_a_guarded_loop_leaves_out_what_the_guard_does_not_know(
@@ -429,19 +429,19 @@ def test_the_weights_are_those_of_the_last_line_that_names_some(
     predicate, _ = signed
     entries = changed(entries_of(predicate, lost=False), "release", 1, {"parameters": None})
     ended = {**entries[-1], "ended": "stopped", "charged": 2, "released": 2}
-    for parameters, found in (("p2", {"stopped"}), ("p9", {"stopped", "wrong_weights"})):
+    for parameters, result in (("p2", {"stopped"}), ("p9", {"stopped", "wrong_weights"})):
         final = {**ended, "parameters": digest(parameters)}
         for lines in (entries[:7], [*entries[:7], checkpoint(2, "p2")]):
-            assert codes(check_conformance(chained([*lines, final]), predicate)) == found
+            assert codes(check_conformance(chained([*lines, final]), predicate)) == result
 
 
 def leaves(value: Any, path: str = "") -> Iterator[str]:
     """Dotted paths of everything in ``value`` that holds nothing else, and of what holds it."""
     inside = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, each in inside:
+    for name, item in inside:
         yield f"{path}{name}"
-        if isinstance(each, dict | list) and each:
-            yield from leaves(each, f"{path}{name}.")
+        if isinstance(item, dict | list) and item:
+            yield from leaves(item, f"{path}{name}.")
 
 
 def test_whatever_stands_in_a_field_is_judged_and_never_fails(
@@ -457,14 +457,14 @@ def test_whatever_stands_in_a_field_is_judged_and_never_fails(
                 continue
             for value in (None, [], {"a": 1}, "x", True, [True]):
                 record = chained(changed(entries, kind, 0, {path: value}))
-                found = check_conformance(record, predicate)
+                result = check_conformance(record, predicate)
                 harmless = (
                     record == chained(entries)
                     or path.startswith("tensors")
                     or (path in {"run", "code.version"} and value == "x")
                     or (kind, path, value) == ("release", "parameters", None)
                 )
-                assert harmless or not found.conformant, (kind, path, value)
+                assert harmless or not result.conformant, (kind, path, value)
 
 
 def test_every_entry_left_out_of_a_chain_made_anew_is_found(
@@ -474,9 +474,9 @@ def test_every_entry_left_out_of_a_chain_made_anew_is_found(
     entries = entries_of(predicate)
     for place, entry in enumerate(entries):
         rest = entries[:place] + entries[place + 1 :]
-        found = check_conformance(chained(rest), predicate)
-        kept = entry["type"] == "checkpoint" and entry["step"] == 4
-        assert found.conformant == kept, place  # that checkpoint was never gone on from
+        result = check_conformance(chained(rest), predicate)
+        stored = entry["type"] == "checkpoint" and entry["step"] == 4
+        assert result.conformant == stored, place  # that checkpoint was never gone on from
 
 
 def test_more_steps_than_certified_are_all_charged(signed: tuple[dict[str, Any], bytes]) -> None:
@@ -484,9 +484,11 @@ def test_more_steps_than_certified_are_all_charged(signed: tuple[dict[str, Any],
     *entries, final = entries_of(predicate)
     more = {**next(e for e in entries if e["type"] == "charge"), "step": STEPS,
             "key_commitment": digest("more")}  # fmt: skip
-    found = check_conformance(chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate)
-    assert "too_many_steps" in codes(found)
-    assert found.steps_to_charge == STEPS + 1
+    result = check_conformance(
+        chained([*entries, more, {**final, "charged": STEPS + 1}]), predicate
+    )
+    assert "too_many_steps" in codes(result)
+    assert result.steps_to_charge == STEPS + 1
 
 
 def test_a_run_that_diverged_is_charged_what_it_charged(
@@ -496,10 +498,10 @@ def test_a_run_that_diverged_is_charged_what_it_charged(
     entries = entries_of(predicate, lost=False)[:6]  # two steps, the second without release
     entries = [e for e in entries if (e["type"], e.get("step")) != ("release", 1)]
     final = {**entries_of(predicate)[-1], "ended": "diverged", "charged": 2, "released": 1}
-    found = check_conformance(chained([*entries, final]), predicate)
-    assert codes(found) == {"diverged"}
-    assert found.conformant
-    assert found.steps_to_charge == 2
+    result = check_conformance(chained([*entries, final]), predicate)
+    assert codes(result) == {"diverged"}
+    assert result.conformant
+    assert result.steps_to_charge == 2
 
 
 def test_a_run_that_was_stopped_is_charged_the_steps_that_it_took(
@@ -511,29 +513,29 @@ def test_a_run_that_was_stopped_is_charged_the_steps_that_it_took(
     released = [e for e in entries if e["type"] == "release"]
     final = {**entries_of(predicate)[-1], "ended": "stopped", "charged": 2, "released": 2}
     final["parameters"] = released[-1]["parameters"]
-    found = check_conformance(chained([*entries, final]), predicate)
-    assert codes(found) == {"stopped"}
-    assert found.conformant
-    assert found.steps_to_charge == 2
+    result = check_conformance(chained([*entries, final]), predicate)
+    assert codes(result) == {"stopped"}
+    assert result.conformant
+    assert result.steps_to_charge == 2
     # It stops between two steps; one that is open has no release.
-    found = check_conformance(chained([*stepped, {**final, "released": 1}]), predicate)
-    assert "wrong_weights" in codes(found)
+    result = check_conformance(chained([*stepped, {**final, "released": 1}]), predicate)
+    assert "wrong_weights" in codes(result)
 
 
 def test_an_unfinished_record_is_charged_every_certified_step(
     signed: tuple[dict[str, Any], bytes],
 ) -> None:
     predicate, _ = signed
-    found = check_conformance(chained(entries_of(predicate)[:5]), predicate)
-    assert codes(found) == {"unfinished"}
-    assert (found.steps_charged, found.steps_to_charge) == (2, STEPS)
+    result = check_conformance(chained(entries_of(predicate)[:5]), predicate)
+    assert codes(result) == {"unfinished"}
+    assert (result.steps_charged, result.steps_to_charge) == (2, STEPS)
 
 
 def test_a_certificate_that_certifies_nothing_is_found(key: SigningKey) -> None:
     plan = plan_with(target={"epsilon": 0.01, "delta": 1e-3})
     predicate, _ = predicate_of(plan, key, datetime.now(UTC).replace(microsecond=0))
-    found = check_conformance(chained(entries_of(predicate)), predicate)
-    assert codes(found) == {"not_certified"}
+    result = check_conformance(chained(entries_of(predicate)), predicate)
+    assert codes(result) == {"not_certified"}
 
 
 # ---- the command -------------------------------------------------------------------
@@ -550,8 +552,8 @@ def command(
         (tmp_path / "bundle.json").write_bytes(signed[1])
         (tmp_path / "keys.json").write_text(json.dumps(trusted.public.as_record()))
         names = {"--record": "record.jsonl", "--certificate": "bundle.json", "--keys": "keys.json"}
-        given = [text for name, file in names.items() for text in (name, str(tmp_path / file))]
-        return CliRunner().invoke(app, ["conformance", *given, *options])
+        provided = [text for name, file in names.items() for text in (name, str(tmp_path / file))]
+        return CliRunner().invoke(app, ["conformance", *provided, *options])
 
     return make
 

@@ -51,13 +51,13 @@ def test_the_result_names_the_numbers_that_were_judged(
     plan_of: Make, noise: dict[str, Any]
 ) -> None:
     plan = plan_of(**STREAM, noise=noise)
-    found = certify(plan).as_result()["strategy"]
+    result = certify(plan).as_result()["strategy"]
     epochs = Participation.fixed_epoch(participations=3, separation=10)
     strategy = build(plan.phases[0].noise, Setting(steps=30, participation=epochs))
-    assert found["digest"] == coefficients_digest(strategy.coefficients)
-    assert found["sensitivity"] == strategy.sensitivity(epochs).value
-    assert ("gap" in found) == (noise["kind"] == "dense")
-    assert found.get("gap", 0) < 1e-3
+    assert result["digest"] == coefficients_digest(strategy.coefficients)
+    assert result["sensitivity"] == strategy.sensitivity(epochs).value
+    assert ("gap" in result) == (noise["kind"] == "dense")
+    assert result.get("gap", 0) < 1e-3
 
 
 def test_a_second_search_is_not_made(

@@ -20,8 +20,8 @@ def test_the_noise_of_a_sum_is_the_least_number_that_is_not_below_it(
     for _ in range(200):
         sigma, norm = rng.uniform(0.3, 30), rng.uniform(0.01, 3)
         plan = plan_of(releases=[{"name": "all", "clip_norm": norm, "noise_multiplier": sigma}])
-        found = Execution.of(plan).at(0).noise_std["all"]
+        result = Execution.of(plan).at(0).noise_std["all"]
         exact = Fraction(sigma) * Fraction(norm)
-        assert Fraction(math.nextafter(found, 0)) < exact <= Fraction(found)
-        above += sigma * norm < found
+        assert Fraction(math.nextafter(result, 0)) < exact <= Fraction(result)
+        above += sigma * norm < result
     assert 20 < above < 180

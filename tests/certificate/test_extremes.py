@@ -42,8 +42,8 @@ def shared(allocation: str, *releases: dict[str, float]) -> dict[str, Any]:
     return {
         "allocation": allocation,
         "releases": [
-            {"name": name, "clip_norm": 1, **each}
-            for name, each in zip("ab", releases, strict=True)
+            {"name": name, "clip_norm": 1, **item}
+            for name, item in zip("ab", releases, strict=True)
         ],
         "target": {"epsilon": 1, "delta": 1e-5},
     }
@@ -85,9 +85,9 @@ CLAIMED = [
 
 @pytest.mark.parametrize("changes", [*EXTREMES, *CLAIMED])
 def test_every_extreme_plan_gets_a_verdict(changes: dict[str, Any]) -> None:
-    found = certify(plan_from({**PLAN, **changes}), second_opinion=False)
-    assert found.verdict in {"certified", "refused", "under_noised"}
-    json.dumps(found.as_result(), allow_nan=False)
+    result = certify(plan_from({**PLAN, **changes}), second_opinion=False)
+    assert result.verdict in {"certified", "refused", "under_noised"}
+    json.dumps(result.as_result(), allow_nan=False)
 
 
 def test_only_the_figures_that_no_double_holds_are_left_out() -> None:

@@ -30,11 +30,11 @@ def test_a_new_key_is_private_and_found_again(tmp_path: Path) -> None:
     private = tmp_path / "keys" / f"{key.key_id}.pem"
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     assert stat.S_IMODE(private.parent.stat().st_mode) == 0o700
-    found = store.signing_key()
-    assert found is not None
-    assert found.key_id == key.key_id
-    assert key.public.accepts(found.sign(b"message"), b"message")
-    assert not key.public.accepts(found.sign(b"message"), b"another")
+    result = store.signing_key()
+    assert result is not None
+    assert result.key_id == key.key_id
+    assert key.public.accepts(result.sign(b"message"), b"message")
+    assert not key.public.accepts(result.sign(b"message"), b"another")
 
 
 def test_the_newest_key_inside_its_window_signs(tmp_path: Path) -> None:
@@ -42,15 +42,15 @@ def test_the_newest_key_inside_its_window_signs(tmp_path: Path) -> None:
     old, new = store.new("old"), store.new("new")
     record = tmp_path / f"{old.key_id}.json"
     record.write_text(json.dumps({**old.public.as_record(), "not_before": "2020-01-01T00:00:00Z"}))
-    found = store.signing_key()
-    assert found is not None
-    assert found.key_id == new.key_id
+    result = store.signing_key()
+    assert result is not None
+    assert result.key_id == new.key_id
     expired = {**new.public.as_record(), "not_before": "2020-01-01T00:00:00Z"}
     expired["not_after"] = "2020-02-01T00:00:00Z"
     (tmp_path / f"{new.key_id}.json").write_text(json.dumps(expired))
-    found = store.signing_key()
-    assert found is not None
-    assert found.key_id == old.key_id
+    result = store.signing_key()
+    assert result is not None
+    assert result.key_id == old.key_id
 
 
 def test_a_private_key_that_others_can_read_is_not_used(tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ def test_a_key_from_elsewhere_is_kept_with_its_label_from_now_on(tmp_path: Path)
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     begin = datetime.now(UTC).replace(microsecond=0)
-    made = KeyStore(tmp_path).add(pem, "the vault's")
-    assert KeyStore(tmp_path).public_keys() == (made,)
-    assert (made.key, made.label) == (public, "the vault's")
-    assert begin <= made.not_before <= datetime.now(UTC)
-    assert made.not_after - made.not_before == WINDOW
+    created = KeyStore(tmp_path).add(pem, "the vault's")
+    assert KeyStore(tmp_path).public_keys() == (created,)
+    assert (created.key, created.label) == (public, "the vault's")
+    assert begin <= created.not_before <= datetime.now(UTC)
+    assert created.not_after - created.not_before == WINDOW
     with pytest.raises(KeyFailure, match="there already"):
         KeyStore(tmp_path).add(pem)
 
@@ -137,9 +137,9 @@ def test_home_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_root_key_without_a_record_is_valid_from_now_on(tmp_path: Path) -> None:
     path = tmp_path / "root.pem"
-    made = SigningKey.generate("root")
+    created = SigningKey.generate("root")
     path.write_bytes(
-        made.private.private_bytes(
+        created.private.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
             serialization.NoEncryption(),
@@ -148,5 +148,5 @@ def test_a_root_key_without_a_record_is_valid_from_now_on(tmp_path: Path) -> Non
     path.chmod(0o600)
     before = datetime.now(UTC).replace(microsecond=0)
     read = read_root_key(path)
-    assert read.key_id == made.key_id
+    assert read.key_id == created.key_id
     assert before <= read.public.not_before <= datetime.now(UTC) < read.public.not_after

@@ -47,17 +47,17 @@ def make() -> Make:
             if last is None
             else {"roots": last.keyset.roots, "revoked": last.keyset.revoked}
         )
-        given = {
+        provided = {
             **inherited,
             "keys": [key.public for key in SIGNERS],
             "issued_at": NOW,
             "expires_at": NOW + timedelta(days=30),
             **changes,
         }
-        found = draft_keyset(last, **given)
+        result = draft_keyset(last, **provided)
         for item in by:
-            found = found.signed_by(ROOTS["abcde".index(item)])
-        return found
+            result = result.signed_by(ROOTS["abcde".index(item)])
+        return result
 
     return made
 
@@ -83,43 +83,43 @@ def test_it_counts_exactly_when_t_of_n_roots_signed_as_another_library_counts(
     # "d" is a stranger, whose signature adds nothing.
     for number in range(5):
         for by in combinations("abcd", number):
-            found = make(by="".join(by), roots=roots)
+            result = make(by="".join(by), roots=roots)
             try:
-                TheirEnvelope.from_dict(found.envelope.as_document()).verify(theirs, threshold)
-                wanted = "accepted"
+                TheirEnvelope.from_dict(result.envelope.as_document()).verify(theirs, threshold)
+                requested = "accepted"
             except TheirRefusal:
-                wanted = "keyset_unsigned"
-            assert code_of(found, anchor=roots) == wanted
-            assert (wanted == "accepted") == (len(set(by) - {"d"}) >= threshold)
+                requested = "keyset_unsigned"
+            assert code_of(result, anchor=roots) == requested
+            assert (requested == "accepted") == (len(set(by) - {"d"}) >= threshold)
 
 
 def test_a_key_counts_once_however_often_it_signs(make: Make) -> None:
-    found = make(by="aaa")
-    assert len(found.envelope.signatures) == 1
-    document = found.envelope.as_document()
+    result = make(by="aaa")
+    assert len(result.envelope.signatures) == 1
+    document = result.envelope.as_document()
     document["signatures"] *= 2
     with pytest.raises(KeysetError, match="more than once"):
         read_keyset(canonical_json(document))
 
 
 def test_a_signature_under_another_keys_id_counts_for_neither(make: Make) -> None:
-    found = make(by="ad")
-    first, second = found.envelope.signatures
+    result = make(by="ad")
+    first, second = result.envelope.signatures
     forged = replace(second, key_id=ROOTS[1].key_id)
-    envelope = replace(found.envelope, signatures=(first, forged))
-    assert code_of(SignedKeyset(found.keyset, envelope)) == "keyset_unsigned"
+    envelope = replace(result.envelope, signatures=(first, forged))
+    assert code_of(SignedKeyset(result.keyset, envelope)) == "keyset_unsigned"
 
 
 def test_a_signature_over_the_same_bytes_as_another_type_does_not_count(make: Make) -> None:
-    found = make(by="")
+    result = make(by="")
     other = CosignedEnvelope(
-        payload_type="application/vnd.in-toto+json", payload=found.envelope.payload
+        payload_type="application/vnd.in-toto+json", payload=result.envelope.payload
     )
     signed = other.signed_by(ROOTS[0]).signed_by(ROOTS[1])
     with pytest.raises(KeysetError, match="does not hold a keyset"):
         read_keyset(canonical_json(signed.as_document()))
-    moved = replace(found.envelope, signatures=signed.signatures)
-    assert code_of(SignedKeyset(found.keyset, moved)) == "keyset_unsigned"
+    moved = replace(result.envelope, signatures=signed.signatures)
+    assert code_of(SignedKeyset(result.keyset, moved)) == "keyset_unsigned"
 
 
 def test_its_own_roots_do_not_make_it_trusted(make: Make) -> None:
@@ -176,25 +176,25 @@ def test_a_revocation_is_for_ever(make: Make) -> None:
 
 
 def test_it_has_its_time(make: Make) -> None:
-    found = make()
+    result = make()
     second = timedelta(seconds=1)
     end = NOW + timedelta(days=30)
-    assert code_of(found, now=NOW - second) == "keyset_not_yet"
-    assert code_of(found, now=NOW) == code_of(found, now=end) == "accepted"
-    assert code_of(found, now=end + second) == "keyset_expired"
+    assert code_of(result, now=NOW - second) == "keyset_not_yet"
+    assert code_of(result, now=NOW) == code_of(result, now=end) == "accepted"
+    assert code_of(result, now=end + second) == "keyset_expired"
 
 
 # ---- form --------------------------------------------------------------------------
 
 
 def test_what_is_written_is_read_back(make: Make) -> None:
-    found = make(revoked=[Revocation(key_id=SIGNERS[1].key_id, since="2026-01-01T00:00:00Z")])
-    assert read_keyset(found.as_bytes()) == found
-    assert read_anchor(found.as_bytes()) == found
+    result = make(revoked=[Revocation(key_id=SIGNERS[1].key_id, since="2026-01-01T00:00:00Z")])
+    assert read_keyset(result.as_bytes()) == result
+    assert read_anchor(result.as_bytes()) == result
     roots = roots_of("abc", 2)
     assert read_anchor(canonical_json(roots.model_dump(mode="json"))) == roots
     revoked_from = datetime(2026, 1, 1, tzinfo=UTC)
-    assert found.keyset.public_keys() == (
+    assert result.keyset.public_keys() == (
         SIGNERS[0].public,
         replace(SIGNERS[1].public, revoked_from=revoked_from),
     )
@@ -239,25 +239,25 @@ def resigned(found: SignedKeyset, payload: bytes) -> bytes:
 def test_another_form_is_refused_however_well_it_is_signed(
     make: Make, pointer: str, value: Any
 ) -> None:
-    found = make()
-    document = json.loads(found.envelope.payload)
+    result = make()
+    document = json.loads(result.envelope.payload)
     *path, last = pointer.split("/")
     part = document
     for step in path:
         part = part[int(step)] if isinstance(part, list) else part[step]
     part[int(last) if isinstance(part, list) else last] = part[0] if value == "same" else value
     with pytest.raises(KeysetError) as refused:
-        read_keyset(resigned(found, canonical_json(document)))
+        read_keyset(resigned(result, canonical_json(document)))
     assert refused.value.code == "keyset_malformed"
 
 
 @pytest.mark.parametrize("lacks", ["key_id", "algorithm", "public_key", "not_before", "not_after"])
 def test_a_key_without_what_it_is_and_when_it_signs_is_none(make: Make, lacks: str) -> None:
-    found = make()
-    document = json.loads(found.envelope.payload)
+    result = make()
+    document = json.loads(result.envelope.payload)
     del document["keys"][0][lacks]
     with pytest.raises(KeysetError, match=f"keys/0/{lacks}: Field required"):
-        read_keyset(resigned(found, canonical_json(document)))
+        read_keyset(resigned(result, canonical_json(document)))
 
 
 def test_roots_that_are_written_by_hand_need_their_keys_and_a_threshold(make: Make) -> None:
@@ -269,8 +269,8 @@ def test_roots_that_are_written_by_hand_need_their_keys_and_a_threshold(make: Ma
     assert isinstance(roots, Roots)
     assert [(key.algorithm, key.label) for key in roots.keys] == [("ed25519", "")] * 3
     assert [key.public().key_id for key in roots.keys] == [key.key_id for key in ROOTS[:3]]
-    found = make()
-    assert accept_keyset([found], roots, NOW) == found.keyset
+    result = make()
+    assert accept_keyset([result], roots, NOW) == result.keyset
 
 
 def test_a_root_key_signs_no_certificates(make: Make) -> None:
@@ -279,10 +279,10 @@ def test_a_root_key_signs_no_certificates(make: Make) -> None:
 
 
 def test_one_version_has_one_spelling(make: Make) -> None:
-    found = make()
-    spaced = json.dumps(json.loads(found.envelope.payload), indent=1).encode()
+    result = make()
+    spaced = json.dumps(json.loads(result.envelope.payload), indent=1).encode()
     with pytest.raises(KeysetError, match="canonical"):
-        read_keyset(resigned(found, spaced))
+        read_keyset(resigned(result, spaced))
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"nonsense", b'{"payload": NaN}'])

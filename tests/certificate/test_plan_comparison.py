@@ -52,15 +52,15 @@ def test_making_every_change_leads_from_the_one_plan_to_the_other(
     one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
-    found = changes(first, second)
-    edits = tuple(edit for item in found for edit in item.edits)
-    if not found:
+    result = changes(first, second)
+    edits = tuple(edit for item in result for edit in item.edits)
+    if not result:
         assert first == second
         return
     whole = Change(pointer="", before=None, after=None, edits=edits)
     assert digest(changed(first, whole)) == digest(second)
     back = changes(second, first)
-    assert sorted((c.before, c.after) for c in found if c.pointer == "/steps") == sorted(
+    assert sorted((c.before, c.after) for c in result if c.pointer == "/steps") == sorted(
         (c.after, c.before) for c in back if c.pointer == "/steps"
     )
 
@@ -72,14 +72,14 @@ def test_what_is_only_written_differently_is_no_change(plan_of: PlanOf) -> None:
 
 
 def test_fields_of_which_one_is_given_are_one_change(plan_of: PlanOf) -> None:
-    (found,) = changes(plan_of(**POISSON), plan_of(**{**POISSON, "steps": ..., "epochs": 2}))
-    assert (found.before, found.after) == ({"steps": 40}, {"epochs": 2.0})
-    assert changed(plan_of(**POISSON), found).phases[0].epochs == 2
+    (result,) = changes(plan_of(**POISSON), plan_of(**{**POISSON, "steps": ..., "epochs": 2}))
+    assert (result.before, result.after) == ({"steps": 40}, {"epochs": 2.0})
+    assert changed(plan_of(**POISSON), result).phases[0].epochs == 2
 
 
 def test_a_part_of_another_kind_is_one_change(plan_of: PlanOf) -> None:
-    (found,) = changes(plan_of(), plan_of(sampling={"scheme": "poisson", "lot_size": 50}))
-    assert found.pointer == "/sampling"
+    (result,) = changes(plan_of(), plan_of(sampling={"scheme": "poisson", "lot_size": 50}))
+    assert result.pointer == "/sampling"
     (added,) = changes(plan_of(), plan_of(notes="why"))
     assert (added.before, added.is_words) == (ABSENT, True)
 
@@ -87,23 +87,23 @@ def test_a_part_of_another_kind_is_one_change(plan_of: PlanOf) -> None:
 def test_a_phase_that_is_added_is_a_change_of_the_phases(plan_of: PlanOf) -> None:
     phase = {name: DOCUMENT[name] for name in ("sampling", "steps", "releases")}
     two = plan_of(sampling=..., steps=..., releases=..., phases=[phase, phase])
-    (found,) = changes(plan_of(), two)
-    assert found.pointer == "/phases"
-    assert digest(changed(plan_of(), found)) == digest(two)
+    (result,) = changes(plan_of(), two)
+    assert result.pointer == "/phases"
+    assert digest(changed(plan_of(), result)) == digest(two)
 
 
 def test_each_change_alone_is_certified_as_that_plan_is(plan_of: PlanOf) -> None:
     first = plan_of()
     second = plan_of(steps=40, releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 30}])
-    found = compare_plans(first, second)
-    noise, steps = found.alone
+    result = compare_plans(first, second)
+    noise, steps = result.alone
     assert steps.assessment is not None
     assert steps.assessment.epsilon == certify(plan_of(steps=40), second_opinion=False).epsilon
     assert (noise.moved, steps.moved) == ("lowered", "raised")
     # One Gaussian: 40 steps at 30 are μ = √40/30, 10 at 20 are √10/20, so the second leaks more.
     assert math.sqrt(40) / 30 > math.sqrt(10) / 20
-    assert found.ranking == "first"
-    assert found.strongest is steps
+    assert result.ranking == "first"
+    assert result.strongest is steps
 
 
 @pytest.mark.parametrize(
@@ -122,28 +122,28 @@ def test_guarantees_that_do_not_mean_the_same_are_not_ranked(
     plan_of: PlanOf, other: dict[str, Any], code: str
 ) -> None:
     for pair in (plan_of(), plan_of(**other)), (plan_of(**other), plan_of()):
-        found = compare_plans(*pair)
-        assert found.ranking is None
-        assert [obstacle.code for obstacle in found.obstacles] == [code]
-        assert all(item.remedy for item in found.obstacles)
-        assert found.act_together is False
+        result = compare_plans(*pair)
+        assert result.ranking is None
+        assert [obstacle.code for obstacle in result.obstacles] == [code]
+        assert all(item.remedy for item in result.obstacles)
+        assert result.act_together is False
         # The one change is what makes them incomparable, so that it has not moved ε either.
-        assert all(entry.moved in (None, "unmoved") for entry in found.alone)
+        assert all(entry.moved in (None, "unmoved") for entry in result.alone)
 
 
 def test_a_guarantee_with_a_confidence_is_not_ranked_beside_a_certain_one(plan_of: PlanOf) -> None:
     sure = certify(plan_of(), second_opinion=False)
     likely = replace(sure, confidence=Confidence(level=0.99, seed="1"))
-    found = comparison_of(sure, likely, [])
-    assert [obstacle.code for obstacle in found.obstacles] == ["different_confidence"]
+    result = comparison_of(sure, likely, [])
+    assert [obstacle.code for obstacle in result.obstacles] == ["different_confidence"]
     assert comparison_of(likely, likely, []).ranking == "not_told_apart"
 
 
 def test_brackets_that_overlap_are_not_told_apart(plan_of: PlanOf) -> None:
-    found = compare_plans(plan_of(), plan_of(name="other"))
-    assert found.ranking == "not_told_apart"
-    assert [item.moved for item in found.alone] == [None]
-    assert found.strongest is None
+    result = compare_plans(plan_of(), plan_of(name="other"))
+    assert result.ranking == "not_told_apart"
+    assert [item.moved for item in result.alone] == [None]
+    assert result.strongest is None
 
 
 def test_a_change_within_the_width_of_the_brackets_is_not_told_apart(plan_of: PlanOf) -> None:
@@ -172,35 +172,35 @@ def _noise(sigma: float) -> dict[str, Any]:
 
 
 def test_where_the_noise_is_open_it_is_the_noise_that_moves(plan_of: PlanOf) -> None:
-    asked = [{"name": "all", "clip_norm": 1}]
-    first = plan_of(releases=asked)
-    found = compare_plans(first, plan_of(releases=asked, steps=40))
-    (steps,) = found.alone
+    requested = [{"name": "all", "clip_norm": 1}]
+    first = plan_of(releases=requested)
+    result = compare_plans(first, plan_of(releases=requested, steps=40))
+    (steps,) = result.alone
     assert steps.noise_moved == "raised"
     assert steps.moved in ("not_told_apart", "unmoved")
     assert steps.assessment is not None
-    assert found.first.joint is not None
+    assert result.first.joint is not None
     # Four times the steps need twice the noise.
-    assert steps.assessment.joint == pytest.approx(2 * found.first.joint, rel=1e-3)
+    assert steps.assessment.joint == pytest.approx(2 * result.first.joint, rel=1e-3)
 
 
 def test_the_strongest_change_is_the_one_that_moved_furthest(plan_of: PlanOf) -> None:
     """Four times the steps double the noise; a change that is refused counts for none."""
-    asked: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
+    requested: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
     tighter: dict[str, Any] = {"steps": 40, "target": {"epsilon": 7, "delta": 1e-5}}
-    for one, other in ((asked, asked | tighter), (asked | tighter, asked)):
-        found = compare_plans(plan_of(**one), plan_of(**other))
-        assert {element.change.pointer for element in found.alone} == {"/steps", "/target/epsilon"}
-        assert found.strongest_on_noise is not None
-        assert found.strongest_on_noise.change.pointer == "/steps"
-    given: dict[str, Any] = {**_noise(20), "steps": 40}
+    for one, other in ((requested, requested | tighter), (requested | tighter, requested)):
+        result = compare_plans(plan_of(**one), plan_of(**other))
+        assert {element.change.pointer for element in result.alone} == {"/steps", "/target/epsilon"}
+        assert result.strongest_on_noise is not None
+        assert result.strongest_on_noise.change.pointer == "/steps"
+    provided: dict[str, Any] = {**_noise(20), "steps": 40}
     other = {**_noise(22), "steps": 10, "sampling": {"scheme": "fixed_size", "lot_size": 50}}
-    found = compare_plans(plan_of(**given), plan_of(**other))
-    assert [entry.change.pointer for entry in found.alone if entry.moved is None] == ["/sampling"]
-    assert found.strongest is not None
-    assert found.strongest.change.pointer == "/steps"
-    (noise,) = [item for item in found.alone if item.noise_moved == "raised"]
-    assert found.strongest_on_noise is noise
+    result = compare_plans(plan_of(**provided), plan_of(**other))
+    assert [entry.change.pointer for entry in result.alone if entry.moved is None] == ["/sampling"]
+    assert result.strongest is not None
+    assert result.strongest.change.pointer == "/steps"
+    (noise,) = [item for item in result.alone if item.noise_moved == "raised"]
+    assert result.strongest_on_noise is noise
 
 
 @pytest.mark.parametrize(
@@ -216,21 +216,21 @@ def test_noise_that_was_solved_for_is_told_apart_beyond_what_solving_leaves_open
     plan_of: PlanOf, epsilon: float, moved: str
 ) -> None:
     """A thousandth of this ε is a ten-thousandth of the noise."""
-    asked: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
-    second = plan_of(**asked, target={"epsilon": epsilon, "delta": 1e-5})
-    (target,) = compare_plans(plan_of(**asked), second).alone
+    requested: dict[str, Any] = {"releases": [{"name": "all", "clip_norm": 1}]}
+    second = plan_of(**requested, target={"epsilon": epsilon, "delta": 1e-5})
+    (target,) = compare_plans(plan_of(**requested), second).alone
     assert target.noise_moved == moved
 
 
 def test_the_sentence_names_the_stronger_guarantee_with_both_numbers(plan_of: PlanOf) -> None:
     little, much = plan_of(**_noise(10.0)), plan_of(**_noise(20.0))
-    for first, second, said in (
+    for first, second, stated in (
         (much, little, "The first guarantee is stronger: ε ≤ "),
         (little, much, "The second guarantee is stronger: ε ≤ "),
         (much, much, "The guarantees are not told apart: ε ≤ "),
     ):
         sentence = compare_plans(first, second).sentence
-        assert sentence.startswith(said)
+        assert sentence.startswith(stated)
         assert sentence.endswith("at δ = 1e-5 (add_remove, per example).")
 
 
@@ -240,8 +240,8 @@ def test_a_change_that_is_refused_alone_has_the_reasons_of_that_plan(plan_of: Pl
     ordered = {"scheme": "cyclic", "lot_size": 50}
     first = plan_of(adjacency="zero_out", sampling=ordered, noise=correlated)
     second = plan_of(adjacency="zero_out", **POISSON)
-    found = {item.change.pointer: item for item in compare_plans(first, second).alone}
-    refused = found["/sampling"] if "/sampling" in found else found["/sampling/scheme"]
+    result = {item.change.pointer: item for item in compare_plans(first, second).alone}
+    refused = result["/sampling"] if "/sampling" in result else result["/sampling/scheme"]
     assert refused.assessment is not None
     assert [reason.code for reason in refused.reasons] == ["amplified_correlated"]
 
@@ -250,9 +250,9 @@ def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     release = {"name": "all", "clip_norm": 1}
     first = plan_of(releases=[release])
     second = plan_of(allocation="optimal", releases=[{**release, "dimension": 9}])
-    found = {item.change.pointer: item for item in compare_plans(first, second).alone}
-    assert found["/allocation"].assessment is None
-    assert found["/allocation"].reasons[0].remedy
+    result = {item.change.pointer: item for item in compare_plans(first, second).alone}
+    assert result["/allocation"].assessment is None
+    assert result["/allocation"].reasons[0].remedy
 
 
 def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf) -> None:
@@ -263,20 +263,22 @@ def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf)
         ]
         return plan_of(releases=blocks)
 
-    found = change_trials(with_noise(100), with_noise(200))
-    assert len(found) == MAX_CHANGES + 2
-    assert [item.reasons[0].code for item in found if item.plan is None] == ["too_many_changes"] * 2
+    result = change_trials(with_noise(100), with_noise(200))
+    assert len(result) == MAX_CHANGES + 2
+    assert [item.reasons[0].code for item in result if item.plan is None] == [
+        "too_many_changes"
+    ] * 2
 
 
 def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:
     block = {"name": "all", "clip_norm": 1, "noise_multiplier": 20}
     blocks = [{**block, "noise_multiplier": 30, "count": 4}]
-    found = compare_plans(
+    result = compare_plans(
         plan_of(clipping="flat", releases=[block]), plan_of(clipping="per_block", releases=blocks)
     )
     # A flat clip of four blocks is one release; four clips of their own are twice as sensitive.
-    assert found.ranking == "first"
-    alone = {item.change.pointer: item.moved for item in found.alone}
+    assert result.ranking == "first"
+    alone = {item.change.pointer: item.moved for item in result.alone}
     assert alone["/clipping"] == "unmoved"
-    assert found.act_together == all(moved != "raised" for moved in alone.values())
-    assert found.as_document()["act_together"] is found.act_together
+    assert result.act_together == all(moved != "raised" for moved in alone.values())
+    assert result.as_document()["act_together"] is result.act_together

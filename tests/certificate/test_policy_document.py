@@ -48,16 +48,16 @@ datasets: [dart, e2e-nlg]
 adjacencies: [zero_out, add_remove]
 epsilon_cap: 8
 """
-    given = {**LEAST, "adjacencies": ["add_remove", "zero_out"], "epsilon_cap": 8.0}
-    assert parse_policy(yaml, "yaml").digest() == policy_from(given).digest()
-    assert parse_policy(json.dumps(given).encode(), "json") == policy_from(given)
+    provided = {**LEAST, "adjacencies": ["add_remove", "zero_out"], "epsilon_cap": 8.0}
+    assert parse_policy(yaml, "yaml").digest() == policy_from(provided).digest()
+    assert parse_policy(json.dumps(provided).encode(), "json") == policy_from(provided)
 
 
 def test_what_is_written_out_is_the_same_policy() -> None:
-    given = policy(
+    provided = policy(
         caps={"dart": {"epsilon": 2}}, accountants={"pld": "0.6.0"}, on_outage="warn", approvals=2
     )
-    assert policy_from(given.as_document()) == given
+    assert policy_from(provided.as_document()) == provided
     assert policy_from(BUILT_IN.as_document()) == BUILT_IN
 
 
@@ -84,9 +84,9 @@ def test_every_field_changes_the_digest(field: str) -> None:
 
 
 def test_a_data_sets_own_cap_stands_before_the_policys() -> None:
-    found = policy(epsilon_cap=8, delta_cap=1e-5, caps={"dart": {"epsilon": 2}})
-    assert (found.cap("dart").epsilon, found.cap("dart").delta) == (2, 1e-5)
-    assert (found.cap("e2e-nlg").epsilon, found.cap(None).epsilon) == (8, 8)
+    result = policy(epsilon_cap=8, delta_cap=1e-5, caps={"dart": {"epsilon": 2}})
+    assert (result.cap("dart").epsilon, result.cap("dart").delta) == (2, 1e-5)
+    assert (result.cap("e2e-nlg").epsilon, result.cap(None).epsilon) == (8, 8)
 
 
 def test_a_policy_covers_what_it_names_and_a_default_everything() -> None:
@@ -169,8 +169,8 @@ def test_a_wrong_field_is_refused_where_it_stands(
 ) -> None:
     with pytest.raises(MalformedPolicy) as caught:
         policy(**changes)
-    found = {(reason.code, reason.pointer) for reason in caught.value.reasons}
-    assert (code, pointer) in found
+    result = {(reason.code, reason.pointer) for reason in caught.value.reasons}
+    assert (code, pointer) in result
     assert all(reason.remedy for reason in caught.value.reasons)
 
 

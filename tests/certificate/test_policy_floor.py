@@ -34,9 +34,9 @@ def predicate(
     plan: Plan, key: SigningKey, under: Policy = BUILT_IN, waivers: tuple[Waiver, ...] = ()
 ) -> dict[str, Any]:
     """What a certificate of ``plan``, issued under that policy, says."""
-    found, judgement = judge(plan, certify(plan, second_opinion=False), under, waivers)
-    said = issue(found, key, requester="carol", issued_at=NOW, under=judgement).statement
-    read: dict[str, Any] = json.loads(json.dumps(said))["predicate"]
+    result, judgement = judge(plan, certify(plan, second_opinion=False), under, waivers)
+    stated = issue(result, key, requester="carol", issued_at=NOW, under=judgement).statement
+    read: dict[str, Any] = json.loads(json.dumps(stated))["predicate"]
     return read
 
 
@@ -75,8 +75,8 @@ def test_a_certificate_issued_under_a_laxer_policy_is_below_the_floor(
 def test_another_version_whose_rules_are_kept_is_satisfied(
     plan_of: MakePlan, key: SigningKey
 ) -> None:
-    said = predicate(plan_of(), key, policy(version=1, epsilon_cap=3))
-    assert codes(said, policy(version=2, epsilon_cap=4)) == []
+    stated = predicate(plan_of(), key, policy(version=1, epsilon_cap=3))
+    assert codes(stated, policy(version=2, epsilon_cap=4)) == []
 
 
 def test_a_waiver_counts_under_the_policy_that_it_was_granted_against_alone(
@@ -93,10 +93,10 @@ def test_a_waiver_counts_under_the_policy_that_it_was_granted_against_alone(
         created_at="2027-01-01T00:00:00Z",
         expires_at="2027-02-01T00:00:00Z",
     )
-    said = predicate(plan_of(), key, own, (granted,))
-    assert said["verdict"] == "certified"
-    assert codes(said, own) == []
-    assert codes(said, policy(epsilon_cap=0.5, version=2)) == ["policy_epsilon_cap"]
+    stated = predicate(plan_of(), key, own, (granted,))
+    assert stated["verdict"] == "certified"
+    assert codes(stated, own) == []
+    assert codes(stated, policy(epsilon_cap=0.5, version=2)) == ["policy_epsilon_cap"]
 
 
 def test_a_reservation_is_not_asked_of_a_certificate(plan_of: MakePlan, key: SigningKey) -> None:
@@ -114,10 +114,10 @@ def test_what_claims_nothing_cannot_claim_too_much(plan_of: MakePlan, key: Signi
 def test_a_statement_that_does_not_say_enough_is_below_any_floor(
     plan_of: MakePlan, key: SigningKey, missing: str
 ) -> None:
-    said = predicate(plan_of(), key)
-    del said[missing]
-    assert codes(said, policy()) == ["policy_unreadable"]
-    assert codes({**said, missing: "nonsense"}, policy()) == ["policy_unreadable"]
+    stated = predicate(plan_of(), key)
+    del stated[missing]
+    assert codes(stated, policy()) == ["policy_unreadable"]
+    assert codes({**stated, missing: "nonsense"}, policy()) == ["policy_unreadable"]
 
 
 def test_facts_read_from_a_statement_are_those_it_was_judged_by(
@@ -126,10 +126,10 @@ def test_facts_read_from_a_statement_are_those_it_was_judged_by(
     """So that issuing, verifying and simulating never differ by a rounding."""
     for changes in ({}, {"adjacency": "replace_one"}, {"steps": 7, "target": {"epsilon": 2.5}}):
         plan = plan_of(**changes)
-        found = certify(plan, second_opinion=False)
+        result = certify(plan, second_opinion=False)
         for own in (BUILT_IN, policy(epsilon_cap=1e-3)):
-            said = predicate(plan, key, own)
-            assert PolicyFacts.said_in(said) == PolicyFacts.of(plan, found)
+            stated = predicate(plan, key, own)
+            assert PolicyFacts.said_in(stated) == PolicyFacts.of(plan, result)
 
 
 # ---- bundles of before ------------------------------------------------------------------
@@ -140,10 +140,10 @@ def test_bundles_of_the_first_built_in_policy_still_verify(name: str) -> None:
     """Made before policies were documents, with a policy of name and digest alone."""
     bundle = (VECTORS / f"default-1-{name}.bundle.json").read_bytes()
     keys = read_public_keys(VECTORS / "default-1.keys.json")
-    found = verify(bundle, keys, now=keys[0].not_before)
-    assert found.predicate["verdict"] == name.replace("-", "_")
-    assert found.predicate["policy"]["name"] == "default"
-    assert policy_floor(found.predicate, policy(epsilon_cap=3)) == ()
-    assert plan_from(found.predicate["plan"]).name == "quick"
-    below = policy_floor(found.predicate, policy(epsilon_cap=0.5))
+    result = verify(bundle, keys, now=keys[0].not_before)
+    assert result.predicate["verdict"] == name.replace("-", "_")
+    assert result.predicate["policy"]["name"] == "default"
+    assert policy_floor(result.predicate, policy(epsilon_cap=3)) == ()
+    assert plan_from(result.predicate["plan"]).name == "quick"
+    below = policy_floor(result.predicate, policy(epsilon_cap=0.5))
     assert [item.code for item in below] == (["policy_epsilon_cap"] if name == "certified" else [])

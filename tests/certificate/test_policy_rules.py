@@ -34,7 +34,7 @@ def policy(**changes: Any) -> Policy:
 
 
 def facts(plan: Plan, **changes: Any) -> PolicyFacts:
-    found = PolicyFacts(
+    result = PolicyFacts(
         plan=plan,
         verdict="certified",
         epsilon=2.0,
@@ -42,7 +42,7 @@ def facts(plan: Plan, **changes: Any) -> PolicyFacts:
         engines=(("gaussian", "0.1.0"), ("pld", "dp-accounting 0.6.0")),
         budget="fits",
     )
-    return replace(found, **changes)
+    return replace(result, **changes)
 
 
 ALONE = (("gaussian", "0.1.0"),)
@@ -113,10 +113,10 @@ def test_a_rule_tells_what_violates_it_and_where(
     told: dict[str, Any],
     pointer: str,
 ) -> None:
-    found = violations(policy(**rules), facts(plan_of(**changes), **told))
-    assert [(item.code, item.pointer) for item in found] == [(rule, pointer)]
-    assert found[0].message.endswith(".")
-    assert found[0].remedy.endswith(".")
+    result = violations(policy(**rules), facts(plan_of(**changes), **told))
+    assert [(item.code, item.pointer) for item in result] == [(rule, pointer)]
+    assert result[0].message.endswith(".")
+    assert result[0].remedy.endswith(".")
 
 
 @pytest.mark.parametrize("rule", sorted(LENIENT))
@@ -207,7 +207,7 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
     plan_of: MakePlan, both: tuple[Policy, Policy], verdict: Any
 ) -> None:
     plan = plan_of()
-    found = Assessment(
+    result = Assessment(
         verdict=verdict,
         plan_digest="sha256:0",
         plan={},
@@ -218,50 +218,50 @@ def test_no_policy_makes_a_plan_pass_that_accountancy_does_not(
         accountants=(Opinion(name="gaussian", version="0.1.0", epsilon=BRACKET),),
     )
     for item in both:
-        judged, judgement = judge(plan, found, item, budget="fits")
+        judged, judgement = judge(plan, result, item, budget="fits")
         allowed = {verdict, "refused"} if verdict == "certified" else {verdict}
         assert judged.verdict in allowed
         assert (judged.verdict == "certified") == (
-            verdict == "certified" and not violations(item, PolicyFacts.of(plan, found, "fits"))
+            verdict == "certified" and not violations(item, PolicyFacts.of(plan, result, "fits"))
         )
-        assert judged.epsilon == found.epsilon
-        assert judged.reasons[: len(found.reasons)] == found.reasons
+        assert judged.epsilon == result.epsilon
+        assert judged.reasons[: len(result.reasons)] == result.reasons
         assert judgement.policy == item
 
 
 @pytest.mark.parametrize("changes", [*SAMPLED, {"optimizer": {"name": "dp_dice"}}])
 def test_the_built_in_policy_changes_nothing(plan_of: MakePlan, changes: dict[str, Any]) -> None:
     plan = plan_of(**changes)
-    found = certify(plan, second_opinion=False)
-    assert judge(plan, found, BUILT_IN)[0] == found
+    result = certify(plan, second_opinion=False)
+    assert judge(plan, result, BUILT_IN)[0] == result
 
 
 def test_a_policys_refusal_keeps_the_numbers(plan_of: MakePlan) -> None:
     plan = plan_of()
-    found = certify(plan, second_opinion=False)
-    judged, _ = judge(plan, found, policy(epsilon_cap=0.5))
-    assert (found.verdict, judged.verdict) == ("certified", "refused")
-    assert replace(judged, verdict="certified", reasons=()) == found
+    result = certify(plan, second_opinion=False)
+    judged, _ = judge(plan, result, policy(epsilon_cap=0.5))
+    assert (result.verdict, judged.verdict) == ("certified", "refused")
+    assert replace(judged, verdict="certified", reasons=()) == result
     assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
 
 
 def test_a_cap_that_is_met_exactly_is_met(plan_of: MakePlan) -> None:
     plan = plan_of()
-    found = certify(plan, second_opinion=False)
-    assert found.epsilon is not None
-    at = PolicyFacts.of(plan, found).epsilon
+    result = certify(plan, second_opinion=False)
+    assert result.epsilon is not None
+    at = PolicyFacts.of(plan, result).epsilon
     assert at is not None
-    assert at >= found.epsilon.upper
-    assert judge(plan, found, policy(epsilon_cap=at))[0].verdict == "certified"
-    assert judge(plan, found, policy(epsilon_cap=at * (1 - 1e-11)))[0].verdict == "refused"
+    assert at >= result.epsilon.upper
+    assert judge(plan, result, policy(epsilon_cap=at))[0].verdict == "certified"
+    assert judge(plan, result, policy(epsilon_cap=at * (1 - 1e-11)))[0].verdict == "refused"
 
 
 def test_a_plan_that_asks_for_noise_is_judged_by_what_it_gets(plan_of: MakePlan) -> None:
     plan = plan_of(releases=[{"name": "all", "clip_norm": 1}])
-    found = certify(plan, second_opinion=False)
-    assert found.verdict == "certified"
-    assert judge(plan, found, policy(epsilon_cap=8))[0].verdict == "certified"
-    assert judge(plan, found, policy(epsilon_cap=4))[0].verdict == "refused"
+    result = certify(plan, second_opinion=False)
+    assert result.verdict == "certified"
+    assert judge(plan, result, policy(epsilon_cap=8))[0].verdict == "certified"
+    assert judge(plan, result, policy(epsilon_cap=4))[0].verdict == "refused"
 
 
 @pytest.mark.parametrize(

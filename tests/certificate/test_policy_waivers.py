@@ -36,7 +36,7 @@ STRICT = policy_from(
 
 
 def waiver(**changes: Any) -> Waiver:
-    given: dict[str, Any] = {
+    provided: dict[str, Any] = {
         "rule": "policy_epsilon_cap",
         "policy": STRICT.digest(),
         "dataset": "toy",
@@ -46,31 +46,33 @@ def waiver(**changes: Any) -> Waiver:
         "created_at": "2027-01-01T00:00:00Z",
         "expires_at": "2027-02-01T00:00:00Z",
     }
-    given |= changes
-    return Waiver.model_validate({key: value for key, value in given.items() if value is not ...})
+    provided |= changes
+    return Waiver.model_validate(
+        {key: value for key, value in provided.items() if value is not ...}
+    )
 
 
 BOTH = (waiver(), waiver(rule="policy_adjacency", expires_at="2027-01-20T00:00:00Z"))
 
 
 def helping(*granted: Waiver, plan: Plan, **changes: Any) -> tuple[Waiver, ...]:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "policy": STRICT.digest(),
         "plan_digest": digest(plan),
         "dataset": plan.dataset.name,
         "requester": "carol",
         "now": NOW,
     }
-    return in_force(granted, **(asked | changes))
+    return in_force(granted, **(requested | changes))
 
 
 def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_waiver(
     plan_of: MakePlan, key: SigningKey
 ) -> None:
     plan = plan_of()
-    found = certify(plan, second_opinion=False)
+    result = certify(plan, second_opinion=False)
     granted = helping(*BOTH, plan=plan)
-    judged, judgement = judge(plan, found, STRICT, granted)
+    judged, judgement = judge(plan, result, STRICT, granted)
     assert (judged.verdict, judged.reasons) == ("certified", ())
     certificate = issue(judged, key, requester="carol", issued_at=NOW, under=judgement)
     predicate = certificate.statement["predicate"]
@@ -94,8 +96,8 @@ def test_waived_reasons_stay_visible_and_the_certificate_ends_with_the_first_wai
 
 def test_what_is_not_waived_still_blocks(plan_of: MakePlan) -> None:
     plan = plan_of()
-    found = certify(plan, second_opinion=False)
-    judged, judgement = judge(plan, found, STRICT, BOTH[:1])
+    result = certify(plan, second_opinion=False)
+    judged, judgement = judge(plan, result, STRICT, BOTH[:1])
     assert judged.verdict == "refused"
     assert [reason.code for reason in judged.reasons] == ["policy_adjacency"]
     assert [item.reason.code for item in judgement.waived] == ["policy_epsilon_cap"]
@@ -103,9 +105,9 @@ def test_what_is_not_waived_still_blocks(plan_of: MakePlan) -> None:
 
 def test_a_waiver_of_the_same_rule_that_holds_longest_counts(plan_of: MakePlan) -> None:
     plan = plan_of()
-    found = certify(plan, second_opinion=False)
+    result = certify(plan, second_opinion=False)
     longer = waiver(expires_at="2027-03-01T00:00:00Z")
-    _, judgement = judge(plan, found, STRICT, (*BOTH, longer))
+    _, judgement = judge(plan, result, STRICT, (*BOTH, longer))
     assert judgement.waived[1].waiver == longer
 
 
@@ -113,10 +115,10 @@ def test_a_waiver_of_the_same_rule_that_holds_longest_counts(plan_of: MakePlan) 
 def test_no_waiver_helps_against_accountancy(plan_of: MakePlan, verdict: str) -> None:
     changes = {"target": {"epsilon": 0.01, "delta": 1e-5}} if verdict == "under_noised" else {}
     plan = plan_of(**changes, **({"optimizer": {"name": "dp_dice"}} if not changes else {}))
-    found = certify(plan, second_opinion=False)
-    assert found.verdict == verdict
-    judged, _ = judge(plan, found, STRICT, BOTH)
-    assert (judged.verdict, judged.reasons) == (verdict, found.reasons)
+    result = certify(plan, second_opinion=False)
+    assert result.verdict == verdict
+    judged, _ = judge(plan, result, STRICT, BOTH)
+    assert (judged.verdict, judged.reasons) == (verdict, result.reasons)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +169,8 @@ def test_a_waiver_for_a_plan_helps_with_that_plan_alone(plan_of: MakePlan) -> No
 
 def test_waivers_of_another_rule_do_not_help(plan_of: MakePlan) -> None:
     plan = plan_of(adjacency="zero_out")
-    found = certify(plan, second_opinion=False)
-    judged, _ = judge(plan, found, STRICT, [waiver(rule="policy_sampler")])
+    result = certify(plan, second_opinion=False)
+    judged, _ = judge(plan, result, STRICT, [waiver(rule="policy_sampler")])
     assert [reason.code for reason in judged.reasons] == ["policy_epsilon_cap"]
 
 
@@ -250,8 +252,8 @@ def test_the_policy_that_is_named_is_the_policy_that_judged(
 ) -> None:
     plan = plan_of(adjacency="zero_out")
     lenient: Policy = STRICT.model_copy(update={"epsilon_cap": 8.0, "version": 2})
-    found, judgement = judge(plan, certify(plan, second_opinion=False), lenient)
-    said = issue(found, key, requester="carol", issued_at=NOW, under=judgement).statement
-    assert said["predicate"]["policy"] == lenient.reference()
-    assert said["predicate"]["validity"]["not_after"] == "2027-04-10T12:00:00Z"
+    result, judgement = judge(plan, certify(plan, second_opinion=False), lenient)
+    stated = issue(result, key, requester="carol", issued_at=NOW, under=judgement).statement
+    assert stated["predicate"]["policy"] == lenient.reference()
+    assert stated["predicate"]["validity"]["not_after"] == "2027-04-10T12:00:00Z"
     assert lenient.digest() != STRICT.digest()

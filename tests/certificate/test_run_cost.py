@@ -32,15 +32,15 @@ OPEN = [{"name": "all", "clip_norm": 1}]
 
 def said_of(plan: Plan) -> tuple[str, dict[str, Any]]:
     """The engine that decides about ``plan``, and the predicate of its certificate."""
-    made = issue(
+    created = issue(
         certify(plan, second_opinion=False),
         SigningKey.generate(),
         requester="ada",
         issued_at=datetime.now(UTC),
     )
-    envelope = read_envelope(json.loads(made.bundle)["envelope"])
-    said = json.loads(envelope.payload)["predicate"]
-    return said["accountants"][0]["name"], said
+    envelope = read_envelope(json.loads(created.bundle)["envelope"])
+    stated = json.loads(envelope.payload)["predicate"]
+    return stated["accountants"][0]["name"], stated
 
 
 @pytest.mark.parametrize(
@@ -60,45 +60,45 @@ def test_steps_that_add_up_cost_what_they_are_and_all_others_everything(
     plan_of: Callable[..., Plan], changes: dict[str, Any], steps: int, like: int
 ) -> None:
     plan = plan_of(**changes)
-    engine, said = said_of(plan)
-    run = run_of(plan, engine, said=said)
+    engine, stated = said_of(plan)
+    run = run_of(plan, engine, said=stated)
     assert divergences(run.event_of(steps)) == divergences(run.event_of(like))
     assert run.cost_of(steps).within(run.cost_of(run.steps))
 
 
 def test_no_step_costs_nothing_but_a_metric_is_charged(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of()
-    engine, said = said_of(plan)
-    assert run_of(plan, engine, said=said).event_of(0) == Composed(events=())
+    engine, stated = said_of(plan)
+    assert run_of(plan, engine, said=stated).event_of(0) == Composed(events=())
     metric = {"kind": "gaussian", "name": "loss", "noise_multiplier": 30}
     beside = plan_of(extra=[metric])
-    engine, said = said_of(beside)
-    assert max(divergences(run_of(beside, engine, said=said).event_of(0))) > 0
+    engine, stated = said_of(beside)
+    assert max(divergences(run_of(beside, engine, said=stated).event_of(0))) > 0
 
 
 def test_noise_that_was_solved_for_is_the_certificates(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of(releases=OPEN, target={"epsilon": 2, "delta": 1e-5})
-    engine, said = said_of(plan)
-    assert 1.9 < run_of(plan, engine, said=said).epsilon <= 2
-    said["noise_multiplier"]["releases"][0]["required"] = "1.5"
+    engine, stated = said_of(plan)
+    assert 1.9 < run_of(plan, engine, said=stated).epsilon <= 2
+    stated["noise_multiplier"]["releases"][0]["required"] = "1.5"
     with pytest.raises(CertificateDiffers):
-        run_of(plan, engine, said=said)
+        run_of(plan, engine, said=stated)
 
 
 def test_a_rate_or_length_that_differs_from_the_certificate_is_refused(
     plan_of: Callable[..., Plan],
 ) -> None:
     plan = plan_of(sampling=POISSON, steps=100)
-    engine, said = said_of(plan)
+    engine, stated = said_of(plan)
     for field, value in (("probability", "0.03"), ("steps", 101), ("lot_size", 21)):
-        (entry,) = said["sampling"]
+        (entry,) = stated["sampling"]
         with pytest.raises(CertificateDiffers):
-            run_of(plan, engine, said={**said, "sampling": [{**entry, field: value}]})
+            run_of(plan, engine, said={**stated, "sampling": [{**entry, field: value}]})
 
 
 def test_steps_beyond_the_run_are_no_part_of_it(plan_of: Callable[..., Plan]) -> None:
     plan = plan_of()
-    engine, said = said_of(plan)
+    engine, stated = said_of(plan)
     for steps in (-1, 11):
         with pytest.raises(ValueError, match="between 0 and 10"):
-            run_of(plan, engine, said=said).event_of(steps)
+            run_of(plan, engine, said=stated).event_of(steps)

@@ -47,9 +47,9 @@ def pem(key: Any, encryption: Any = None) -> str:
 def test_a_key_of_the_environment_signs_for_its_own_record_alone() -> None:
     halves = private_key_source({KEY_VARIABLE: pem(KEY.private)})
     assert halves is not None
-    found = halves.find(KEY.public)
-    assert found is not None
-    assert all(KEY.public.accepts(found.sign(message), message) for message in MESSAGES)
+    result = halves.find(KEY.public)
+    assert result is not None
+    assert all(KEY.public.accepts(result.sign(message), message) for message in MESSAGES)
     assert halves.find(OTHER.public) is None
     assert "PRIVATE" not in repr(halves)
 
@@ -170,8 +170,8 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     patch = pytest.MonkeyPatch()
     patch.setenv("SOFTHSM2_CONF", str(configuration))
     secrets = ["--pin", "1234", "--token", "signing"]
-    made = ["--init-token", "--free", "--label", "signing", "--so-pin", "5678", "--pin", "1234"]
-    subprocess.run(["softhsm2-util", *made], check=True, capture_output=True)
+    created = ["--init-token", "--free", "--label", "signing", "--so-pin", "5678", "--pin", "1234"]
+    subprocess.run(["softhsm2-util", *created], check=True, capture_output=True)
     for number, key in enumerate((KEY, OTHER)):
         write_private(directory / "key.pem", key.private)
         named = [
@@ -195,34 +195,34 @@ def test_a_token_signs_with_the_key_of_each_record(token: dict[str, str]) -> Non
     halves = private_key_source(token)
     assert halves is not None
     for key in (KEY, OTHER):
-        found = halves.find(key.public)
-        assert found is not None
-        assert all(key.public.accepts(found.sign(message), message) for message in MESSAGES)
+        result = halves.find(key.public)
+        assert result is not None
+        assert all(key.public.accepts(result.sign(message), message) for message in MESSAGES)
     assert halves.find(SigningKey.generate().public) is None
-    assert "1234" not in repr(found)
+    assert "1234" not in repr(result)
 
 
 # The package warns when it lets go of what belonged to the lost session.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_session_that_was_lost_is_opened_again(token: dict[str, str]) -> None:
     halves: Any = private_key_source(token)
-    found = halves.find(KEY.public)
+    result = halves.find(KEY.public)
     halves._session.close()
-    assert KEY.public.accepts(found.sign(b"again"), b"again")
+    assert KEY.public.accepts(result.sign(b"again"), b"again")
 
 
 def test_a_token_that_cannot_be_used_is_said(token: dict[str, str], tmp_path: Path) -> None:
     pin = tmp_path / "pin"
     pin.write_text("1234")
     pin.chmod(0o644)
-    for changes, said in (
+    for changes, stated in (
         ({TOKEN_VARIABLE: "none"}, "NoSuchToken"),
         ({MODULE_VARIABLE: "/none.so"}, "PKCS11Error"),
         ({TOKEN_VARIABLE: ""}, TOKEN_VARIABLE),
         ({PIN_FILE_VARIABLE: str(pin)}, "chmod 600"),
         ({PIN_FILE_VARIABLE: "/none"}, "cannot be read"),
     ):
-        with pytest.raises(KeyFailure, match=said):
+        with pytest.raises(KeyFailure, match=stated):
             _seek({**token, **changes})
 
 
@@ -232,9 +232,9 @@ def _seek(settings: dict[str, str]) -> None:
 
 def test_without_its_package_a_token_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pkcs11", None)
-    given = dict.fromkeys((MODULE_VARIABLE, TOKEN_VARIABLE, PIN_FILE_VARIABLE), "x")
+    provided = dict.fromkeys((MODULE_VARIABLE, TOKEN_VARIABLE, PIN_FILE_VARIABLE), "x")
     with pytest.raises(KeyFailure, match=r"affidavit\[pkcs11\]"):
-        private_key_source(given)
+        private_key_source(provided)
 
 
 # ---- the key directory with them ---------------------------------------------------
@@ -244,6 +244,6 @@ def test_the_directory_says_when_and_the_other_place_signs(tmp_path: Path) -> No
     store = KeyStore(tmp_path)
     store.keep(KEY.public)
     assert store.signing_key() is None
-    found = store.signing_key(private_key_source({KEY_VARIABLE: pem(KEY.private)}))
-    assert found is not None
-    assert found.public == KEY.public
+    result = store.signing_key(private_key_source({KEY_VARIABLE: pem(KEY.private)}))
+    assert result is not None
+    assert result.public == KEY.public

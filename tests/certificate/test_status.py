@@ -27,9 +27,9 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 
 def new_key(*, development: bool = False) -> SigningKey:
     """A key whose window was open before this file was read, however late its test runs."""
-    made = SigningKey.generate("test", development=development)
-    earlier = replace(made.public, not_before=NOW - timedelta(hours=1))
-    return replace(made, public=earlier)
+    created = SigningKey.generate("test", development=development)
+    earlier = replace(created.public, not_before=NOW - timedelta(hours=1))
+    return replace(created, public=earlier)
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,15 @@ def key() -> SigningKey:
 def easy(make_plan: Any) -> Plan:
     """A plan that is certified."""
     releases = [{"name": "all", "clip_norm": 0.1, "noise_multiplier": 50}]
-    found: Plan = make_plan(releases=releases)
-    return found
+    result: Plan = make_plan(releases=releases)
+    return result
 
 
 @pytest.fixture
 def usable(easy: Plan, key: SigningKey) -> Certificate:
-    found = certify(easy, second_opinion=False)
-    assert found.verdict == "certified"
-    return issue(found, key, requester="ada", issued_at=NOW)
+    result = certify(easy, second_opinion=False)
+    assert result.verdict == "certified"
+    return issue(result, key, requester="ada", issued_at=NOW)
 
 
 def written(at: datetime) -> str:
@@ -247,8 +247,8 @@ def pending(easy: Plan, key: SigningKey) -> Certificate:
     """A certificate that two people other than ada have to approve."""
     policy = BUILT_IN.model_copy(update={"approvals": 2})
     assessment: Assessment = certify(easy, second_opinion=False)
-    found, under = judge(easy, assessment, policy, ())
-    return issue(found, key, requester="ada", issued_at=NOW, under=under)
+    result, under = judge(easy, assessment, policy, ())
+    return issue(result, key, requester="ada", issued_at=NOW, under=under)
 
 
 class _First:

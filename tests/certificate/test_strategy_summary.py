@@ -27,16 +27,16 @@ def result(plan: Plan) -> dict[str, Any]:
 
 
 def test_the_result_has_the_strategy_and_its_errors_at_unit_noise(plan_of: Make) -> None:
-    found = result(plan_of(**STREAM))
-    strategy = found["strategy"]
+    outcome = result(plan_of(**STREAM))
+    strategy = outcome["strategy"]
     assert strategy["kind"] == "bidiagonal"
     assert strategy["exact"] is True
     assert strategy["sensitivity"] == pytest.approx(4.80, abs=5e-3)
     assert strategy["rms_error"] ** 2 == pytest.approx(1 + 0.01 * 29 / 2)
     assert strategy["max_error"] ** 2 == pytest.approx(1 + 0.01 * 29)
     assert strategy["coefficients"] == [1.0, -0.9]
-    assert found["sensitivity"] == strategy["sensitivity"]
-    assert found["mu"] == pytest.approx(strategy["sensitivity"] / 20)
+    assert outcome["sensitivity"] == strategy["sensitivity"]
+    assert outcome["mu"] == pytest.approx(strategy["sensitivity"] / 20)
 
 
 def test_a_plan_that_gives_no_lambda_gets_the_best_one_for_its_workload(plan_of: Make) -> None:
@@ -57,10 +57,10 @@ def test_a_plan_that_gives_no_lambda_gets_the_best_one_for_its_workload(plan_of:
     assert left["epsilon"] == named["epsilon"]
     assert left["strategy"] == named["strategy"]
     assert left["plan_digest"] != named["plan_digest"]
-    found = loss({"kind": "bidiagonal"})
-    assert found <= 15.26
+    outcome = loss({"kind": "bidiagonal"})
+    assert outcome <= 15.26
     for aside in (-0.01, -0.001, 0.001, 0.01):
-        assert found < loss({"kind": "bidiagonal", "lambda": best + aside})
+        assert outcome < loss({"kind": "bidiagonal", "lambda": best + aside})
 
 
 def test_lambda_zero_is_independent_noise_exactly(plan_of: Make) -> None:
@@ -78,9 +78,9 @@ def test_independent_noise_has_no_strategy(plan_of: Make) -> None:
 
 
 def test_a_replaced_record_counts_twice_beside_its_strategy(plan_of: Make) -> None:
-    found = result(plan_of(**{**STREAM, "adjacency": "replace_one"}))
-    assert found["sensitivity"] == pytest.approx(2 * found["strategy"]["sensitivity"])
-    assert found["mu"] == pytest.approx(found["sensitivity"] / 20)
+    outcome = result(plan_of(**{**STREAM, "adjacency": "replace_one"}))
+    assert outcome["sensitivity"] == pytest.approx(2 * outcome["strategy"]["sensitivity"])
+    assert outcome["mu"] == pytest.approx(outcome["sensitivity"] / 20)
 
 
 def test_the_workload_shapes_the_errors_and_not_the_guarantee(plan_of: Make) -> None:
@@ -91,20 +91,20 @@ def test_the_workload_shapes_the_errors_and_not_the_guarantee(plan_of: Make) -> 
 
 
 def test_noise_is_solved_for_through_the_sensitivity(plan_of: Make) -> None:
-    found = result(plan_of(**STREAM, releases=OPEN, target=FULL))
-    assert found["verdict"] == "certified"
-    assert 3.99 < found["epsilon"]["upper"] <= 4
-    (release,) = found["noise_multiplier"]["releases"]
+    outcome = result(plan_of(**STREAM, releases=OPEN, target=FULL))
+    assert outcome["verdict"] == "certified"
+    assert 3.99 < outcome["epsilon"]["upper"] <= 4
+    (release,) = outcome["noise_multiplier"]["releases"]
     once = {**STREAM, "noise": {"kind": "independent"}}
     (plain,) = result(plan_of(**once, releases=OPEN, target=FULL))["noise_multiplier"]["releases"]
-    ratio = found["strategy"]["sensitivity"] / 3**0.5
+    ratio = outcome["strategy"]["sensitivity"] / 3**0.5
     assert release["required"] / plain["required"] == pytest.approx(ratio, rel=1e-3)
 
 
 def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None:
-    found = result(plan_of(**{**STREAM, "steps": None}, target=FULL))
-    steps = found["sampling"]["steps"]
-    assert found["verdict"] == "certified"
+    outcome = result(plan_of(**{**STREAM, "steps": None}, target=FULL))
+    steps = outcome["sampling"]["steps"]
+    assert outcome["verdict"] == "certified"
     at = {"target": FULL}
     assert result(plan_of(**{**STREAM, "steps": steps}, **at))["verdict"] == "certified"
     assert result(plan_of(**{**STREAM, "steps": steps + 1}, **at))["verdict"] == "under_noised"
@@ -133,15 +133,15 @@ def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None
 def test_what_a_reader_should_know_is_said(
     plan_of: Make, changes: dict[str, Any], code: str
 ) -> None:
-    found = result(plan_of(**{**STREAM, **changes}))
-    assert code in [warning["code"] for warning in found["warnings"]]
-    assert found["strategy"]["exact"] == (code == "no_amplification")
+    outcome = result(plan_of(**{**STREAM, **changes}))
+    assert code in [warning["code"] for warning in outcome["warnings"]]
+    assert outcome["strategy"]["exact"] == (code == "no_amplification")
 
 
 def test_a_dense_strategy_is_told_by_the_digest_of_its_noise(plan_of: Make) -> None:
-    found = result(plan_of(**{**STREAM, "noise": {"kind": "dense"}}))["strategy"]
-    assert len(found["noise_sha256"]) == 64
-    assert "coefficients" not in found
+    outcome = result(plan_of(**{**STREAM, "noise": {"kind": "dense"}}))["strategy"]
+    assert len(outcome["noise_sha256"]) == 64
+    assert "coefficients" not in outcome
 
 
 def test_phases_have_a_strategy_each(plan_of: Make) -> None:
@@ -158,6 +158,6 @@ def test_errors_that_are_too_costly_are_left_out_and_the_guarantee_is_not(plan_o
     endless = {**STREAM, "steps": 10**12, "releases": [{**OPEN[0], "noise_multiplier": 1e9}]}
     dataset = {"size": 10**15}
     sampling = {"scheme": "cyclic", "lot_size": 1000}
-    found = result(plan_of(**{**endless, "dataset": dataset, "sampling": sampling}, target=SMALL))
-    assert found["strategy"]["rms_error"] is None
-    assert found["strategy"]["sensitivity"] == pytest.approx((1 - 0.81) ** -0.5)
+    outcome = result(plan_of(**{**endless, "dataset": dataset, "sampling": sampling}, target=SMALL))
+    assert outcome["strategy"]["rms_error"] is None
+    assert outcome["strategy"]["sensitivity"] == pytest.approx((1 - 0.81) ** -0.5)

@@ -37,8 +37,8 @@ def result_of() -> Callable[..., Result]:
 def test_muon_is_warned_that_five_steps_hardly_orthogonalise(
     result_of: Callable[..., Result],
 ) -> None:
-    found = result_of()
-    hidden, auxiliary = found["planning"]
+    result = result_of()
+    hidden, auxiliary = result["planning"]
     assert hidden["momentum_norm"] == pytest.approx(0.2745, abs=1e-4)
     assert hidden["newton_schulz"] == {
         "start": "paper",
@@ -48,7 +48,7 @@ def test_muon_is_warned_that_five_steps_hardly_orthogonalise(
         "singular_value": pytest.approx(0.228, abs=0.01),
     }
     assert "momentum_norm" not in auxiliary
-    (warning,) = (w for w in found["warnings"] if w["code"] == "newton_schulz_start")
+    (warning,) = (w for w in result["warnings"] if w["code"] == "newton_schulz_start")
     assert "0.275" in warning["message"]
     assert "frobenius" in warning["message"]
 
@@ -64,9 +64,9 @@ def test_muon_is_warned_that_five_steps_hardly_orthogonalise(
 def test_and_not_where_it_starts_normalised(
     result_of: Callable[..., Result], changes: dict[str, Any]
 ) -> None:
-    found = result_of(**changes)
-    assert "newton_schulz_start" not in {w["code"] for w in found["warnings"]}
-    assert found["epsilon"] == result_of()["epsilon"]
+    result = result_of(**changes)
+    assert "newton_schulz_start" not in {w["code"] for w in result["warnings"]}
+    assert result["epsilon"] == result_of()["epsilon"]
 
 
 def test_the_bias_corrected_one_has_the_noise_of_its_probes(

@@ -60,10 +60,10 @@ def test_the_largest_plan_verifies(make_plan: Any, key: SigningKey) -> None:
         for place in range(9_999)
     ]
     large = make_plan(releases=releases)
-    found = certify(large, second_opinion=False)
+    result = certify(large, second_opinion=False)
     now = datetime.now(UTC).replace(microsecond=0)
-    issued = issue(found, key, requester="tests", issued_at=now)
-    bundle = json.dumps(issued.as_result(found)["certificate"]["bundle"]).encode()
+    issued = issue(result, key, requester="tests", issued_at=now)
+    bundle = json.dumps(issued.as_result(result)["certificate"]["bundle"]).encode()
     assert len(bundle) > 1024 * 1024
     assert verify(bundle, [key.public], plan=large).statement == issued.statement
 

@@ -88,9 +88,9 @@ def test_lower_is_at_most_upper_and_both_are_finite(name: str, event: Event, del
 @everywhere
 def test_the_empty_composition_costs_nothing(name: str) -> None:
     for nothing in (Composed(events=()), gaussian(1.0, 0), poisson(0.1, 1.0, 0)):
-        found = accountant(name).curve(nothing)
-        assert found.epsilon(DELTA).upper == 0
-        assert found.delta(1.0).upper == 0
+        result = accountant(name).curve(nothing)
+        assert result.epsilon(DELTA).upper == 0
+        assert result.delta(1.0).upper == 0
 
 
 @everywhere
@@ -136,8 +136,8 @@ def test_more_noise_lower_rate_and_fewer_steps_cost_less(
 @everywhere
 @events
 def test_epsilon_does_not_increase_in_delta(name: str, event: Event) -> None:
-    found = curve(name, event)
-    ends = [found.epsilon(delta).upper for delta in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)]
+    result = curve(name, event)
+    ends = [result.epsilon(delta).upper for delta in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)]
     assert all(a >= b * (1 - WOBBLE[name]) for a, b in itertools.pairwise(ends))
     assert ends[0] > ends[-1]
 
@@ -145,9 +145,9 @@ def test_epsilon_does_not_increase_in_delta(name: str, event: Event) -> None:
 @everywhere
 @events
 def test_delta_at_the_epsilon_of_delta_is_delta(name: str, event: Event) -> None:
-    found = curve(name, event)
+    result = curve(name, event)
     try:
-        back = found.delta(found.epsilon(DELTA).upper)
+        back = result.delta(result.epsilon(DELTA).upper)
     except OutOfReach:
         pytest.skip(f"{name} does not invert here")
     assert back.lower <= DELTA * (1 + 10 * WOBBLE[name])

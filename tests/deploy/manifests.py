@@ -37,25 +37,25 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 def variables() -> set[str]:
     """Every environment variable that the service or the worker reads."""
-    found = set(OTHERS)
+    result = set(OTHERS)
     for name in READ_BY:
         path = ROOT / name
         for file in path.glob("*.py") if path.is_dir() else [path]:
-            found |= set(
+            result |= set(
                 re.findall(r"\b(AFFIDAVIT_[A-Z0-9_]*[A-Z0-9]|DATABASE_URL)\b", file.read_text())
             )
-    return found
+    return result
 
 
 def image() -> dict[str, str]:
     """What the image sets: its variables, and USER, EXPOSE."""
-    found = {}
+    result = {}
     for word, rest in instructions(1):
         if word == "ENV":
-            found |= dict(pair.split("=", 1) for pair in rest.split())
+            result |= dict(pair.split("=", 1) for pair in rest.split())
         elif word in ("USER", "EXPOSE"):
-            found[word] = rest.strip()
-    return found
+            result[word] = rest.strip()
+    return result
 
 
 def parsed(command: Sequence[str]) -> dict[str, Any]:
@@ -81,27 +81,27 @@ def violations(pod: dict[str, Any]) -> list[str]:
 
     Reference: kubernetes.io/docs/concepts/security/pod-security-standards, "Restricted".
     """
-    of_pod, found = pod.get("securityContext", {}), []
+    of_pod, result = pod.get("securityContext", {}), []
     kinds = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
     for volume in pod.get("volumes", []):
         if not set(volume) - {"name"} <= kinds:
-            found.append(f"volume {volume['name']}")
-    found += [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+            result.append(f"volume {volume['name']}")
+    result += [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
     if pod.get("automountServiceAccountToken") is not False:
-        found.append("service account's token")
+        result.append("service account's token")
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         own = {**of_pod, **container.get("securityContext", {})}
         if own.get("runAsNonRoot") is not True or own.get("runAsUser", 0) == 0:
-            found.append("root")
+            result.append("root")
         if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
-            found.append("more privileges")
+            result.append("more privileges")
         if own.get("capabilities", {}) != {"drop": ["ALL"]}:
-            found.append("capabilities")
+            result.append("capabilities")
         if own.get("seccompProfile", {}).get("type") != "RuntimeDefault":
-            found.append("system calls")
+            result.append("system calls")
         if own.get("readOnlyRootFilesystem") is not True:
-            found.append("writable root")
-        found += ["port of the host" for port in container.get("ports", []) if "hostPort" in port]
+            result.append("writable root")
+        result += ["port of the host" for port in container.get("ports", []) if "hostPort" in port]
         if "limits" not in container.get("resources", {}):
-            found.append("no limits")
-    return found
+            result.append("no limits")
+    return result

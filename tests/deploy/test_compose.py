@@ -39,8 +39,8 @@ def test_our_commands_are_those_of_the_programs() -> None:
 
 def test_variables_are_read_and_secrets_come_from_outside() -> None:
     for name in OURS:
-        given = SERVICES[name]["environment"]
-        assert given.keys() <= variables(), name
+        provided = SERVICES[name]["environment"]
+        assert provided.keys() <= variables(), name
     for name, service in SERVICES.items():
         for variable, value in service["environment"].items():
             if re.search("PASSWORD|TOKEN|URL", variable):
@@ -52,7 +52,7 @@ def test_nothing_writes_to_its_root_and_all_that_answers_is_watched() -> None:
         assert service["read_only"] is True, name
         assert "no-new-privileges:true" in service["security_opt"], name
         assert "/tmp" in service["tmpfs"], name
-    assert {name for name, each in SERVICES.items() if "test" in each.get("healthcheck", {})} == {
+    assert {name for name, entry in SERVICES.items() if "test" in entry.get("healthcheck", {})} == {
         "database",
         "service",
     }
@@ -62,8 +62,8 @@ def test_nothing_writes_to_its_root_and_all_that_answers_is_watched() -> None:
 
 def test_what_waits_waits_for_what_there_is() -> None:
     for service in SERVICES.values():
-        for name, wanted in service.get("depends_on", {}).items():
-            if wanted["condition"] == "service_healthy":
+        for name, requested in service.get("depends_on", {}).items():
+            if requested["condition"] == "service_healthy":
                 assert "test" in SERVICES[name]["healthcheck"]
     used = {
         item.split(":")[0]

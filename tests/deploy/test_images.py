@@ -10,10 +10,10 @@ DOCKERFILE = (DEPLOY / "worker" / "Dockerfile").read_text()
 
 
 def pins(name: str) -> dict[str, str]:
-    found = re.findall(
+    result = re.findall(
         r"^([a-z0-9._-]+)(?:\[[a-z]+\])?==(\S+)", (ROOT / name).read_text(), re.MULTILINE
     )
-    return dict(found)
+    return dict(result)
 
 
 def test_what_both_images_have_is_the_same() -> None:

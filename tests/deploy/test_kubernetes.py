@@ -45,7 +45,7 @@ def test_a_manifest_is_valid(document: dict[str, Any], version: str) -> None:
 
 
 def test_a_field_that_is_misspelt_is_found() -> None:
-    wrong = copy.deepcopy(next(each for _, each in ALL if each["kind"] == "Job"))
+    wrong = copy.deepcopy(next(item for _, item in ALL if item["kind"] == "Job"))
     wrong["spec"]["template"]["spec"]["restartpolicy"] = "Never"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, OLDEST, strict=True)
@@ -75,7 +75,7 @@ def test_a_pod_is_let_into_a_restricted_namespace(name: str, pod: dict[str, Any]
         (lambda pod: pod["containers"][0].pop("resources"), "no limits"),
         (lambda pod: pod.pop("automountServiceAccountToken"), "service account's token"),
     ],
-    ids=lambda each: each if isinstance(each, str) else "",
+    ids=lambda item: item if isinstance(item, str) else "",
 )
 def test_one_that_asks_for_more_is_not(spoil: Callable[[Any], None], found: str) -> None:
     pod = copy.deepcopy(PODS[0][1])
@@ -85,8 +85,8 @@ def test_one_that_asks_for_more_is_not(spoil: Callable[[Any], None], found: str)
 
 def test_commands_are_those_of_the_programs() -> None:
     for container in containers():
-        given = " ".join([*container["command"], *container.get("args", [])])
-        told = given.replace("$(MEMORY)", "32768").replace("$(POD)", "affidavit-worker-5f6c")
+        provided = " ".join([*container["command"], *container.get("args", [])])
+        told = provided.replace("$(MEMORY)", "32768").replace("$(POD)", "affidavit-worker-5f6c")
         options = parsed(told.split())
         gpus = int(container["resources"]["limits"].get("nvidia.com/gpu", 0))
         if "processes" in options:
@@ -122,9 +122,10 @@ def test_ports_users_and_paths_are_those_of_the_image() -> None:
                 assert ports == [built["EXPOSE"]]
                 assert parsed(container["command"])["port"] == int(built["EXPOSE"])
             for kind in ("livenessProbe", "startupProbe", "readinessProbe"):
-                wanted = "/readyz" if kind == "readinessProbe" else "/livez"
+                requested = "/readyz" if kind == "readinessProbe" else "/livez"
                 assert (
-                    container.get(kind, {"httpGet": {"path": wanted}})["httpGet"]["path"] == wanted
+                    container.get(kind, {"httpGet": {"path": requested}})["httpGet"]["path"]
+                    == requested
                 )
             if ports:
                 assert container.keys() >= {"livenessProbe", "startupProbe", "readinessProbe"}
@@ -146,37 +147,37 @@ def test_files_that_a_worker_reads_are_mounted() -> None:
 def test_the_page_makes_everything_that_is_referred_to() -> None:
     """Every secret and configuration with its keys, and applies every file."""
     text = PAGE.replace("\\\n", " ")
-    made: dict[tuple[str, str], set[str]] = {}
+    created: dict[tuple[str, str], set[str]] = {}
     for line in re.findall(r"^kubectl .*create (?:secret|configmap).*$", text, re.MULTILINE):
         words = shlex.split(line)
         kind = "secretKeyRef" if "secret" in words else "configMap"
         name = words[words.index("generic" if "secret" in words else "configmap") + 1]
         keys = re.findall(r"--from-(?:literal|file)=([\w.-]+)=", line)
-        made.setdefault((kind, name), set()).update(keys)
-    wanted: dict[tuple[str, str], set[str]] = {}
+        created.setdefault((kind, name), set()).update(keys)
+    requested: dict[tuple[str, str], set[str]] = {}
     for _, pod in PODS:
         for volume in pod["volumes"]:
             if "configMap" in volume:
-                wanted.setdefault(("configMap", volume["configMap"]["name"]), set())
+                requested.setdefault(("configMap", volume["configMap"]["name"]), set())
         for container in pod["containers"]:
             for item in container["env"]:
                 if reference := item.get("valueFrom", {}).get("secretKeyRef"):
-                    keys = wanted.setdefault(("secretKeyRef", reference["name"]), set())
+                    keys = requested.setdefault(("secretKeyRef", reference["name"]), set())
                     keys.add(reference["key"])
-    assert made.keys() == wanted.keys()
-    assert all(keys <= made[name] for name, keys in wanted.items())
-    assert "service.json" in made["configMap", "affidavit-service-keys"]
+    assert created.keys() == requested.keys()
+    assert all(keys <= created[name] for name, keys in requested.items())
+    assert "service.json" in created["configMap", "affidavit-service-keys"]
     assert not [path.name for path in FILES if f"deploy/kubernetes/{path.name}" not in text]
 
 
 def test_the_service_is_reached_where_workers_look_for_it() -> None:
-    (service,) = (each for _, each in ALL if each["kind"] == "Service")
+    (service,) = (entry for _, entry in ALL if entry["kind"] == "Service")
     (port,) = service["spec"]["ports"]
     url = f"http://{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
     deployed = next(
-        each
-        for _, each in ALL
-        if each["metadata"]["name"] == "affidavit" and each["kind"] == "Deployment"
+        entry
+        for _, entry in ALL
+        if entry["metadata"]["name"] == "affidavit" and entry["kind"] == "Deployment"
     )
     assert port["port"] == 80
     labels = deployed["spec"]["template"]["metadata"]["labels"]
@@ -184,8 +185,8 @@ def test_the_service_is_reached_where_workers_look_for_it() -> None:
     servers = [item for one in containers() for item in one.get("args", []) if "server=" in item]
     assert servers == [f"--server={url}"] * 2
     others = [
-        each["spec"]["template"]["metadata"]["labels"]
-        for _, each in ALL
-        if each["kind"] in ("Job", "Deployment")
+        entry["spec"]["template"]["metadata"]["labels"]
+        for _, entry in ALL
+        if entry["kind"] in ("Job", "Deployment")
     ]
     assert sum(service["spec"]["selector"].items() <= other.items() for other in others) == 1

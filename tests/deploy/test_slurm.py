@@ -47,9 +47,9 @@ def run(site: Path, *arguments: str, **slurm: str) -> subprocess.CompletedProces
         "SLURM_JOB_ID": "4711",
         **slurm,
     }
-    given = {key: value for key, value in environment.items() if value}
+    provided = {key: value for key, value in environment.items() if value}
     return subprocess.run(
-        ["bash", SCRIPT, *arguments], env=given, capture_output=True, text=True, check=False
+        ["bash", SCRIPT, *arguments], env=provided, capture_output=True, text=True, check=False
     )
 
 

@@ -44,12 +44,12 @@ def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
         Block(
-            language=found["language"],
-            text=found["text"],
-            excerpt=found["excerpt"] or "",
-            line=text.count("\n", 0, found.start()) + 1,
+            language=result["language"],
+            text=result["text"],
+            excerpt=result["excerpt"] or "",
+            line=text.count("\n", 0, result.start()) + 1,
         )
-        for found in FENCE.finditer(text)
+        for result in FENCE.finditer(text)
     ]
 
 
@@ -86,5 +86,5 @@ def perform(line: str) -> Ran:
             runpy.run_path(words[0], run_name="__main__")
         return Ran(line=line, output=printed.getvalue(), as_told=not otherwise)
     assert program == "affidavit", line
-    found = CliRunner().invoke(app, words)
-    return Ran(line=line, output=found.output, as_told=(found.exit_code != 0) == bool(otherwise))
+    result = CliRunner().invoke(app, words)
+    return Ran(line=line, output=result.output, as_told=(result.exit_code != 0) == bool(otherwise))

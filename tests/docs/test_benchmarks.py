@@ -23,9 +23,9 @@ TABLE = "| a | b |\n|---|---|\n| 1 | 2 |"
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """``bench.all``, which keeps what is printed in ``tmp_path``."""
     monkeypatch.syspath_prepend(ROOT)
-    found = importlib.import_module("bench.all")
-    monkeypatch.setattr(found, "KEPT", tmp_path / "kept")
-    return found
+    result = importlib.import_module("bench.all")
+    monkeypatch.setattr(result, "KEPT", tmp_path / "kept")
+    return result
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def ran(bench: Any, page: Path, program: str, minutes: float = 1.0) -> str:
 
 def test_every_bench_has_its_place_and_its_program(bench: Any) -> None:
     expected = [(bench.document.name, bench.name) for bench in bench.BENCHES]
-    found = [
+    result = [
         (page, name)
         for page in PAGES
         for kind, name in MARKER.findall((DOCS / page).read_text(encoding="utf-8"))
         if kind == "bench"
     ]
-    assert sorted(found) == sorted(expected)
+    assert sorted(result) == sorted(expected)
     for item in bench.BENCHES:
         assert bench.section(item.document.read_text(encoding="utf-8"), item.name).strip()
         program = item.command[item.command[0] == "-m"]
@@ -63,8 +63,8 @@ def test_what_was_measured_stands_between_markers_only() -> None:
     prose = re.sub(r"<!-- bench: .*?<!-- end: [\w-]+ -->", "", text, flags=re.DOTALL)
     assert "\n|" not in prose
     for paragraph in prose.split("\n\n"):
-        said = re.sub(r"Goals?:.*", "", paragraph, flags=re.DOTALL)
-        assert not MEASURED.search(said), paragraph
+        stated = re.sub(r"Goals?:.*", "", paragraph, flags=re.DOTALL)
+        assert not MEASURED.search(stated), paragraph
 
 
 def test_what_is_printed_takes_the_place_of_what_was(bench: Any, page: Path) -> None:

@@ -41,7 +41,7 @@ def test_every_case_is_listed_with_its_numbers() -> None:
     for name, claimed, certified in listed:
         page = DOCS / "cases" / name
         assert claimed in section(page, "What was claimed"), name
-        numbers = [Decimal(found) for found in NUMBER.findall(section(page, "What is true"))]
+        numbers = [Decimal(result) for result in NUMBER.findall(section(page, "What is true"))]
         rounded = {number.quantize(Decimal("0.01"), ROUND_UP) for number in numbers}
         assert Decimal(certified) in rounded, name
 
@@ -64,8 +64,10 @@ def test_the_commands_end_and_print_as_the_page_says(page: Path) -> None:
 def test_every_number_that_is_called_true_is_printed_or_given(page: Path) -> None:
     printed = "".join(item.output for item in ran(page))
     plans = re.findall(r"examples/\S+?\.yaml", page.read_text())
-    given = section(page, "What was claimed") + "".join((ROOT / plan).read_text() for plan in plans)
-    known = {Decimal(found) for found in NUMBER.findall(printed + given)}
+    provided = section(page, "What was claimed") + "".join(
+        (ROOT / plan).read_text() for plan in plans
+    )
+    known = {Decimal(result) for result in NUMBER.findall(printed + provided)}
     for told in NUMBER.findall(section(page, "What is true")):
         place = Decimal(1).scaleb(Decimal(told).as_tuple().exponent)
         assert any(n.quantize(place, ROUND_HALF_EVEN) == Decimal(told) for n in known), told

@@ -56,8 +56,8 @@ def _within(
 ) -> Iterator[Function]:
     for node in body:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            said = ast.get_docstring(node) or ""
-            yield from _within(node.body, f"{place}{node.name}.", f"{said}\n", promised)
+            stated = ast.get_docstring(node) or ""
+            yield from _within(node.body, f"{place}{node.name}.", f"{stated}\n", promised)
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             inherited = promised.get(node.name, "") if about else ""
             own = ast.get_docstring(node) or ""
@@ -80,12 +80,12 @@ def _raises(node: ast.FunctionDef) -> bool:
     """Whether its own body raises something that it makes; functions inside it are their own."""
     inside = list(node.body)
     while inside:
-        each = inside.pop()
+        item = inside.pop()
         # Every command ends with typer.Exit.
-        if isinstance(each, ast.Raise) and each.exc and "typer.Exit" not in ast.unparse(each.exc):
+        if isinstance(item, ast.Raise) and item.exc and "typer.Exit" not in ast.unparse(item.exc):
             return True
-        if not isinstance(each, ast.FunctionDef | ast.ClassDef | ast.Lambda):
-            inside += [child for child in ast.iter_child_nodes(each) if isinstance(child, _INSIDE)]
+        if not isinstance(item, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            inside += [child for child in ast.iter_child_nodes(item) if isinstance(child, _INSIDE)]
     return False
 
 
@@ -93,9 +93,9 @@ _INSIDE = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
 def _handles_arrays(node: ast.FunctionDef) -> bool:
-    given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    said = [item.annotation for item in given] + [node.returns]
-    return any(entry is not None and ARRAYS.search(ast.unparse(entry)) for entry in said)
+    provided = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    stated = [item.annotation for item in provided] + [node.returns]
+    return any(entry is not None and ARRAYS.search(ast.unparse(entry)) for entry in stated)
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -71,9 +71,9 @@ def test_the_plan_in_the_documents_is_a_plan() -> None:
 def test_every_example_says_its_source_and_gets_the_verdict_of_its_name(path: Path) -> None:
     raw = path.read_bytes()
     assert raw.startswith(b"# ")
-    found = certify(parse_plan(raw, "yaml"), second_opinion=False)
+    result = certify(parse_plan(raw, "yaml"), second_opinion=False)
     blocked = "muon-published" in path.stem or path.stem == "e2e-dp-muon-shuffled"
-    assert found.verdict == ("under_noised" if blocked else "certified")
+    assert result.verdict == ("under_noised" if blocked else "certified")
 
 
 def test_the_optimal_allocation_saves_what_the_example_claims() -> None:
@@ -87,11 +87,11 @@ def test_the_optimal_allocation_saves_what_the_example_claims() -> None:
 def test_the_numbers_of_the_readme_are_those_of_the_demo(stem: str) -> None:
     readme = (ROOT / "README.md").read_text()
     plan = parse_plan((ROOT / f"examples/{stem}.yaml").read_bytes(), "yaml")
-    found = certify(plan, second_opinion=False)
-    assert found.epsilon is not None
-    assert f"{found.verdict}: ε ≤ {decimal_up(found.epsilon.upper, 6)} at" in readme
+    result = certify(plan, second_opinion=False)
+    assert result.epsilon is not None
+    assert f"{result.verdict}: ε ≤ {decimal_up(result.epsilon.upper, 6)} at" in readme
     if stem.endswith("corrected"):
-        assert all(f"{release.required:.7g}" in readme for release in found.releases)
+        assert all(f"{release.required:.7g}" in readme for release in result.releases)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])

@@ -27,14 +27,14 @@ def test_the_commands_about_examples_end_as_they_say(
     assert len(lines) == 3
     for line in lines:
         command, _, told = line.partition(" || ")
-        found = CliRunner().invoke(app, command.split()[1:])
-        assert found.exit_code == (1 if "blocked" in told else 0), found.output
+        result = CliRunner().invoke(app, command.split()[1:])
+        assert result.exit_code == (1 if "blocked" in told else 0), result.output
 
 
 def test_the_settings_shown_are_fields_of_a_plan() -> None:
     (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    (given,) = tomllib.loads(text)["tool"]["affidavit"]["given"].values()
-    assert set(given) <= set(Plan.model_fields) | {"sampling", "epochs"}
+    (provided,) = tomllib.loads(text)["tool"]["affidavit"]["given"].values()
+    assert set(provided) <= set(Plan.model_fields) | {"sampling", "epochs"}
 
 
 def test_every_format_is_named() -> None:

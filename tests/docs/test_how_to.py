@@ -36,10 +36,10 @@ def test_the_commands_about_keys_run_in_their_order(
     assert len(lines) > 12
     for line in lines:
         words = shlex.split(line.replace("PLAN", plan), comments=True)
-        given = [path for word in words[1:] for path in _expanded(word, tmp_path)]
-        found = run.invoke(app, given)
-        wanted = UNREACHABLE if "publish" in given else 0
-        assert found.exit_code == wanted, (line, found.output)
+        provided = [path for word in words[1:] for path in _expanded(word, tmp_path)]
+        result = run.invoke(app, provided)
+        requested = UNREACHABLE if "publish" in provided else 0
+        assert result.exit_code == requested, (line, result.output)
 
 
 def _expanded(word: str, directory: Path) -> list[str]:

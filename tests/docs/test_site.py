@@ -54,11 +54,11 @@ def test_every_field_of_the_predicate_is_told_with_its_type_and_no_other() -> No
     page = (DOCS / "reference/certificate.md").read_text(encoding="utf-8")
     fields = page.split("### Fields")[1].split("\n## ")[0]
     told = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", fields, re.MULTILINE))
-    said = json.loads((DOCS / "reference/certificate.example.json").read_text())["predicate"]
-    assert set(told) == set(said)
+    stated = json.loads((DOCS / "reference/certificate.example.json").read_text())["predicate"]
+    assert set(told) == set(stated)
     kinds = {"list": list, "object": dict, "integer": int, "true": bool}
     kinds |= {"text": str, "decimal": str}
-    for name, value in said.items():
+    for name, value in stated.items():
         kind = kinds[re.split(r"\W", told[name])[0]]
         assert isinstance(value, kind) or (value is None and "null" in told[name]), name
     assert f"Type URI: `{PREDICATE_TYPE}`" in page
@@ -66,9 +66,9 @@ def test_every_field_of_the_predicate_is_told_with_its_type_and_no_other() -> No
 
 def test_codes_that_programs_meet_are_found() -> None:
     """A sample by hand: of reasons, problems, steps of verification, stops and refusals."""
-    found = {use.code for room in ROOMS for use in uses(room)}
-    assert {"unknown_field", "under_noised", "over_budget", "bad_status", "out_of_reach"} <= found
-    assert {"tensor_not_noised", "unsound_optimizer", "rules_changed", "key_revoked"} <= found
+    result = {use.code for room in ROOMS for use in uses(room)}
+    assert {"unknown_field", "under_noised", "over_budget", "bad_status", "out_of_reach"} <= result
+    assert {"tensor_not_noised", "unsound_optimizer", "rules_changed", "key_revoked"} <= result
 
 
 @pytest.mark.parametrize("path", sorted(DOCS.glob("pictures/*.svg")), ids=lambda path: path.stem)

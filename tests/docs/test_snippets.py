@@ -84,9 +84,9 @@ def _yaml(block: Block) -> None:
 
 
 def _json(block: Block) -> None:
-    found = json.loads(block.text)
-    if "version" in found and "releases" in found:
-        assert isinstance(plan_from(found), Plan)
+    result = json.loads(block.text)
+    if "version" in result and "releases" in result:
+        assert isinstance(plan_from(result), Plan)
 
 
 def _toml(block: Block) -> None:

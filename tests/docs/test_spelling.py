@@ -15,5 +15,5 @@ def test_no_common_misspelling() -> None:
     """The tests are left out: some of them misspell fields."""
     texts = [path.name for path in ROOT.glob("*.md")]
     command = [sys.executable, "-m", "codespell_lib", *WHERE, *texts]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr

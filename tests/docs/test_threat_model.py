@@ -22,5 +22,5 @@ def test_every_attack_has_a_test_and_every_test_that_is_named_exists() -> None:
         named = NAMED.search(row)
         assert named, row
         tree = ast.parse((ROOT / named[1]).read_text())
-        found = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-        assert named[2] in found, row
+        result = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        assert named[2] in result, row

@@ -23,10 +23,10 @@ Save = Callable[..., str]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An AFFIDAVIT_HOME without keys."""
-    found = tmp_path / "home"
-    monkeypatch.setenv("AFFIDAVIT_HOME", str(found))
+    result = tmp_path / "home"
+    monkeypatch.setenv("AFFIDAVIT_HOME", str(result))
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
-    return found
+    return result
 
 
 @pytest.fixture(scope="session")

@@ -37,18 +37,18 @@ def results(output: str) -> list[dict[str, Any]]:
 
 def test_results_stand_where_their_lines_do(lines: list[bytes], save: Any, run: Any) -> None:
     result = run("batch", save(b"\n".join(lines), "plans.jsonl"), "--jobs", "1")
-    found = results(result.stdout)
+    outcome = results(result.stdout)
     assert result.exit_code == 2
-    assert len(found) == len(lines)
-    for line, each in zip(lines, found, strict=True):
+    assert len(outcome) == len(lines)
+    for line, entry in zip(lines, outcome, strict=True):
         try:
             steps = json.loads(line)["steps"]
         except (ValueError, KeyError):
-            assert (each["verdict"], each["plan_digest"]) == ("refused", None)
-            assert each["reasons"][0]["code"] in {"empty", "syntax", "number_out_of_range"}
+            assert (entry["verdict"], entry["plan_digest"]) == ("refused", None)
+            assert entry["reasons"][0]["code"] in {"empty", "syntax", "number_out_of_range"}
         else:
-            assert each["sampling"]["steps"] == steps
-    assert [item["verdict"] for item in found].count("under_noised") == 1
+            assert entry["sampling"]["steps"] == steps
+    assert [item["verdict"] for item in outcome].count("under_noised") == 1
 
 
 def test_a_batch_line_is_what_certify_says_of_the_plan(document: Make, save: Any, run: Any) -> None:
@@ -106,8 +106,8 @@ def test_an_empty_file_checks_nothing(save: Any, run: Any) -> None:
 
 
 def test_an_engine_is_the_only_one_asked(document: Make, save: Any, run: Any) -> None:
-    found = run("batch", save(document()), "--jobs", "1", "--engine", "rdp", "--second-opinion")
-    (result,) = results(found.stdout)
+    outcome = run("batch", save(document()), "--jobs", "1", "--engine", "rdp", "--second-opinion")
+    (result,) = results(outcome.stdout)
     assert [opinion["name"] for opinion in result["accountants"]] == ["rdp"]
 
 
@@ -129,9 +129,9 @@ def process(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(os.environ),
-    ) as found:
-        yield found
-        found.kill()
+    ) as result:
+        yield result
+        result.kill()
 
 
 def next_line(process: subprocess.Popen[bytes]) -> bytes:
@@ -188,10 +188,10 @@ def test_lines_are_whole_however_they_arrive(tmp_path: Path) -> None:
 def test_a_moment_without_a_line_is_said() -> None:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as stream:
-        found = poll_lines(stream)
+        result = poll_lines(stream)
         os.write(writer, b"be")
-        assert next(found) is None
+        assert next(result) is None
         os.write(writer, b"gun\nnext")
-        assert next(found) == b"begun"
+        assert next(result) == b"begun"
         os.close(writer)
-        assert list(found) == [b"next"]
+        assert list(result) == [b"next"]

@@ -56,8 +56,8 @@ def disagree(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_exit_code_is_the_verdict(
     document: Make, save: Any, answer: Answer, changes: dict[str, Any], verdict: str, code: int
 ) -> None:
-    found, result = answer("certify", save(document(**changes)), "--json")
-    assert (found, result["verdict"]) == (code, verdict)
+    outcome, result = answer("certify", save(document(**changes)), "--json")
+    assert (outcome, result["verdict"]) == (code, verdict)
     assert bool(result["reasons"]) == (verdict != "certified")
 
 
@@ -208,8 +208,14 @@ def test_a_claim_that_fails_is_told_to_people_without_a_target(
 def test_a_plan_for_people_says_what_it_needs(document: Make, save: Any, run: Any) -> None:
     result = run("certify", save(document(**UNDER_NOISED)))
     assert result.exit_code == 1
-    for said in ("under-noised", "noise multipliers", "required", "/target/epsilon", "not signed"):
-        assert said in result.stdout, said
+    for stated in (
+        "under-noised",
+        "noise multipliers",
+        "required",
+        "/target/epsilon",
+        "not signed",
+    ):
+        assert stated in result.stdout, stated
 
 
 @pytest.mark.parametrize("syntax", ["json", "yaml"])
@@ -281,8 +287,8 @@ def test_a_signed_result_carries_its_certificate(
     assert run("keys", "new").exit_code == 0
     out = tmp_path / "bundle.json"
     for changes, code in ((CERTIFIED, 0), (UNDER_NOISED, 1), (REFUSED, 1)):
-        found, result = answer("certify", save(document(**changes)), "--json", "--out", str(out))
-        assert found == code
+        outcome, result = answer("certify", save(document(**changes)), "--json", "--out", str(out))
+        assert outcome == code
         assert result.keys() == RESULT | {"certificate", "policy", "waived"}
         assert result["certificate"].keys() == {"id", "bundle"}
         assert json.loads(out.read_bytes()) == result["certificate"]["bundle"]

@@ -43,12 +43,12 @@ def test_exit_codes(
 def test_the_document_names_the_change_that_moved_epsilon(
     plans: Callable[..., tuple[str, str]], answer: Answer
 ) -> None:
-    code, found = answer("compare", *plans(steps=12, name="longer"), "--json")
-    assert (code, found["ranking"]) == (0, "first")
-    assert found["strongest"] == {"epsilon": "/steps", "noise": None}
-    steps = next(item for item in found["changes"] if item["pointer"] == "/steps")
+    code, result = answer("compare", *plans(steps=12, name="longer"), "--json")
+    assert (code, result["ranking"]) == (0, "first")
+    assert result["strongest"] == {"epsilon": "/steps", "noise": None}
+    steps = next(item for item in result["changes"] if item["pointer"] == "/steps")
     assert (steps["before"], steps["after"], steps["epsilon_moved"]) == (10, 12, "raised")
-    assert steps["epsilon"] == found["second"]["epsilon"]
+    assert steps["epsilon"] == result["second"]["epsilon"]
 
 
 def test_the_text_says_why_guarantees_are_not_ranked(
@@ -60,6 +60,6 @@ def test_the_text_says_why_guarantees_are_not_ranked(
 
 
 def test_a_plan_that_cannot_be_read_is_named(save: Save, document: Document, run: Run) -> None:
-    found = run("compare", save(document()), "missing.yaml")
-    assert found.exit_code == 2
-    assert "missing.yaml: unreadable" in found.stderr
+    result = run("compare", save(document()), "missing.yaml")
+    assert result.exit_code == 2
+    assert "missing.yaml: unreadable" in result.stderr

@@ -30,17 +30,17 @@ def issued(
     """The plan, its bundle, and what was said while it was issued."""
     plan, bundle = save(document(**BINNED)), tmp_path / "bundle.json"
     assert run("keys", "new").exit_code == 0
-    said = run("certify", plan, "--out", str(bundle))
-    assert said.exit_code == 0
-    return plan, bundle, said.stdout
+    stated = run("certify", plan, "--out", str(bundle))
+    assert stated.exit_code == 0
+    return plan, bundle, stated.stdout
 
 
 def test_issued_verified_and_recomputed_to_the_same_numbers(
     run: Run, issued: tuple[str, Path, str]
 ) -> None:
-    plan, bundle, said = issued
-    assert "with confidence 0.999999999" in said.splitlines()[0]
-    assert "seed" in said
+    plan, bundle, stated = issued
+    assert "with confidence 0.999999999" in stated.splitlines()[0]
+    assert "seed" in stated
     verified = run("verify", str(bundle), "--plan", plan, "--recompute")
     assert verified.exit_code == 0, verified.output
     assert "the accountants agree" in verified.stdout
@@ -54,10 +54,10 @@ def test_other_numbers_from_the_same_seed_are_found_out(
     _, bundle, _ = issued
     monkeypatch.setattr("affidavit.accountants.monte_carlo.pilot.MOST_DRAWS", 20_000)
     again = run("verify", str(bundle), "--recompute", "--json")
-    found = json.loads(again.stdout)
+    result = json.loads(again.stdout)
     assert again.exit_code == 3
-    assert found["recomputed"] is False
-    assert "draws from its seed give" in found["reasons"][0]["message"]
+    assert result["recomputed"] is False
+    assert "draws from its seed give" in result["reasons"][0]["message"]
 
 
 def test_the_gate_says_it_too(run: Run, save: Save, document: Callable[..., Any]) -> None:

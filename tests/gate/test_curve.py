@@ -18,22 +18,22 @@ POISSON = {"sampling": {"scheme": "poisson", "lot_size": 20}, "steps": 50}
 
 
 def test_a_gaussian_run_is_told_exactly(document: Make, save: Any, answer: Answer) -> None:
-    code, found = answer("curve", save(document()), "--json")
+    code, result = answer("curve", save(document()), "--json")
     assert code == 0
     mu = 10**0.5 / 20
-    assert found["accountant"]["name"] == "gaussian"
-    assert found["mu"] == pytest.approx(mu, rel=1e-12)
-    assert found["rho"] == pytest.approx(mu**2 / 2, rel=1e-12)
-    assert found["renyi"]["exact"]
-    for item in found["renyi"]["divergence_at_order"]:
+    assert result["accountant"]["name"] == "gaussian"
+    assert result["mu"] == pytest.approx(mu, rel=1e-12)
+    assert result["rho"] == pytest.approx(mu**2 / 2, rel=1e-12)
+    assert result["renyi"]["exact"]
+    for item in result["renyi"]["divergence_at_order"]:
         assert item["upper"] == pytest.approx(item["order"] * mu**2 / 2, rel=1e-12)
-    assert found["advantage"]["upper"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
-    for entry in found["trade_off"]:
+    assert result["advantage"]["upper"] == pytest.approx(2 * norm.cdf(mu / 2) - 1, rel=1e-9)
+    for entry in result["trade_off"]:
         exact = norm.cdf(norm.isf(entry["type_one"]) - mu)
         assert entry["type_two"]["lower"] <= exact + 1e-12
         assert entry["type_two"]["upper"] >= exact - 1e-12
         assert entry["type_two"]["upper"] - entry["type_two"]["lower"] <= 1e-3
-    assert digest_of({k: v for k, v in found.items() if k != "digest"}) == found["digest"]
+    assert digest_of({k: v for k, v in result.items() if k != "digest"}) == result["digest"]
 
 
 def test_a_sampled_run_agrees_with_its_certificate(
@@ -41,25 +41,25 @@ def test_a_sampled_run_agrees_with_its_certificate(
 ) -> None:
     plan = save(document(**POISSON))
     _, result = answer("certify", plan, "--json")
-    code, found = answer("curve", plan, "--json")
+    code, outcome = answer("curve", plan, "--json")
     assert code == 0
-    (at_target,) = [e for e in found["epsilon_at_delta"] if e["delta"] == 1e-5]
+    (at_target,) = [e for e in outcome["epsilon_at_delta"] if e["delta"] == 1e-5]
     assert at_target["epsilon"] == result["epsilon"]
-    assert found["plan_digest"] == result["plan_digest"]
-    assert found["mu"] is None
-    assert found["rho"] is None
+    assert outcome["plan_digest"] == result["plan_digest"]
+    assert outcome["mu"] is None
+    assert outcome["rho"] is None
     # No Rényi divergence converts to less than the tight ε.
-    assert not found["renyi"]["exact"]
-    assert found["renyi"]["divergence_at_order"]
-    for rate in found["true_positive_rate"]:
+    assert not outcome["renyi"]["exact"]
+    assert outcome["renyi"]["divergence_at_order"]
+    for rate in outcome["true_positive_rate"]:
         ends, alarms = rate["true_positive_rate"], rate["false_positive_rate"]
-        assert alarms - 1e-9 <= ends["upper"] <= alarms + found["advantage"]["upper"] + 1e-9
+        assert alarms - 1e-9 <= ends["upper"] <= alarms + outcome["advantage"]["upper"] + 1e-9
         assert ends["lower"] <= ends["upper"]
-    for item in found["posterior"]:
+    for item in outcome["posterior"]:
         assert item["prior"] <= item["belief"]["upper"] <= 1
         assert max(item["prior"], 1 - item["prior"]) <= item["right_guess"]["lower"]
         assert item["belief"]["except_with_probability"] == 1e-5
-    assert answer("curve", plan, "--json")[1] == found
+    assert answer("curve", plan, "--json")[1] == outcome
 
 
 def test_the_picture_has_every_panel_or_those_asked_for(
@@ -94,10 +94,10 @@ def test_the_tables_are_printed(document: Make, save: Any, run: Any) -> None:
 def test_exit_codes_are_those_of_a_certificate(
     document: Make, save: Any, answer: Answer, changes: dict[str, Any], code: int
 ) -> None:
-    found = answer("curve", save(document(**changes)), "--json")
-    assert found[0] == code
-    assert found[1]["verdict"] in ("under_noised", "refused")
-    assert ("profile" in found[1]) == (found[1]["verdict"] == "under_noised")
+    result = answer("curve", save(document(**changes)), "--json")
+    assert result[0] == code
+    assert result[1]["verdict"] in ("under_noised", "refused")
+    assert ("profile" in result[1]) == (result[1]["verdict"] == "under_noised")
 
 
 def test_reasons_of_a_refusal_name_the_field(document: Make, save: Any, run: Any) -> None:
@@ -120,8 +120,8 @@ def test_reasons_of_a_refusal_name_the_field(document: Make, save: Any, run: Any
 def test_a_wrong_option_writes_nothing(
     document: Make, save: Any, run: Any, tmp_path: Path, options: list[str]
 ) -> None:
-    asked = [option.format(tmp=tmp_path) for option in options]
-    finished = run("curve", save(document()), *asked)
+    requested = [option.format(tmp=tmp_path) for option in options]
+    finished = run("curve", save(document()), *requested)
     assert finished.exit_code == 2
     assert "error" in finished.stderr
     assert not list(tmp_path.glob("*.svg"))

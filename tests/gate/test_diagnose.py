@@ -15,15 +15,15 @@ DP_SGD = str(Path(__file__).parents[2] / "examples" / "e2e-dp-sgd-published.yaml
 
 
 def test_the_published_row_is_named_and_blocked(answer: Any) -> None:
-    code, found = answer("diagnose", PUBLISHED, "--claimed-epsilon", "7.9852", "--json")
+    code, result = answer("diagnose", PUBLISHED, "--claimed-epsilon", "7.9852", "--json")
     assert code == 1
-    assert found["certified"]["verdict"] == "under_noised"
-    (only,) = found["explanations"]
+    assert result["certified"]["verdict"] == "under_noised"
+    (only,) = result["explanations"]
     assert (only["mistakes"], only["accountant"]) == (["independent_blocks"], "rdp")
     assert only["reproduces"] == pytest.approx(7.98505, abs=1e-5)
     assert only["differs_by"] == pytest.approx(-0.00015, abs=1e-5)
-    assert found["corrected"]["verdict"] == "certified"
-    assert found["corrected"]["epsilon"]["upper"] <= 7.9852
+    assert result["corrected"]["verdict"] == "certified"
+    assert result["corrected"]["epsilon"]["upper"] <= 7.9852
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_the_published_row_is_named_and_blocked(answer: Any) -> None:
     [("--claimed-epsilon", "8.0000"), ("--claimed-noise-multiplier", "0.7189")],
 )
 def test_a_right_claim_is_none_and_passes(answer: Any, claim: tuple[str, str]) -> None:
-    code, found = answer("diagnose", DP_SGD, *claim, "--json")
-    assert (code, found["explanations"]) == (0, [{"mistakes": ["none"]}])
-    assert found["corrected"] is None
+    code, result = answer("diagnose", DP_SGD, *claim, "--json")
+    assert (code, result["explanations"]) == (0, [{"mistakes": ["none"]}])
+    assert result["corrected"] is None
 
 
 def test_a_privacy_officer_reads_five_things(run: Any) -> None:
@@ -47,8 +47,8 @@ def test_a_privacy_officer_reads_five_things(run: Any) -> None:
 def test_the_claim_of_the_plan_is_taken_where_none_is_given(
     answer: Any, document: Make, save: Any
 ) -> None:
-    code, found = answer("diagnose", save(document(claim="0.01")), "--json")
-    assert (code, found["claim"]) == (1, {"epsilon": "0.01"})
+    code, result = answer("diagnose", save(document(claim="0.01")), "--json")
+    assert (code, result["claim"]) == (1, {"epsilon": "0.01"})
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_what_cannot_be_diagnosed_is_a_mistake_of_use(
     run: Any, answer: Any, document: Make, save: Any, arguments: Any, changes: Any, code: str
 ) -> None:
     path = save(document(**changes))
-    exit_code, found = answer("diagnose", path, *arguments, "--json")
+    exit_code, result = answer("diagnose", path, *arguments, "--json")
     assert exit_code == 2
-    assert found["reasons"][0]["code"] == code
-    assert found["reasons"][0]["remedy"]
+    assert result["reasons"][0]["code"] == code
+    assert result["reasons"][0]["remedy"]
     told = run("diagnose", path, *arguments)
     assert (told.exit_code, told.stdout) == (2, "")
     assert code in told.stderr
@@ -85,6 +85,6 @@ def test_check_and_certify_name_the_mistake_of_a_claim(run: Any, answer: Any, sa
     assert told.exit_code == 1
     assert re.search(r"claimed\.yaml:15:\d+: claim_below_certified /claim/epsilon", told.stderr)
     assert "Known mistake: independent_blocks." in told.stderr
-    code, found = answer("certify", plan, "--json")
-    assert (code, found["verdict"]) == (1, "under_noised")
-    assert "independent_blocks" in [reason["code"] for reason in found["reasons"]]
+    code, result = answer("certify", plan, "--json")
+    assert (code, result["verdict"]) == (1, "under_noised")
+    assert "independent_blocks" in [reason["code"] for reason in result["reasons"]]

@@ -10,14 +10,14 @@ Answer = Callable[..., tuple[int, dict[str, Any]]]
 
 
 def test_a_new_key_is_kept_private_and_listed(home: Path, run: Any, answer: Answer) -> None:
-    made = run("keys", "new", "--label", "ci [bold]")
-    assert made.exit_code == 0
+    created = run("keys", "new", "--label", "ci [bold]")
+    assert created.exit_code == 0
     (pem,) = (home / "keys").glob("*.pem")
     (record,) = (home / "keys").glob("*.json")
     assert pem.stat().st_mode & 0o777 == 0o600
     assert (home / "keys").stat().st_mode & 0o777 == 0o700
     assert pem.stem == record.stem
-    assert pem.stem in made.stdout
+    assert pem.stem in created.stdout
     code, listed = answer("keys", "list", "--json")
     assert code == 0
     (key,) = listed["keys"]

@@ -20,9 +20,9 @@ def sticks(run: Any, tmp_path: Path) -> list[Path]:
     """Three root keys, by the path of each without its suffix."""
     for name in "abc":
         assert run("roots", "new", "--out", str(tmp_path / name), "--label", name).exit_code == 0
-    found = [next((tmp_path / name).glob("*.pem")) for name in "abc"]
-    assert all(path.stat().st_mode & 0o777 == 0o600 for path in found)
-    return [path.with_suffix("") for path in found]
+    result = [next((tmp_path / name).glob("*.pem")) for name in "abc"]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in result)
+    return [path.with_suffix("") for path in result]
 
 
 @pytest.fixture
@@ -56,15 +56,15 @@ def test_from_roots_to_a_certificate_that_counts_until_its_key_is_revoked(
     run("keys", "new")
     plan = save(document())
     assert run("certify", plan, "--out", str(bundle)).exit_code == 0
-    given = ["--threshold", "2", "--out", str(first)]
-    assert run("keyset", "new", *roots(sticks), *given).exit_code == 0
+    provided = ["--threshold", "2", "--out", str(first)]
+    assert run("keyset", "new", *roots(sticks), *provided).exit_code == 0
     records = [f"{stick}.json" for stick in sticks]
     run("roots", "trust", *records, "--threshold", "2", "--out", str(trusted))
 
     def verified(keyset: Path, root: Path, *more: Path) -> tuple[int, str]:
         files = [word for path in (keyset, *more) for word in ("--keyset", str(path))]
-        code, said = answer("verify", str(bundle), *files, "--root", str(root), "--json")
-        return code, "verified" if said["verified"] else said["code"]
+        code, stated = answer("verify", str(bundle), *files, "--root", str(root), "--json")
+        return code, "verified" if stated["verified"] else stated["code"]
 
     sign(first, sticks[0])
     assert verified(first, trusted) == (1, "keyset_unsigned")
@@ -106,7 +106,7 @@ def test_what_is_wrong_is_said_in_a_line(
 ) -> None:
     out = str(tmp_path / "out.json")
     run("keys", "new")
-    for arguments, said in (
+    for arguments, stated in (
         (("keyset", "new", "--out", out), "--root"),
         (("keyset", "new", *roots(sticks), "--threshold", "4", "--out", out), "threshold"),
         (("keyset", "new", *roots(sticks), "--revoke", "ab", "--out", out), "no such key"),
@@ -115,9 +115,9 @@ def test_what_is_wrong_is_said_in_a_line(
         (("verify", save("{}", "b.json"), "--keyset", out), "go together"),
         (("roots", "trust", save("{}", "r.json"), "--threshold", "1", "--out", out), "key record"),
     ):
-        found = run(*arguments)
-        assert found.exit_code == 2, found.output
-        assert said in found.stderr.replace("\n", " "), found.stderr
+        result = run(*arguments)
+        assert result.exit_code == 2, result.output
+        assert stated in result.stderr.replace("\n", " "), result.stderr
     assert not Path(out).exists()
 
 

@@ -88,12 +88,12 @@ def run(*arguments: str, **environment: str) -> Any:
 
 def test_what_was_spent_is_shown_by_each_composition_and_which_decides() -> None:
     with answering(200, {"dataset": "toy", "ledgers": [LEDGER]}) as server:
-        found = run("show", "toy", "--forecast", "sha256:1", "--server", server)
-        asked = Service.ASKED[0]
-    assert found.exit_code == 0
-    assert asked["path"] == "/v1/ledgers/toy?certificate=sha256%3A1"
+        result = run("show", "toy", "--forecast", "sha256:1", "--server", server)
+        requested = Service.ASKED[0]
+    assert result.exit_code == 0
+    assert requested["path"] == "/v1/ledgers/toy?certificate=sha256%3A1"
     for text in ("ε = 2", "decides", "0.62", "0.51", "0.57", "1.38", "3 more runs", "reserved"):
-        assert text in found.output
+        assert text in result.output
 
 
 @pytest.mark.parametrize(
@@ -109,19 +109,19 @@ def test_the_service_may_be_named_by_the_environment(arguments: tuple[str, ...])
 
 def test_a_reservation_sends_its_token_and_its_key() -> None:
     with answering(201, RESERVATION) as server:
-        found = run(
+        result = run(
             "reserve", "toy", "sha256:1", "--key", "k", "--server", server, AFFIDAVIT_TOKEN="t"
         )
-        asked = Service.ASKED[0]
-    assert found.exit_code == 0
-    assert asked == {
+        requested = Service.ASKED[0]
+    assert result.exit_code == 0
+    assert requested == {
         "method": "POST",
         "path": "/v1/ledgers/toy/reservations",
         "token": "Bearer t",
         "key": "k",
         "body": {"certificate": "sha256:1"},
     }
-    assert "0.5613" in found.output
+    assert "0.5613" in result.output
 
 
 @pytest.mark.parametrize("name", [".", ".."])
@@ -140,36 +140,36 @@ def test_a_name_of_dots_is_a_name(arguments: tuple[str, ...], path: str, name: s
             "--server",
             server,
         )
-        asked = Service.ASKED[0]
-    assert asked["path"] == path.replace("NAME", "%2E" * len(name))
+        requested = Service.ASKED[0]
+    assert requested["path"] == path.replace("NAME", "%2E" * len(name))
 
 
 @pytest.mark.parametrize("token", ["gehe\u00efm", "secret\n", "secret\nx: y", "a secret", " "])
 @pytest.mark.parametrize(
     "arguments",
     [("ledger", "show", "toy"), ("runs", "cancel", RESERVATION["id"])],
-    ids=lambda each: each[0],
+    ids=lambda item: item[0],
 )
 def test_what_is_no_token_is_told_of_and_not_repeated(
     arguments: tuple[str, ...], token: str
 ) -> None:
     with answering(200, {}) as server:
         environment = {"AFFIDAVIT_SERVER": server, "AFFIDAVIT_TOKEN": token}
-        found = CliRunner().invoke(app, arguments, env=environment)
+        result = CliRunner().invoke(app, arguments, env=environment)
         assert Service.ASKED == []
-    assert found.exit_code == Exit.USAGE, found.output
-    assert "AFFIDAVIT_TOKEN is not a token" in found.output
-    assert "secret" not in found.output
-    assert "gehe" not in found.output
+    assert result.exit_code == Exit.USAGE, result.output
+    assert "AFFIDAVIT_TOKEN is not a token" in result.output
+    assert "secret" not in result.output
+    assert "gehe" not in result.output
 
 
 def test_json_is_what_the_service_said() -> None:
     with answering(200, RESERVATION) as server:
-        found = run("release", "../x", "--reason", "why", "--json", "--server", server)
-        asked = Service.ASKED[0]
-    assert json.loads(found.stdout) == RESERVATION
-    assert asked["path"] == "/v1/reservations/..%2Fx/release"
-    assert asked["body"] == {"reason": "why"}
+        result = run("release", "../x", "--reason", "why", "--json", "--server", server)
+        requested = Service.ASKED[0]
+    assert json.loads(result.stdout) == RESERVATION
+    assert requested["path"] == "/v1/reservations/..%2Fx/release"
+    assert requested["body"] == {"reason": "why"}
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_json_is_what_the_service_said() -> None:
 )
 def test_a_refusal_has_its_exit_code(status: int, code: Exit) -> None:
     with answering(status, OVER) as server:
-        found = run("reserve", "toy", "sha256:1", "--server", server)
-    assert found.exit_code == code
-    assert "over_budget" in found.output
+        result = run("reserve", "toy", "sha256:1", "--server", server)
+    assert result.exit_code == code
+    assert "over_budget" in result.output
 
 
 def test_a_service_that_is_not_there_decides_nothing() -> None:

@@ -57,13 +57,13 @@ class Asked(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
-    found = Service()
-    threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}).start()
-    monkeypatch.setenv("AFFIDAVIT_SERVER", found.url)
+    result = Service()
+    threading.Thread(target=result.serve_forever, kwargs={"poll_interval": 0.01}).start()
+    monkeypatch.setenv("AFFIDAVIT_SERVER", result.url)
     monkeypatch.setenv("AFFIDAVIT_TOKEN", "secret")
-    yield found
-    found.shutdown()
-    found.server_close()
+    yield result
+    result.shutdown()
+    result.server_close()
 
 
 RESULT = {
@@ -102,13 +102,13 @@ def test_a_decision_names_the_digest_and_brings_the_token(
 ) -> None:
     service.answers(201, RESULT)
     assert run("approve", ID, "--digest", DIGEST, *options).exit_code == 0
-    said = {"decision": decision, "envelope": DIGEST, "comment": comment}
+    stated = {"decision": decision, "envelope": DIGEST, "comment": comment}
     path = f"/v1/certificates/{ID}/approvals"
-    assert service.asked == [("POST", path, "Bearer secret", said)]
+    assert service.asked == [("POST", path, "Bearer secret", stated)]
 
 
 def test_a_revocation_says_why(service: Service, run: Any, answer: Any) -> None:
-    kept = {
+    stored = {
         "certificate_id": ID,
         "issue": 1,
         "code": "plan_error",
@@ -116,16 +116,16 @@ def test_a_revocation_says_why(service: Service, run: Any, answer: Any) -> None:
         "revoked_by": "token:bea",
         "at": "2026-01-01T00:00:00Z",
     }
-    service.answers(201, kept)
-    given = ("revoke", ID, "--reason", "plan_error", "--text", "wrong data")
-    told = run(*given)
+    service.answers(201, stored)
+    provided = ("revoke", ID, "--reason", "plan_error", "--text", "wrong data")
+    told = run(*provided)
     assert told.exit_code == 0
     assert "is revoked" in told.stdout
     assert service.asked[0][3] == {"code": "plan_error", "reason": "wrong data"}
-    service.answers(200, kept)
-    assert "already revoked" in run(*given, "--digest", DIGEST).stdout
+    service.answers(200, stored)
+    assert "already revoked" in run(*provided, "--digest", DIGEST).stdout
     assert service.asked[1][3]["envelope"] == DIGEST
-    assert answer(*given, "--json") == (0, kept)
+    assert answer(*provided, "--json") == (0, stored)
 
 
 @pytest.mark.parametrize(
@@ -154,11 +154,11 @@ def test_nobody_there_is_3_and_a_mistake_of_use_2(run: Any, service: Service) ->
     assert run("status", "--server", "not a url").exit_code == 3
     service.answers(200, b"[1]")
     assert run("status").exit_code == 3
-    asked = len(service.asked)
+    requested = len(service.asked)
     assert run("approve", "1").exit_code == 2
     assert run("approve", ID, "--digest", "2").exit_code == 2
     assert run("approve", ID, "--digest", DIGEST, "--reject").exit_code == 2
-    assert len(service.asked) == asked
+    assert len(service.asked) == requested
 
 
 # ---- verify by a list --------------------------------------------------------------------
@@ -180,11 +180,11 @@ def listed(home: Path, bundle: Path, answer: Any) -> Callable[..., bytes]:
         key = KeyStore(home / "keys").signing_key()
         assert isinstance(key, SigningKey)
         now = max(datetime.now(UTC), key.public.not_before)
-        code, said = answer("verify", str(bundle), "--json")
+        code, stated = answer("verify", str(bundle), "--json")
         assert code == 0
         one = {
             "envelope": digest_in(bundle),
-            "certificate_id": said["statement"]["predicate"]["certificate_id"],
+            "certificate_id": stated["statement"]["predicate"]["certificate_id"],
             "issue": 1,
             "status": "revoked",
             "reason": "plan_error",
@@ -219,12 +219,12 @@ def test_from_the_service_to_a_verdict_about_a_revoked_bundle(
     early = file.read_bytes()
     service.answers(200, listed(2, revoked=True))
     assert "plan_error" in run("status", "--out", str(file)).stdout
-    code, said = answer("verify", str(bundle), "--status", str(file), "--json")
-    assert (code, said["step"], said["code"]) == (1, 13, "revoked")
+    code, stated = answer("verify", str(bundle), "--status", str(file), "--json")
+    assert (code, stated["step"], stated["code"]) == (1, 13, "revoked")
     # The rejection was remembered: the list from before does not bring the bundle back.
     file.write_bytes(early)
-    code, said = answer("verify", str(bundle), "--status", str(file), "--json")
-    assert (code, said["code"]) == (1, "status_rollback")
+    code, stated = answer("verify", str(bundle), "--status", str(file), "--json")
+    assert (code, stated["code"]) == (1, "status_rollback")
 
 
 def test_what_is_not_checked_is_said_and_can_be_demanded(run: Any, bundle: Path) -> None:

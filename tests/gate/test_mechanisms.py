@@ -16,25 +16,25 @@ Answer = Callable[..., tuple[int, dict[str, Any]]]
 def test_all_are_listed(run: Callable[..., Result], answer: Answer) -> None:
     shown = run("mechanisms")
     assert shown.exit_code == 0
-    code, found = answer("mechanisms", "--json")
+    code, result = answer("mechanisms", "--json")
     assert code == 0
-    assert [item["name"] for item in found["mechanisms"]] == list(all_mechanisms())
-    assert all(entry["name"] in shown.output for entry in found["mechanisms"])
+    assert [item["name"] for item in result["mechanisms"]] == list(all_mechanisms())
+    assert all(entry["name"] in shown.output for entry in result["mechanisms"])
 
 
 @pytest.mark.parametrize("name", all_mechanisms())
 def test_one_is_shown_whole(run: Callable[..., Result], answer: Answer, name: str) -> None:
     shown = run("mechanisms", name)
     assert shown.exit_code == 0
-    code, found = answer("mechanisms", name, "--json")
+    code, result = answer("mechanisms", name, "--json")
     assert code == 0
-    for text in (found["releases"], found["sensitivity"], found["proof"]):
+    for text in (result["releases"], result["sensitivity"], result["proof"]):
         assert text in shown.output
-    for item in (*found["post_processing"], *found["state_on_raw_data"], *found["sources"]):
+    for item in (*result["post_processing"], *result["state_on_raw_data"], *result["sources"]):
         assert item in shown.output
-    for obligation in found["obligations"]:
+    for obligation in result["obligations"]:
         assert obligation["text"] in shown.output
-    for entry in found["hyperparameters"]:
+    for entry in result["hyperparameters"]:
         assert f"{entry['field']}: {entry['takes']}" in shown.output
 
 

@@ -34,11 +34,11 @@ def rules(save: Any) -> Callable[..., str]:
 
 def test_a_policy_is_checked_and_named_by_its_digest(rules: Any, run: Any, answer: Any) -> None:
     path = rules(epsilon_cap=3)
-    found = run("policy", "check", path)
-    assert found.exit_code == 0
+    result = run("policy", "check", path)
+    assert result.exit_code == 0
     code, told = answer("policy", "check", path, "--json")
     assert code == 0
-    assert told["digest"] in found.stdout
+    assert told["digest"] in result.stdout
     assert told["digest"] == parse_policy(Path(path).read_bytes(), "json").digest()
 
 
@@ -49,10 +49,10 @@ def test_a_policy_that_is_none_is_told_where(save: Any, run: Any, document: Make
         ("check", save(document()), "--policy", path),
         ("certify", save(document()), "--policy", path),
     ):
-        found = run(*arguments)
-        assert found.exit_code == 2, arguments
-        assert "p.yaml:5" in found.stderr
-        assert "Did you mean epsilon_cap?" in found.stderr
+        result = run(*arguments)
+        assert result.exit_code == 2, arguments
+        assert "p.yaml:5" in result.stderr
+        assert "Did you mean epsilon_cap?" in result.stderr
     assert run("policy", "check", "nowhere.yaml").exit_code == 2
     assert run("policy", "check", "-", stdin=b"\x00").exit_code == 2
 
@@ -62,9 +62,9 @@ def test_check_blocks_what_the_policy_does_not_let_through(
 ) -> None:
     path = save(document())
     assert run("check", path, "--policy", rules(epsilon_cap=3)).exit_code == 0
-    found = run("check", path, "--policy", rules(epsilon_cap=0.5))
-    assert found.exit_code == 1
-    assert "policy_epsilon_cap /target/epsilon" in found.stderr
+    result = run("check", path, "--policy", rules(epsilon_cap=0.5))
+    assert result.exit_code == 1
+    assert "policy_epsilon_cap /target/epsilon" in result.stderr
     assert run("check", path).exit_code == 0, "what was judged by a policy is cached with it"
     elsewhere = run("check", path, "--policy", rules(datasets=["other"]))
     assert (elsewhere.exit_code, "policy_dataset" in elsewhere.stderr) == (1, True)
@@ -74,8 +74,8 @@ def test_a_policy_never_lets_through_what_is_under_noised(
     document: Make, save: Any, rules: Any, run: Any
 ) -> None:
     path = save(document(target={"epsilon": 0.1, "delta": 1e-5}))
-    found = run("check", path, "--policy", rules(epsilon_cap=100))
-    assert (found.exit_code, "under_noised" in found.stderr) == (1, True)
+    result = run("check", path, "--policy", rules(epsilon_cap=100))
+    assert (result.exit_code, "under_noised" in result.stderr) == (1, True)
     both = run("check", path, "--policy", rules(epsilon_cap=0.1))
     assert all(code in both.stderr for code in ("under_noised", "policy_epsilon_cap"))
 
@@ -94,8 +94,8 @@ def test_what_an_unreachable_ledger_means_is_the_policys_word(
     document: Make, save: Any, rules: Any, run: Any, word: str, code: int
 ) -> None:
     needs_budget = rules(budget="required", on_outage=word)
-    found = run("check", save(document()), "--policy", needs_budget)
-    assert (found.exit_code, "policy_budget" in found.stderr) == (code, True)
+    result = run("check", save(document()), "--policy", needs_budget)
+    assert (result.exit_code, "policy_budget" in result.stderr) == (code, True)
     # Nothing is signed that only the ledger could know.
     assert run("certify", save(document()), "--policy", needs_budget).exit_code == 1
 
@@ -112,8 +112,8 @@ def test_a_refusal_by_policy_is_signed_with_its_numbers_and_verifies(
     assert result["policy"]["digest"] == parse_policy(Path(harsh).read_bytes(), "json").digest()
     told = run("certify", save(document()), "--policy", harsh)
     assert "refused by policy: ε ≤" in told.stdout
-    checked, said = answer("verify", bundle, "--recompute", "--json")
-    assert (checked, said["verified"], said["recomputed"]) == (1, True, True)
+    checked, stated = answer("verify", bundle, "--recompute", "--json")
+    assert (checked, stated["verified"], stated["recomputed"]) == (1, True, True)
 
 
 def test_a_certificate_is_held_against_the_policy_that_its_verifier_gives(
@@ -123,9 +123,9 @@ def test_a_certificate_is_held_against_the_policy_that_its_verifier_gives(
     bundle = str(tmp_path / "bundle.json")
     assert run("certify", save(document()), "--out", bundle).exit_code == 0
     assert run("verify", bundle, "--policy", rules(epsilon_cap=3)).exit_code == 0
-    code, said = answer("verify", bundle, "--policy", rules(epsilon_cap=0.5), "--json")
-    assert (code, said["step"], said["code"]) == (1, 8, "below_policy")
-    assert "policy_epsilon_cap" in said["message"]
+    code, stated = answer("verify", bundle, "--policy", rules(epsilon_cap=0.5), "--json")
+    assert (code, stated["step"], stated["code"]) == (1, 8, "below_policy")
+    assert "policy_epsilon_cap" in stated["message"]
     assert run("verify", bundle, "--policy", "sha256:1").exit_code == 2
     assert run("verify", bundle, "--policy", "nowhere.yaml").exit_code == 2
 
@@ -157,8 +157,8 @@ def test_the_waiver_on_the_page_is_one_that_the_service_takes() -> None:
     from affidavit.service.policies.models import WaiverRequest
 
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    given = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}
-    assert WaiverRequest.from_json(json.dumps(given).encode()).rule == "policy_epsilon_cap"
+    provided = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}
+    assert WaiverRequest.from_json(json.dumps(provided).encode()).rule == "policy_epsilon_cap"
 
 
 def test_every_command_of_the_page_runs(tmp_path: Path) -> None:

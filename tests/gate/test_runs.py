@@ -44,11 +44,11 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
     """Have a service answer in this order; returns the last ids that it was asked from."""
 
     def prepare(*given: httpx.Response | Exception) -> list[str | None]:
-        asked: list[str | None] = []
+        requested: list[str | None] = []
         rest = list(given)
 
         def handle(request: httpx.Request) -> httpx.Response:
-            asked.append(request.headers.get("last-event-id"))
+            requested.append(request.headers.get("last-event-id"))
             answer = rest.pop(0) if len(rest) > 1 else rest[0]
             if isinstance(answer, Exception):
                 raise answer
@@ -58,7 +58,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
         monkeypatch.setattr(httpx, "stream", client.stream)
         monkeypatch.setattr(httpx, "request", client.request)
         monkeypatch.setattr(gate_client, "RECONNECT_DELAY", 0)
-        return asked
+        return requested
 
     return prepare
 
@@ -77,7 +77,7 @@ def problem(status: int, code: str) -> httpx.Response:
 
 def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) -> None:
     spent = {"steps": 5, "epsilon": "0.5", "delta": "1e-5"}
-    asked = answers(
+    requested = answers(
         stream(state("1-0", "queued"), state("2-0", "running", worker="w1")),
         httpx.ConnectError("refused"),
         problem(503, "database_unavailable"),
@@ -85,10 +85,10 @@ def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) ->
         stream(state("3-9", "settled", code="conformant")),
         httpx.Response(204),
     )
-    found = run("watch", RUN, "--server", SERVER)
-    assert found.exit_code == 0, found.output
-    assert asked == [None, "2-0", "2-0", "2-0", "2-5", "3-9"]
-    told = [line.removeprefix("2026-01-01T00:00:00Z ") for line in found.stdout.splitlines()]
+    result = run("watch", RUN, "--server", SERVER)
+    assert result.exit_code == 0, result.output
+    assert requested == [None, "2-0", "2-0", "2-0", "2-5", "3-9"]
+    told = [line.removeprefix("2026-01-01T00:00:00Z ") for line in result.stdout.splitlines()]
     assert told == [
         "queued",
         "running w1",
@@ -117,15 +117,15 @@ def test_it_ends_as_the_run_did_or_says_why_not(
 ) -> None:
     monkeypatch.setattr(gate_client, "MAX_RECONNECTS", 2)
     answers(*given)
-    found = run("watch", RUN, "--server", SERVER)
-    assert found.exit_code == code, found.output
-    assert "Traceback" not in found.output
+    result = run("watch", RUN, "--server", SERVER)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
 
 
 def test_a_run_is_cancelled(answers: Any) -> None:
     answers(httpx.Response(200, json={"state": "running"}))
-    found = run("cancel", RUN, "--reason", "no", "--server", SERVER)
-    assert (found.exit_code, found.stdout.split(",")[0]) == (0, "running")
+    result = run("cancel", RUN, "--reason", "no", "--server", SERVER)
+    assert (result.exit_code, result.stdout.split(",")[0]) == (0, "running")
     assert run("cancel", "../certificates", "--server", SERVER).exit_code == 2
 
 
@@ -144,7 +144,7 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
         others = {"data": "digits", "model": "mlp", "output": "o", "time_limit": None}
         job = Job(run=RUN, fence=1, **names, **others)  # type: ignore[arg-type]
         counts = ("steps_certified", "steps_charged", "steps_released", "steps_to_charge")
-        found = Conformance(
+        result = Conformance(
             certificate_id=job.certificate,
             plan_digest=job.plan_digest,
             run=None,
@@ -153,8 +153,10 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
             **dict.fromkeys(counts, 4),
         )
         weights = hashlib.sha256(b"weights").hexdigest()
-        given = {"worker": "w", "weights": weights, "header": {}, "began": datetime.now(UTC)}
-        (tmp_path / "provenance.json").write_text(json.dumps(provenance(job, found, key, **given)))
+        provided = {"worker": "w", "weights": weights, "header": {}, "began": datetime.now(UTC)}
+        (tmp_path / "provenance.json").write_text(
+            json.dumps(provenance(job, result, key, **provided))
+        )
         keys = ["--keys", str(tmp_path / "worker.json")]
         return ["verify", str(tmp_path / "provenance.json"), *keys]
 
@@ -164,18 +166,18 @@ def signed(tmp_path: Path) -> Callable[..., list[str]]:
 def test_what_a_worker_signed_is_verified_offline(signed: Any, tmp_path: Path) -> None:
     words = signed()
     about = [f"--weights={tmp_path / 'weights.pt'}", f"--record={tmp_path / 'record.jsonl'}"]
-    found = run(*words, *about, "--json")
-    assert found.exit_code == 0, found.output
-    told = json.loads(found.stdout)
+    result = run(*words, *about, "--json")
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
     assert (told["run"], told["conformant"], told["steps_to_charge"]) == (RUN, True, 4)
     assert told["checked"] == "signature, weights, record"
     assert json.loads(run(*words, "--json").stdout)["checked"] == "signature"
 
 
 def test_one_of_a_run_that_does_not_conform_is_told_of_and_blocks(signed: Any) -> None:
-    found = run(*signed(ConformanceFinding(code="wrong_noise", line=3, message="less")))
-    assert found.exit_code == 1
-    assert "findings: wrong_noise" in found.stdout
+    result = run(*signed(ConformanceFinding(code="wrong_noise", line=3, message="less")))
+    assert result.exit_code == 1
+    assert "findings: wrong_noise" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_whatever_is_not_as_it_was_signed_blocks(
     words = signed()
     about = [f"--weights={tmp_path / 'weights.pt'}", f"--record={tmp_path / 'record.jsonl'}"]
     spoil(tmp_path)
-    found = run(*words, *about)
-    assert found.exit_code == code, found.output
-    assert "Traceback" not in found.output
-    assert not found.stdout
+    result = run(*words, *about)
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    assert not result.stdout

@@ -35,14 +35,14 @@ PLANS: dict[str, dict[str, Any]] = {
 
 def with_noise(plan: dict[str, Any], result: dict[str, Any], factor: float) -> dict[str, Any]:
     """The plan with the noise that ``result`` requires, times ``factor``."""
-    found = copy.deepcopy(plan)
+    outcome = copy.deepcopy(plan)
     for release, noise in zip(
-        found["releases"], result["noise_multiplier"]["releases"], strict=True
+        outcome["releases"], result["noise_multiplier"]["releases"], strict=True
     ):
         assert release["name"] == noise["name"]
         assert noise["given"] is None
         release["noise_multiplier"] = noise["required"] * factor
-    return found
+    return outcome
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -50,12 +50,12 @@ def test_the_noise_that_is_found_certifies_and_a_thousandth_less_does_not(
     document: Make, save: Any, answer: Answer, name: str
 ) -> None:
     plan = document(**{"releases": OPEN, "target": {"epsilon": 2, "delta": 1e-5}, **PLANS[name]})
-    code, found = answer("certify", save(plan), "--json")
-    assert (code, found["verdict"]) == (0, "certified")
-    assert found["epsilon"]["upper"] <= 2
-    code, given = answer("certify", save(with_noise(plan, found, 1)), "--json")
-    assert (code, given["epsilon"]) == (0, found["epsilon"])
-    code, less = answer("certify", save(with_noise(plan, found, 1 - 1e-3)), "--json")
+    code, result = answer("certify", save(plan), "--json")
+    assert (code, result["verdict"]) == (0, "certified")
+    assert result["epsilon"]["upper"] <= 2
+    code, provided = answer("certify", save(with_noise(plan, result, 1)), "--json")
+    assert (code, provided["epsilon"]) == (0, result["epsilon"])
+    code, less = answer("certify", save(with_noise(plan, result, 1 - 1e-3)), "--json")
     assert (code, less["verdict"]) == (1, "under_noised")
 
 
@@ -64,9 +64,11 @@ def test_the_optimal_allocation_says_what_it_saves(
 ) -> None:
     path = save(document(releases=OPEN, allocation="optimal"))
     _, result = answer("certify", path, "--json")
-    said = result["allocation"]
-    assert said["saving"] == pytest.approx(1 - said["noise_energy"] / said["uniform_noise_energy"])
-    assert said["saving"] > 0.1
+    stated = result["allocation"]
+    assert stated["saving"] == pytest.approx(
+        1 - stated["noise_energy"] / stated["uniform_noise_energy"]
+    )
+    assert stated["saving"] > 0.1
     assert "less noise energy than uniform" in run("certify", path).stdout
 
 
@@ -78,9 +80,9 @@ def test_the_most_steps_that_fit_are_found(
     document: Make, save: Any, answer: Answer, changes: dict[str, Any], lots: int
 ) -> None:
     target = {"epsilon": 2, "delta": 1e-5}
-    code, found = answer("certify", save(document(steps=None, target=target, **changes)), "--json")
+    code, result = answer("certify", save(document(steps=None, target=target, **changes)), "--json")
     assert code == 0
-    steps = found["sampling"]["steps"]
+    steps = result["sampling"]["steps"]
     assert steps % lots == 0
     verdicts = [
         answer("certify", save(document(steps=item, target=target, **changes)), "--json")[0]
@@ -105,15 +107,15 @@ def test_the_largest_lot_that_fits_is_found(
         changed = {**changes, "sampling": {**sampling, "lot_size": size}}
         return document(**{**SAMPLED, "releases": noise, **changed})
 
-    code, found = answer("certify", save(lots(None)), "--json")
+    code, result = answer("certify", save(lots(None)), "--json")
     assert code == 0
-    lot = found["sampling"]["lot_size"]
+    lot = result["sampling"]["lot_size"]
     assert 1 < lot < 999
-    assert found["sampling"]["probability"] == lot / 1000
-    assert found["epsilon"]["upper"] <= 0.5
+    assert result["sampling"]["probability"] == lot / 1000
+    assert result["epsilon"]["upper"] <= 0.5
     results = [answer("certify", save(lots(item)), "--json") for item in (lot, lot + 1)]
     assert [code for code, _ in results] == [0, 1]
-    assert results[0][1]["plan_digest"] != found["plan_digest"]
+    assert results[0][1]["plan_digest"] != result["plan_digest"]
 
 
 RECORDS = 60
@@ -133,7 +135,7 @@ def test_the_largest_lot_of_so_many_epochs_is_found(
             target={"epsilon": epsilon, "delta": 1e-5},
         )
 
-    code, found = answer("certify", save(lots(None)), "--json")
+    code, result = answer("certify", save(lots(None)), "--json")
     assert code == 0
     # From the largest downwards: what the smaller ones get does not change which it is.
     largest = next(
@@ -142,19 +144,19 @@ def test_the_largest_lot_of_so_many_epochs_is_found(
         if certify(plan_from(lots(size)), second_opinion=False).verdict == "certified"
     )
     assert 1 < largest < RECORDS
-    assert found["sampling"]["lot_size"] == largest
-    assert found["sampling"]["steps"] == -(-epochs * RECORDS // largest)
+    assert result["sampling"]["lot_size"] == largest
+    assert result["sampling"]["steps"] == -(-epochs * RECORDS // largest)
 
 
 def test_the_whole_data_set_is_the_largest_lot_where_it_fits(
     document: Make, save: Any, answer: Answer
 ) -> None:
     sampling = {"scheme": "poisson", "lot_size": None}
-    code, found = answer("certify", save(document(sampling=sampling)), "--json")
-    assert (code, found["sampling"]["lot_size"]) == (0, 1000)
+    code, result = answer("certify", save(document(sampling=sampling)), "--json")
+    assert (code, result["sampling"]["lot_size"]) == (0, 1000)
     sampling = {"scheme": "poisson", "probability": None}
-    code, found = answer("certify", save(document(sampling=sampling)), "--json")
-    assert (code, found["sampling"]["probability"]) == (0, 1)
+    code, result = answer("certify", save(document(sampling=sampling)), "--json")
+    assert (code, result["sampling"]["probability"]) == (0, 1)
 
 
 def test_the_largest_rate_that_fits_is_found(document: Make, save: Any, answer: Answer) -> None:
@@ -164,9 +166,9 @@ def test_the_largest_rate_that_fits_is_found(document: Make, save: Any, answer: 
         sampling = {"scheme": "poisson", "probability": q}
         return document(**{**SAMPLED, "releases": noise, "sampling": sampling})
 
-    code, found = answer("certify", save(rate(None)), "--json")
+    code, result = answer("certify", save(rate(None)), "--json")
     assert code == 0
-    q = found["sampling"]["probability"]
+    q = result["sampling"]["probability"]
     codes = [answer("certify", save(rate(item)), "--json")[0] for item in (q, q * (1 + 1e-4))]
     assert codes == [0, 1]
 
@@ -199,9 +201,9 @@ def test_small_targets_are_solved_too(
     plan = document(
         releases=[release], sampling=sampling, target={"epsilon": epsilon, "delta": 1e-5}
     )
-    code, found = answer("certify", save(plan), "--json")
+    code, result = answer("certify", save(plan), "--json")
     assert code == 0
-    assert epsilon * (1 - 0.02) - 2e-6 <= found["epsilon"]["upper"] <= epsilon
+    assert epsilon * (1 - 0.02) - 2e-6 <= result["epsilon"]["upper"] <= epsilon
 
 
 @pytest.mark.parametrize(

@@ -35,17 +35,17 @@ def plan(save: Save, document: Document) -> Callable[..., str]:
 def test_the_document_has_what_a_trainer_and_a_reader_need(
     plan: Callable[..., str], answer: Answer
 ) -> None:
-    code, found = answer("strategy", plan(), "--json")
-    assert (code, found["verdict"]) == (0, "certified")
-    strategy = found["strategy"]
+    code, result = answer("strategy", plan(), "--json")
+    assert (code, result["verdict"]) == (0, "certified")
+    strategy = result["strategy"]
     assert strategy["kind"] == "bidiagonal"
     assert strategy["exact"] is True
     assert strategy["streaming"]["form"] == "moving_average"
     assert strategy["streaming"]["coefficients"] == [1.0, -0.8]
     assert strategy["streaming"]["buffers"] == 1
-    assert [row["sampler"] for row in found["comparison"]] == ["cyclic", "cyclic", "poisson"]
-    assert all(row["epsilon"]["upper"] <= 4 for row in found["comparison"])
-    assert found["remarks"]
+    assert [row["sampler"] for row in result["comparison"]] == ["cyclic", "cyclic", "poisson"]
+    assert all(row["epsilon"]["upper"] <= 4 for row in result["comparison"])
+    assert result["remarks"]
 
 
 def test_people_see_sensitivity_errors_and_the_comparison(
@@ -53,29 +53,29 @@ def test_people_see_sensitivity_errors_and_the_comparison(
 ) -> None:
     result = run("strategy", plan())
     assert result.exit_code == 0
-    for said in ("sensitivity exactly", "1 buffers", "per step", "rms", "independent", "poisson"):
-        assert said in result.stdout
+    for stated in ("sensitivity exactly", "1 buffers", "per step", "rms", "independent", "poisson"):
+        assert stated in result.stdout
 
 
 def test_an_under_noised_plan_is_measured_and_blocks(
     plan: Callable[..., str], answer: Answer
 ) -> None:
     weak = [{"name": "all", "clip_norm": 1, "noise_multiplier": 1}]
-    code, found = answer("strategy", plan(releases=weak), "--json")
-    assert (code, found["verdict"]) == (1, "under_noised")
-    assert found["comparison"][0]["rms_error"] > 0
+    code, result = answer("strategy", plan(releases=weak), "--json")
+    assert (code, result["verdict"]) == (1, "under_noised")
+    assert result["comparison"][0]["rms_error"] > 0
 
 
 def test_a_refused_plan_blocks_with_its_reason(plan: Callable[..., str], answer: Answer) -> None:
-    code, found = answer("strategy", plan(adjacency="add_remove"), "--json")
-    assert (code, found["verdict"]) == (1, "refused")
-    assert found["reasons"][0]["code"] == "removal_moves_records"
+    code, result = answer("strategy", plan(adjacency="add_remove"), "--json")
+    assert (code, result["verdict"]) == (1, "refused")
+    assert result["reasons"][0]["code"] == "removal_moves_records"
 
 
 @pytest.mark.parametrize("command", ["strategy", "advise"])
 def test_a_malformed_plan_is_a_usage_error(command: str, save: Save, answer: Answer) -> None:
-    code, found = answer(command, save("{}"), "--json")
-    assert (code, found["verdict"]) == (2, "refused")
+    code, result = answer(command, save("{}"), "--json")
+    assert (code, result["verdict"]) == (2, "refused")
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npy", ".npz"])
@@ -126,14 +126,14 @@ def test_advice_names_the_front_and_who_is_comparable_with_whom(
     result = run("advise", plan(adjacency="add_remove", sampling={
         "scheme": "poisson", "lot_size": 20}, noise={"kind": "independent"}))  # fmt: skip
     assert result.exit_code == 0
-    for said in ("under add_remove", "under zero_out", "Pareto front", "not comparable", "BLT-2"):
-        assert said in result.stdout
+    for stated in ("under add_remove", "under zero_out", "Pareto front", "not comparable", "BLT-2"):
+        assert stated in result.stdout
 
 
 def test_advice_as_a_document(plan: Callable[..., str], answer: Answer) -> None:
-    code, found = answer("advise", plan(), "--json")
+    code, result = answer("advise", plan(), "--json")
     assert code == 0
-    (group,) = found["groups"]
+    (group,) = result["groups"]
     assert group["adjacency"] == "zero_out"
     assert set(group["pareto"]) <= {row["mechanism"] for row in group["mechanisms"]}
     assert all(row["conditions"] for row in group["mechanisms"])

@@ -120,15 +120,17 @@ def test_what_is_no_bundle_is_rejected_at_the_first_step(run: Any, content: byte
 def test_what_is_verified_is_shown_in_words(bundle: Path, run: Any) -> None:
     told = run("verify", str(bundle), "--show")
     assert told.exit_code == 0
-    said = json.loads(run("verify", str(bundle), "--json").stdout)["statement"]["predicate"]
+    stated = json.loads(run("verify", str(bundle), "--json").stdout)["statement"]["predicate"]
     shown = [line.strip() for line in told.stdout.splitlines() if line.startswith("  ")]
     told_of = {line.partition(":")[0] for line in shown}
     assert {"plan", "protects", "guarantee", "sampling", "noise", "policy", "valid"} <= told_of
-    assert [item["text"] for item in said["obligations"]] == [
+    assert [item["text"] for item in stated["obligations"]] == [
         line.partition("): ")[2] for line in shown if line.startswith("obligation")
     ]
-    assert f"valid: {said['validity']['not_before']} to {said['validity']['not_after']}" in shown
-    assert any(said["guarantee"]["epsilon"]["upper"] in line for line in shown)
+    assert (
+        f"valid: {stated['validity']['not_before']} to {stated['validity']['not_after']}" in shown
+    )
+    assert any(stated["guarantee"]["epsilon"]["upper"] in line for line in shown)
 
 
 def test_nothing_is_shown_of_what_does_not_verify(bundle: Path, run: Any) -> None:
@@ -141,8 +143,8 @@ def test_nothing_is_shown_of_what_does_not_verify(bundle: Path, run: Any) -> Non
 
 @pytest.mark.parametrize("form", [None, [], "text", {"required": 1}])
 def test_what_a_later_release_wrote_differently_is_told_of(form: Any) -> None:
-    said = {"plan": {"name": "a"}, "guarantee": form, "approvals": form, "validity": form}
-    assert any("cannot show" in line for line in in_words(said))
+    stated = {"plan": {"name": "a"}, "guarantee": form, "approvals": form, "validity": form}
+    assert any("cannot show" in line for line in in_words(stated))
 
 
 def test_a_bundle_in_place_of_its_plan_is_named(bundle: Path, run: Any) -> None:

@@ -55,12 +55,12 @@ def test_the_last_checkpoint_is_remembered_and_a_fork_is_caught(
     code, result = check(log.bundle(40), "--require-log", "--log-origin", ORIGIN)
     assert code == 0
     assert all(item["checked"] for item in result["steps"] if item["step"] in (10, 11, 12))
-    kept = json.loads((home / "checkpoints.json").read_text())["checkpoints"]
-    assert read_checkpoint(kept[ORIGIN]).size == 40
+    stored = json.loads((home / "checkpoints.json").read_text())["checkpoints"]
+    assert read_checkpoint(stored[ORIGIN]).size == 40
     # Before the memory, nothing is wrong with the fork; with it, everything.
     code, result = check(fork.bundle(40))
     assert (code, result["step"], result["code"]) == (1, 12, "log_rewritten")
-    assert json.loads((home / "checkpoints.json").read_text())["checkpoints"] == kept
+    assert json.loads((home / "checkpoints.json").read_text())["checkpoints"] == stored
 
 
 def test_a_log_that_grew_needs_its_proof(log: Log, fork: Log, check: Any, save: Any) -> None:
@@ -127,9 +127,9 @@ def test_mistakes_of_use(
     (tmp_path / "bad.json").write_text('{"version": 7}')
     option, value = options
     value = str(tmp_path / "bad.json") if value == "bad" else value
-    found = run("verify", save(log.bundle(40)), option, value)
-    assert found.exit_code == 2
-    assert found.stdout == ""
+    result = run("verify", save(log.bundle(40)), option, value)
+    assert result.exit_code == 2
+    assert result.stdout == ""
     for bad in ("[]", '{"first": 1}', "no", '{"first": 1, "second": 2, "hashes": ["x"]}'):
         path = save(bad, "consistency.json")
         assert run("verify", save(log.bundle(40)), "--consistency", path).exit_code == 2
@@ -150,9 +150,9 @@ def test_a_memory_that_was_tampered_with_is_not_taken_for_an_empty_one(
         json.dumps({**whole, "checkpoints": {ORIGIN: 7}}),
     ):
         path.write_text(bad)
-        found = run("verify", save(log.bundle(40)))
-        assert found.exit_code == 2
-        assert "restore it" in found.stderr.replace("\n", " ")
+        result = run("verify", save(log.bundle(40)))
+        assert result.exit_code == 2
+        assert "restore it" in result.stderr.replace("\n", " ")
 
 
 def test_a_memory_that_cannot_be_written_is_said_and_does_not_hide_the_verdict(
@@ -163,9 +163,9 @@ def test_a_memory_that_cannot_be_written_is_said_and_does_not_hide_the_verdict(
 
     monkeypatch.setattr(CheckpointStore, "_save", full)
     keys = save({"keys": [KEY.public.as_record()]}, "keys.json")
-    found = run("verify", save(log.bundle(40)), "--keys", keys)
-    assert found.exit_code == 0
-    assert "No space left on device" in found.stderr
+    result = run("verify", save(log.bundle(40)), "--keys", keys)
+    assert result.exit_code == 0
+    assert "No space left on device" in result.stderr
 
 
 def test_many_at_once_lose_nothing_and_keep_the_largest(tmp_path: Path) -> None:

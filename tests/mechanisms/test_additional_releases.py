@@ -98,8 +98,8 @@ def test_noise_is_solved_for_with_the_count_in_it(plan_of: Make) -> None:
     assert result.verdict == "certified"
     (release,) = result.releases
     assert release.required is not None
-    given = [{**open_noise[0], "noise_multiplier": release.required}]
-    again = certify(plan_of(**POISSON, releases=given, extra=[QUANTILE]), second_opinion=False)
+    provided = [{**open_noise[0], "noise_multiplier": release.required}]
+    again = certify(plan_of(**POISSON, releases=provided, extra=[QUANTILE]), second_opinion=False)
     assert again.epsilon == result.epsilon
     plain = certify(plan_of(**POISSON, releases=open_noise), second_opinion=False)
     assert plain.releases[0].required is not None

@@ -108,8 +108,8 @@ def test_an_order_drawn_anew_each_epoch_must_be_said(stream: Make, participation
     shuffled = {"scheme": "shuffled", "lot_size": 100}
     reason = refusal(stream(sampling=shuffled, participation=participation))
     assert (reason.code, reason.pointer) == ("reshuffled_epochs", "/participation")
-    said = {"schema": "min_separation", "participations": 3, "separation": 1}
-    event = only(stream(sampling=shuffled, participation=said))
+    stated = {"schema": "min_separation", "participations": 3, "separation": 1}
+    event = only(stream(sampling=shuffled, participation=stated))
     anywhere = Participation.min_separation(participations=3, separation=1)
     worst = Bidiagonal.of(0.9, 30).sensitivity(anywhere).value
     assert event.noise_multiplier == pytest.approx(20 / worst)

@@ -55,8 +55,8 @@ def test_the_optimal_shrinkage_is_the_one_of_the_paper() -> None:
     result = shrink(matrix, 1.0)
 
     def eta(value: float) -> float:
-        kept = value**4 - rows * columns
-        along = kept / (value**4 + rows * value**2) * kept / (value**4 + columns * value**2)
+        stored = value**4 - rows * columns
+        along = stored / (value**4 + rows * value**2) * stored / (value**4 + columns * value**2)
         return value * float(np.sqrt(along))
 
     assert result[0, 0] / result[1, 1] == pytest.approx(eta(40.0) / eta(20.0))

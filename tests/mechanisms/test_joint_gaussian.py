@@ -73,8 +73,8 @@ def test_a_further_block_costs_and_more_noise_helps(
 ) -> None:
     before = joint(plan_of, blocks)
     assert joint(plan_of, [*blocks, (1, sigma)]) <= before
-    assert joint(plan_of, [(count, 2 * each) for count, each in blocks]) > before
-    assert before <= min(each for _, each in blocks)
+    assert joint(plan_of, [(count, 2 * item) for count, item in blocks]) > before
+    assert before <= min(item for _, item in blocks)
 
 
 @given(BLOCKS)

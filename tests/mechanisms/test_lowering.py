@@ -54,8 +54,8 @@ def test_extra_events_of_a_user_count_all_its_records(plan_of: Make) -> None:
 
 
 def test_scale_multiplies_given_noise_and_stands_in_for_open_noise(plan_of: Make) -> None:
-    given = lower(plan_of(releases=PHASE["releases"]))
-    assert given.event(scale=2.0).events[0].event.noise_multiplier == 10.0  # type: ignore[union-attr]
+    provided = lower(plan_of(releases=PHASE["releases"]))
+    assert provided.event(scale=2.0).events[0].event.noise_multiplier == 10.0  # type: ignore[union-attr]
     both = lower(plan_of(**several(PHASE, {**PHASE, "releases": OPEN})))
     sigmas = [e.event.noise_multiplier for e in both.event(scale=2.0).events]  # type: ignore[union-attr]
     assert sigmas == [5.0, 2.0]

@@ -55,14 +55,14 @@ def sample(seed: int, number: int, pattern: str) -> tuple[list[Mutant], dict[str
     ]
     totals = {file.file: len(file.changes) for file in files}
     shares = _shares(totals, number)
-    found: list[Mutant] = []
+    result: list[Mutant] = []
     for file in files:
         drawn = list(file.changes)
         random.Random(f"{seed} {file.file}").shuffle(drawn)
-        made = (mutant for change in drawn if (mutant := file.mutant(change)) is not None)
-        found += [mutant for mutant, _ in zip(made, range(shares[file.file]), strict=False)]
-    random.Random(seed).shuffle(found)
-    return found, {file: total for file, total in totals.items() if total}
+        created = (mutant for change in drawn if (mutant := file.mutant(change)) is not None)
+        result += [mutant for mutant, _ in zip(created, range(shares[file.file]), strict=False)]
+    random.Random(seed).shuffle(result)
+    return result, {file: total for file, total in totals.items() if total}
 
 
 def _shares(totals: dict[str, int], number: int) -> dict[str, int]:
@@ -96,9 +96,9 @@ def control(reach: Reach) -> None:
     for name in sorted(reach.seconds, key=lambda test: -reach.seconds[test]):
         quickest[name.partition("::")[0]] = name
     file = next(iter(reach.tests))
-    found = attempt(file, Path(file).read_text(), [(list(quickest.values()), 600.0)])
-    if found.killed_by is not None:
-        raise SystemExit(f"without any mutant {found.killed_by} fails in a fork")
+    result = attempt(file, Path(file).read_text(), [(list(quickest.values()), 600.0)])
+    if result.killed_by is not None:
+        raise SystemExit(f"without any mutant {result.killed_by} fails in a fork")
 
 
 def results(
@@ -115,18 +115,18 @@ def results(
         for record in map(json.loads, kept.read_text().splitlines())
     }
     for mutant in mutants:
-        found = known.get((mutant.file, mutant.line, mutant.was, mutant.now))
-        if found is None or (again and is_open(found)):
+        result = known.get((mutant.file, mutant.line, mutant.was, mutant.now))
+        if result is None or (again and is_open(result)):
             if time.monotonic() > until:
                 return
             outcome, tests = judge(mutant, reach)
-            if found is None:
-                found = mutant.as_record() | dataclasses.asdict(outcome) | {"tests": tests}
+            if result is None:
+                result = mutant.as_record() | dataclasses.asdict(outcome) | {"tests": tests}
             elif outcome.killed_by is not None:
-                found["since"] = outcome.killed_by
+                result["since"] = outcome.killed_by
             with kept.open("a") as lines:
-                lines.write(json.dumps(found) + "\n")
-        yield found
+                lines.write(json.dumps(result) + "\n")
+        yield result
 
 
 def main() -> None:
@@ -137,23 +137,23 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600.0)
     parser.add_argument("--again", action="store_true", help="try those that survived once more")
     parser.add_argument("--files", default="*", help="only files of such a path; writes no page")
-    wanted = parser.parse_args()
-    until = time.monotonic() + 60 * wanted.minutes
+    requested = parser.parse_args()
+    until = time.monotonic() + 60 * requested.minutes
     reach = collect(TESTS, ROOMS, KEPT / "reach.json")
-    mutants, totals = sample(wanted.seed, wanted.number, wanted.files)
+    mutants, totals = sample(requested.seed, requested.number, requested.files)
     sys.stderr.write(f"{len(mutants)} mutants of {sum(totals.values())}\n")
     load(reach.modules)
     control(reach)
     records = []
     for record in results(
-        mutants, reach, KEPT / f"results-{wanted.seed}.jsonl", until, again=wanted.again
+        mutants, reach, KEPT / f"results-{requested.seed}.jsonl", until, again=requested.again
     ):
         records.append(record)
         if is_open(record):
-            said = f"{record['file']}:{record['line']} {record['was']} -> {record['now']}"
-            sys.stderr.write(f"{len(records)} survived: {said}\n")
-    if wanted.files == "*":
-        write(records, totals, wanted.seed, Path("docs/mutation.md"))
+            stated = f"{record['file']}:{record['line']} {record['was']} -> {record['now']}"
+            sys.stderr.write(f"{len(records)} survived: {stated}\n")
+    if requested.files == "*":
+        write(records, totals, requested.seed, Path("docs/mutation.md"))
 
 
 if __name__ == "__main__":

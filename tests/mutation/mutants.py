@@ -143,8 +143,8 @@ def _is_prose(node: cst.CSTNode) -> bool:
 def _only_for_people(node: cst.CSTNode, by: cst.CSTNode) -> bool:
     """Whether all that goes is a text for people."""
     if isinstance(node, cst.Call) and isinstance(by, cst.Call):
-        kept = {id(argument) for argument in by.args}
-        gone = [argument for argument in node.args if id(argument) not in kept]
+        stored = {id(argument) for argument in by.args}
+        gone = [argument for argument in node.args if id(argument) not in stored]
         return any(_is_prose(argument.value) for argument in gone)
     if isinstance(node, cst.Assign | cst.AnnAssign):
         return node.value is not None and _is_prose(node.value)

@@ -42,15 +42,15 @@ class Reach:
         near = {name.partition("::")[0] for name in direct}
         beside = {name for name in self.seconds if name.partition("::")[0] in near}
         whole = {name for names in by_line.values() for name in names}
-        found: list[str] = []
+        result: list[str] = []
         spent = 0.0
         for group in (direct, beside - direct, (whole - beside) - direct):
             for name in sorted(group, key=lambda test: (self.seconds[test], test)):
                 spent += self.seconds[name]
-                if found and spent > at_most:
-                    return found
-                found.append(name)
-        return found
+                if result and spent > at_most:
+                    return result
+                result.append(name)
+        return result
 
 
 def collect(folders: Sequence[str], rooms: Sequence[str], kept: Path) -> Reach:
@@ -62,14 +62,14 @@ def collect(folders: Sequence[str], rooms: Sequence[str], kept: Path) -> Reach:
         ended = subprocess.run(command, env=environment, check=False)
         if ended.returncode or not kept.exists():
             raise SystemExit("the tests do not pass without any mutant")
-    found = json.loads(kept.read_text())
-    names = list(found["seconds"])
+    result = json.loads(kept.read_text())
+    names = list(result["seconds"])
     return Reach(
-        seconds=found["seconds"],
-        modules=found["modules"],
+        seconds=result["seconds"],
+        modules=result["modules"],
         tests={
             file: {int(line): [names[test] for test in tests] for line, tests in lines.items()}
-            for file, lines in found["tests"].items()
+            for file, lines in result["tests"].items()
         },
     )
 
@@ -109,9 +109,9 @@ class _Watch:
             for line, names in data.contexts_by_lineno(file).items():
                 tests[name][line] = sorted(place[test] for test in names if test)
         modules = sorted(name for name in sys.modules if _of_others(name))
-        found = {"seconds": self._seconds, "tests": tests, "modules": modules}
+        result = {"seconds": self._seconds, "tests": tests, "modules": modules}
         self._kept.parent.mkdir(parents=True, exist_ok=True)
-        self._kept.write_text(json.dumps(found))
+        self._kept.write_text(json.dumps(result))
 
 
 def _of_others(name: str) -> bool:
@@ -123,5 +123,5 @@ def _of_others(name: str) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Watch, where ``collect`` asked for it."""
     if WRITES in os.environ:
-        kept, rooms = json.loads(os.environ[WRITES])
-        config.pluginmanager.register(_Watch(Path(kept), rooms))
+        stored, rooms = json.loads(os.environ[WRITES])
+        config.pluginmanager.register(_Watch(Path(stored), rooms))

@@ -58,10 +58,10 @@ def _what(record: Record) -> tuple[str, str, str]:
 
 
 def _grouped(records: Iterable[Record], by: str) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = defaultdict(list)
+    result: dict[str, list[Record]] = defaultdict(list)
     for record in sorted(records, key=lambda record: record[by]):
-        found[record[by]].append(record)
-    return found
+        result[record[by]].append(record)
+    return result
 
 
 def _by_room(records: Sequence[Record]) -> dict[str, list[Record]]:

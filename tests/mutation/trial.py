@@ -64,7 +64,7 @@ def attempt(file: str, source: str, parts: Sequence[Part]) -> Outcome:
         os._exit(_child(file, source, parts, Path(folder)))
     status = _waited(child, begin + PATIENCE)
     told = Path(folder, "killed-by")
-    name, _, said = (told.read_text() if told.exists() else "import").partition("\n")
+    name, _, stated = (told.read_text() if told.exists() else "import").partition("\n")
     shutil.rmtree(folder, ignore_errors=True)
     seconds = round(time.monotonic() - begin, 2)
     if status is None:
@@ -74,16 +74,16 @@ def attempt(file: str, source: str, parts: Sequence[Part]) -> Outcome:
     code = os.WEXITSTATUS(status)
     if code in NEVER_RAN:
         raise SystemExit(f"no test was run for a mutant of {file}: {parts}")
-    return Outcome(killed_by=name if code else None, seconds=seconds, said=said)
+    return Outcome(killed_by=name if code else None, seconds=seconds, said=stated)
 
 
 def _waited(child: int, until: float) -> int | None:
     """The status with which ``child`` ended, or None where it had to be ended, with its own."""
     status = None
     while status is None and time.monotonic() < until:
-        ended, found = os.waitpid(child, os.WNOHANG)
+        ended, result = os.waitpid(child, os.WNOHANG)
         if ended:
-            status = found
+            status = result
         else:
             time.sleep(0.05)
     with contextlib.suppress(ProcessLookupError):
@@ -142,5 +142,5 @@ class _Chosen:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and not self._said.exists():
             crash = getattr(report.longrepr, "reprcrash", None)
-            said = "" if crash is None else crash.message.partition("\n")[0]
-            self._said.write_text(f"{report.nodeid}\n{said}")
+            stated = "" if crash is None else crash.message.partition("\n")[0]
+            self._said.write_text(f"{report.nodeid}\n{stated}")

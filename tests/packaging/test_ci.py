@@ -59,17 +59,17 @@ def action(tmp_path: Path, project: Path) -> Any:
     (step,) = [item for item in _load("action.yml")["runs"]["steps"] if item["name"] == "Check"]
 
     def run(**inputs: str) -> subprocess.CompletedProcess[str]:
-        given = {"plans": "", "base": "", "arguments": "", "sarif": "out.sarif", **inputs}
-        environment = {name.upper(): value for name, value in given.items()}
+        provided = {"plans": "", "base": "", "arguments": "", "sarif": "out.sarif", **inputs}
+        environment = {name.upper(): value for name, value in provided.items()}
         return _shell(step["run"], project, RUNNER_TEMP=str(tmp_path / "runner"), **environment)
 
     return run
 
 
 def test_the_action_annotates_and_reports(action: Any, project: Path) -> None:
-    found = action(plans="plans/\n")
-    assert found.returncode == 1
-    assert "::error file=plans/weak.yaml," in found.stdout
+    result = action(plans="plans/\n")
+    assert result.returncode == 1
+    assert "::error file=plans/weak.yaml," in result.stdout
     assert json.loads((project / "out.sarif").read_text())["runs"][0]["results"]
     assert action(plans="plans/good.yaml").returncode == 0
     assert action(plans="plans/good.yaml\n\nplans/weak.yaml").returncode == 1
@@ -99,8 +99,8 @@ def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None
     job = _load("ci/gitlab.yml")["affidavit"]
     script = "\n".join(line for line in job["script"] if not line.startswith("pip install"))
     path = f"{BIN}:{os.environ['PATH']}"
-    found = _shell(script, project, AFFIDAVIT_PLANS="plans/", PATH=path)
-    assert found.returncode == 1
+    result = _shell(script, project, AFFIDAVIT_PLANS="plans/", PATH=path)
+    assert result.returncode == 1
     for name in job["artifacts"]["reports"].values():
         assert (project / name).stat().st_size > 0
 
@@ -123,10 +123,10 @@ def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
     (project / "other.yaml").write_text("a: 1\n")
     path = f"{BIN}:{os.environ['PATH']}"
     _shell("git init -q . && git add .", project)
-    found = _shell("pre-commit run --all-files", project, PATH=path)
-    assert found.returncode == 1
-    assert "plans/weak.yaml:10:1: under_noised" in found.stdout
-    assert "other.yaml" not in found.stdout
+    result = _shell("pre-commit run --all-files", project, PATH=path)
+    assert result.returncode == 1
+    assert "plans/weak.yaml:10:1: under_noised" in result.stdout
+    assert "other.yaml" not in result.stdout
     _shell("git rm -qf plans/weak.yaml", project)
     assert _shell("pre-commit run --all-files", project, PATH=path).returncode == 0
 

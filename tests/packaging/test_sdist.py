@@ -43,8 +43,8 @@ def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]
 
 def contents(wheel: Path) -> dict[str, str]:
     """Every file of a wheel with the digest of what is in it."""
-    with zipfile.ZipFile(wheel) as found:
-        return {n: hashlib.sha256(found.read(n)).hexdigest() for n in found.namelist()}
+    with zipfile.ZipFile(wheel) as result:
+        return {n: hashlib.sha256(result.read(n)).hexdigest() for n in result.namelist()}
 
 
 def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
@@ -59,8 +59,8 @@ def test_the_wheel_of_the_sdist_is_the_wheel_of_the_tree_to_the_byte(
 def test_the_sdist_holds_files_and_no_links_and_no_secrets(
     distributions: tuple[Path, Path],
 ) -> None:
-    with tarfile.open(distributions[0]) as found:
-        members = found.getmembers()
+    with tarfile.open(distributions[0]) as result:
+        members = result.getmembers()
     assert all(member.isfile() or member.isdir() for member in members)
     names = [member.name for member in members]
     assert any(name.endswith("/LICENSE") for name in names)

@@ -57,12 +57,12 @@ def test_every_module_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
 
 
 def test_types_and_migrations_travel_with_it(wheel: zipfile.Path) -> None:
-    found = names(wheel)
-    assert "affidavit/py.typed" in found
-    assert "affidavit/migrations/script.py.mako" in found
+    result = names(wheel)
+    assert "affidavit/py.typed" in result
+    assert "affidavit/migrations/script.py.mako" in result
     versions = {path.name for path in (ROOT / "migrations" / "versions").glob("0*.py")}
     assert versions
-    assert {f"affidavit/migrations/versions/{name}" for name in versions} <= found
+    assert {f"affidavit/migrations/versions/{name}" for name in versions} <= result
 
 
 def test_no_test_travels_with_it(wheel: zipfile.Path) -> None:

@@ -16,10 +16,10 @@ from affidavit.plan.serialization import digest
 def test_a_claim_is_a_number_or_its_text(plan_of: Callable[..., Plan], claim: Any) -> None:
     result = plan_of(claim=claim).claim
     assert result is not None
-    given = claim if not isinstance(claim, dict) else next(iter(claim.values()))
-    assert float(result.text) == float(given)
-    if isinstance(given, str):
-        assert result.text == given
+    provided = claim if not isinstance(claim, dict) else next(iter(claim.values()))
+    assert float(result.text) == float(provided)
+    if isinstance(provided, str):
+        assert result.text == provided
 
 
 @pytest.mark.parametrize(

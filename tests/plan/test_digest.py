@@ -163,9 +163,9 @@ def test_a_reason_in_words_is_the_reason_written_as_a_field() -> None:
 
 
 def test_steps_null_is_not_lost(document: Make) -> None:
-    asked = plan_from(document(steps=None))
-    assert as_document(asked)["steps"] is None
-    assert digest(plan_from(as_document(asked))) == digest(asked)
+    requested = plan_from(document(steps=None))
+    assert as_document(requested)["steps"] is None
+    assert digest(plan_from(as_document(requested))) == digest(requested)
 
 
 def leaves(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -40,14 +40,14 @@ def test_a_null_is_a_question_where_nothing_else_answers_it(
 
 
 def test_each_question_is_a_plan_of_its_own(plan_of: PlanOf) -> None:
-    asked = [
+    requested = [
         plan_of(sampling={**POISSON, "lot_size": None}),
         plan_of(sampling={**POISSON, "probability": None}),
         plan_of(sampling={**POISSON, "lot_size": 10}, steps=None),
     ]
-    assert len({digest(plan) for plan in asked}) == 3
-    assert as_document(asked[0])["sampling"] == {**POISSON, "lot_size": None}
-    assert as_document(asked[1])["sampling"] == {**POISSON, "probability": None}
+    assert len({digest(plan) for plan in requested}) == 3
+    assert as_document(requested[0])["sampling"] == {**POISSON, "lot_size": None}
+    assert as_document(requested[1])["sampling"] == {**POISSON, "probability": None}
 
 
 @pytest.mark.parametrize("given", [{"lot_size": 10}, {"probability": 0.01}])

@@ -44,8 +44,8 @@ def keys(release: str) -> tuple[PublicKey, ...]:
 def statement_in(bundle: bytes) -> dict[str, Any]:
     """The statement that a bundle carries, its signature not checked."""
     payload = json.loads(bundle)["envelope"]["payload"]
-    found: dict[str, Any] = json.loads(base64.b64decode(payload))
-    return found
+    result: dict[str, Any] = json.loads(base64.b64decode(payload))
+    return result
 
 
 def freeze(release: str) -> None:

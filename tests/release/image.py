@@ -45,9 +45,9 @@ def instructions(stage: int) -> list[tuple[str, str]]:
     """(instruction, rest) of one stage of the Dockerfile, continued lines joined."""
     text = re.sub(r"^\s*#.*\n", "", DOCKERFILE.read_text(), flags=re.MULTILINE)
     lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
-    found = [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines]
-    starts = [index for index, (word, _) in enumerate(found) if word == "FROM"] + [len(found)]
-    return found[starts[stage] + 1 : starts[stage + 1]]
+    result = [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines]
+    starts = [index for index, (word, _) in enumerate(result) if word == "FROM"] + [len(result)]
+    return result[starts[stage] + 1 : starts[stage + 1]]
 
 
 def _context(where: Path) -> Path:
@@ -78,10 +78,10 @@ def _build(root: Path, context: Path) -> dict[str, str]:
                 _copy(context / name, source / name)
         elif word == "RUN":
             _shell(re.sub(r"(?<=[\s='])/(?=opt|dist)", f"{root}/", f" {rest}"), source, tools)
-    kept = root / "opt" / "affidavit"
+    stored = root / "opt" / "affidavit"
     return {
-        path.relative_to(kept).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(kept.rglob("*"))
+        path.relative_to(stored).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(stored.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
 

@@ -48,8 +48,8 @@ def _wheel(where: Path) -> Path:
 def _pythons() -> list[str]:
     """The oldest and the newest interpreter at hand that this project supports."""
     names = [f"python3.{minor}" for minor in range(11, 30)]
-    found = [path for name in names if (path := shutil.which(name)) and _works(path)]
-    return list(dict.fromkeys([found[0], found[-1]])) if found else [sys.executable]
+    result = [path for name in names if (path := shutil.which(name)) and _works(path)]
+    return list(dict.fromkeys([result[0], result[-1]])) if result else [sys.executable]
 
 
 def _works(python: str) -> bool:
@@ -110,8 +110,8 @@ def _run(command: list[str], where: Path, code: int = 0) -> str:
 
 def _environment(where: Path) -> dict[str, str]:
     """This process's, with nothing of the source tree and a home of its own."""
-    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return kept | {
+    stored = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return stored | {
         "SOURCE_DATE_EPOCH": "1700000000",
         "AFFIDAVIT_HOME": str(where / "home"),
         "AFFIDAVIT_CACHE": str(where / "cache"),

@@ -51,9 +51,9 @@ def test_certified_again_it_is_the_same_within_the_width_that_is_promised(
     release: str, name: str
 ) -> None:
     before = statement_in(bundles(release)[name])["predicate"]
-    found = certify(plan_named(release, name), second_opinion=False)
+    result = certify(plan_named(release, name), second_opinion=False)
     key = SigningKey.generate("now")
-    now = issue(found, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
+    now = issue(result, key, requester="corpus", issued_at=datetime.now(UTC)).statement["predicate"]
     assert now["verdict"] == before["verdict"]
     assert [item["code"] for item in now["reasons"]] == [
         entry["code"] for entry in before["reasons"]

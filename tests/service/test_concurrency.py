@@ -40,9 +40,9 @@ def test_each_gets_their_own_answer_in_batches_of_at_most_so_many() -> None:
 
 
 def test_one_that_fails_fails_alone() -> None:
-    found = _ask(Halving(), [2, 3, 4])
-    assert [found[0], found[2]] == [1, 2]
-    assert isinstance(found[1], ValueError)
+    result = _ask(Halving(), [2, 3, 4])
+    assert [result[0], result[2]] == [1, 2]
+    assert isinstance(result[1], ValueError)
 
 
 def test_lanes_share_what_waits_and_are_free_again_when_it_is_done() -> None:

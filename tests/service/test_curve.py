@@ -20,14 +20,14 @@ Make = Callable[..., dict[str, Any]]
 def test_the_curves_are_those_of_the_plan(client: TestClient, plan: Make, post: Any) -> None:
     certificate = post(client, plan()).headers["location"]
     answer = client.get(f"{certificate}/curve")
-    found = curves(plan_from(plan()))
-    assert isinstance(found, Curves)
+    result = curves(plan_from(plan()))
+    assert isinstance(result, Curves)
     assert answer.status_code == 200
-    assert answer.json() == found.as_document()
+    assert answer.json() == result.as_document()
     drawn = client.get(f"{certificate}/curve.svg")
     assert drawn.headers["content-type"] == "image/svg+xml"
     assert "default-src 'none'" in drawn.headers["content-security-policy"]
-    assert drawn.text == draw_curves(found)
+    assert drawn.text == draw_curves(result)
     assert ElementTree.fromstring(drawn.text).tag.endswith("svg")
 
 

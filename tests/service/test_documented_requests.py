@@ -34,14 +34,14 @@ def send(client: TestClient, words: list[str], headers: dict[str, str]) -> Any:
     options.add_argument("-X", default="GET")
     options.add_argument("-H", action="append", default=[])
     options.add_argument("-d", "--data-binary")
-    given = options.parse_args(words[1:])
-    said = {name.lower(): value for name, value in (item.split(": ", 1) for item in given.H)}
-    body: Any = given.data_binary
+    provided = options.parse_args(words[1:])
+    stated = {name.lower(): value for name, value in (item.split(": ", 1) for item in provided.H)}
+    body: Any = provided.data_binary
     if body is not None and body.startswith("@"):
         body = (ROOT / body[1:]).read_bytes()
-    url = urlsplit(given.url)
+    url = urlsplit(provided.url)
     path = f"{url.path}?{url.query}" if url.query else url.path
-    return client.request(given.X, path, headers={**said, **headers}, content=body)
+    return client.request(provided.X, path, headers={**stated, **headers}, content=body)
 
 
 def test_requests_of_the_readme_are_answered_in_their_order(client: TestClient) -> None:
@@ -57,12 +57,12 @@ def test_requests_of_the_pages_are_answered(
 ) -> None:
     admin = token_for(settings, "admin")
     pages = {
-        str(page.relative_to(ROOT)): found
+        str(page.relative_to(ROOT)): result
         for page in sorted((ROOT / "docs").rglob("*.md"))
-        if (found := requests_of(page))
+        if (result := requests_of(page))
     }
     assert pages.keys() > SERVED.keys()
-    for page, found in pages.items():
-        for words in found if page not in SERVED else ():
+    for page, result in pages.items():
+        for words in result if page not in SERVED else ():
             answer = send(client, words, admin)
             assert answer.status_code in {200, 201}, (page, words, answer.text)

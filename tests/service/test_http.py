@@ -218,11 +218,11 @@ def test_a_garbage_parameter_is_a_422_that_names_it(client: TestClient, query: s
 
 
 def test_a_number_is_no_time_and_is_told_so_like_other_text(client: TestClient) -> None:
-    said = [
+    stated = [
         problem(client.get(f"/v1/certificates?created_after={text}"), 422)["reasons"][0]["message"]
         for text in ("2027", "20270101T000000Z")
     ]
-    assert said[0] == said[1].replace("20270101T000000Z", "2027")
+    assert stated[0] == stated[1].replace("20270101T000000Z", "2027")
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_cursor_of_another_hand_is_refused(value: Any) -> None:
 
 
 def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, post: Post) -> None:
-    made = [post(client, plan(steps=steps)).json() for steps in range(1, 6)]
+    created = [post(client, plan(steps=steps)).json() for steps in range(1, 6)]
     post(client, plan(name="other"))
     seen: list[Any] = []
     path: str | None = "/v1/certificates?limit=2&name=quick"
@@ -258,7 +258,7 @@ def test_pages_follow_their_links_and_filters(client: TestClient, plan: Plan, po
         seen += page.json()["items"]
         path = page.json()["next"]
         assert ("link" in page.headers) == (path is not None)
-    assert [row["id"] for row in seen] == [item["certificate"]["id"] for item in made][::-1]
+    assert [row["id"] for row in seen] == [item["certificate"]["id"] for item in created][::-1]
     assert all(row["name"] == "quick" and not row["untrusted"] for row in seen)
 
     newest = seen[0]

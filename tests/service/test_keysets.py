@@ -40,7 +40,7 @@ ROOT, SIGNER = SigningKey.generate("root"), SigningKey.generate("signer")
 def version(
     last: SignedKeyset | None = None, days: int = 30, revoked: Any = (), signer: Any = SIGNER
 ) -> SignedKeyset:
-    made = draft_keyset(
+    created = draft_keyset(
         last,
         roots=Roots.of([ROOT.public], threshold=1),
         keys=[signer.public],
@@ -48,14 +48,14 @@ def version(
         issued_at=NOW,
         expires_at=NOW + timedelta(days=days),
     )
-    return made.signed_by(ROOT)
+    return created.signed_by(ROOT)
 
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    found = open_engine(database_url)
-    yield found
-    found.dispose()
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
 
 
 @pytest.fixture
@@ -161,8 +161,8 @@ def admin(settings: Settings) -> dict[str, str]:
 def test_an_admin_publishes_and_anybody_reads(client: Any, admin: dict[str, str]) -> None:
     first = version().as_bytes()
     assert client.get("/v1/keyset").status_code == 404
-    made = client.post("/v1/keysets", content=first, headers=admin)
-    assert (made.status_code, made.json()["version"]) == (201, 1)
+    created = client.post("/v1/keysets", content=first, headers=admin)
+    assert (created.status_code, created.json()["version"]) == (201, 1)
     assert client.post("/v1/keysets", content=first, headers=admin).status_code == 200
     assert client.get("/v1/keyset").content == first
     assert client.get("/v1/keysets/1").content == first
@@ -181,8 +181,8 @@ def test_what_is_wrong_with_a_keyset_is_a_problem_with_its_code(
         (json.dumps({"payload": "!"}).encode(), 400, "keyset_malformed"),
         (version(version()).as_bytes(), 409, "keyset_gap"),
     ):
-        found = client.post("/v1/keysets", content=body, headers=admin)
-        assert (found.status_code, found.json()["code"]) == (status, code)
+        result = client.post("/v1/keysets", content=body, headers=admin)
+        assert (result.status_code, result.json()["code"]) == (status, code)
     yaml = {**admin, "content-type": "application/yaml"}
     assert client.post("/v1/keysets", content=b"{}", headers=yaml).status_code == 415
 
@@ -196,8 +196,8 @@ def test_a_revoked_key_signs_no_more(
     (old,) = store.public_keys()
     signer = replace(SIGNER, public=old)
     lost = [Revocation(key_id=old.key_id, since=NOW.strftime("%Y-%m-%dT%H:%M:%SZ"))]
-    made = version(revoked=lost, signer=signer).as_bytes()
-    assert client.post("/v1/keysets", content=made, headers=admin).status_code == 201
+    created = version(revoked=lost, signer=signer).as_bytes()
+    assert client.post("/v1/keysets", content=created, headers=admin).status_code == 201
     client.app.state.services.keyring._revoked._read_at = None  # a second later
     assert client.get("/readyz").json()["reasons"][0]["code"] == "signer_unavailable"
     new = store.new("new")

@@ -20,8 +20,8 @@ JSON, YAML = "application/json", "application/yaml"
 
 @pytest.fixture
 def openapi(client: TestClient) -> dict[str, Any]:
-    found: dict[str, Any] = client.get("/openapi.json").json()
-    return found
+    result: dict[str, Any] = client.get("/openapi.json").json()
+    return result
 
 
 def schema_for(openapi: dict[str, Any], schema: dict[str, Any]) -> Draft202012Validator:

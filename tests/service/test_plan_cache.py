@@ -46,10 +46,10 @@ def test_what_cannot_be_read_is_refused_every_time() -> None:
 def test_no_more_bytes_are_kept_than_may_be(plan: Any) -> None:
     bodies = [body_of(plan, steps=number) for number in range(10, 20)]
     plans = PlanCache(max_bytes=3 * len(bodies[0]))
-    kept = [read(plans, body) for body in bodies]
+    stored = [read(plans, body) for body in bodies]
     again = [read(plans, item) for item in bodies[-3:]]
-    assert all(one is other for one, other in zip(again, kept[-3:], strict=True))
-    assert read(plans, bodies[0]) is not kept[0]
+    assert all(one is other for one, other in zip(again, stored[-3:], strict=True))
+    assert read(plans, bodies[0]) is not stored[0]
 
 
 def test_a_large_body_is_not_kept(plan: Any) -> None:

@@ -39,8 +39,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 def client(settings: Settings, slow: ModuleType, client_of: Any) -> Iterator[TestClient]:
     """A client of a service whose workers were started when the stand-ins were importable."""
     assert slow.__file__
-    with client_of(replace(settings, time_limit=LIMIT)) as found:
-        yield found
+    with client_of(replace(settings, time_limit=LIMIT)) as result:
+        yield result
 
 
 @pytest.mark.parametrize("how", ["sleep", "spin"])
@@ -115,19 +115,19 @@ def test_a_pool_that_broke_is_replaced(client: TestClient, plan: Plan, post: Pos
 def test_what_is_drawn_leaves_a_process_to_what_certifies() -> None:
     async def asked() -> int:
         """Two drawings that take too long, and then what must not wait for them."""
-        drawings = [asyncio.create_task(found.run_aside(time.sleep, LONG)) for _ in range(2)]
+        drawings = [asyncio.create_task(result.run_aside(time.sleep, LONG)) for _ in range(2)]
         await asyncio.sleep(0)
         try:
-            return await asyncio.wait_for(found.run(abs, -1), LONG / 2)
+            return await asyncio.wait_for(result.run(abs, -1), LONG / 2)
         finally:
             for drawing in drawings:
                 drawing.cancel()
 
-    found = pool.AccountingPool(2, LONG)
+    result = pool.AccountingPool(2, LONG)
     try:
         assert asyncio.run(asked()) == 1
     finally:
-        found.close()
+        result.close()
 
 
 def test_a_fault_of_ours_is_a_500_that_tells_nothing(

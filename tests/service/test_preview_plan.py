@@ -51,13 +51,13 @@ def test_equal_drafts_are_accounted_once_and_kept(plan_of: PlanOf) -> None:
     async def story() -> None:
         pool = Pool()
         drafts = _drafts(pool)
-        asked = [asyncio.create_task(drafts.assess(plan_of(), f"p{i}")) for i in range(5)]
+        requested = [asyncio.create_task(drafts.assess(plan_of(), f"p{i}")) for i in range(5)]
         await asyncio.sleep(0.05)
         pool.open.set()
-        found = await asyncio.gather(*asked)
+        result = await asyncio.gather(*requested)
         assert pool.ran == ["certify"]
-        wanted = certify(plan_of(), second_opinion=False)
-        assert all(item.assessment == wanted for item in found)
+        expected = certify(plan_of(), second_opinion=False)
+        assert all(item.assessment == expected for item in result)
         await drafts.assess(plan_of(), "later")
         assert pool.ran == ["certify"]
 
@@ -88,13 +88,13 @@ def test_a_change_that_takes_too_long_does_not_spoil_the_comparison(plan_of: Pla
         pool.open.set()
         block = {"name": "all", "clip_norm": 1, "noise_multiplier": 30}
         other = plan_of(steps=98, releases=[block])
-        found = await _drafts(pool).compare(plan_of(), other)
-        assert [entry.moved for entry in found.alone] == ["lowered", "raised"]
+        result = await _drafts(pool).compare(plan_of(), other)
+        assert [entry.moved for entry in result.alone] == ["lowered", "raised"]
         late = Pool(time_limit=-1.0)
         late.open.set()
-        found = await _drafts(late).compare(plan_of(), other)
-        assert found.ranking is not None
-        codes = [item.reasons[0].code for item in found.alone]
+        result = await _drafts(late).compare(plan_of(), other)
+        assert result.ranking is not None
+        codes = [item.reasons[0].code for item in result.alone]
         assert codes == ["accounting_timeout"] * 2
 
     asyncio.run(story())

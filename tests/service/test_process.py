@@ -36,24 +36,24 @@ def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
 ) -> None:
     steps = iter(range(1, 100_000))
     answered: dict[str, bytes] = {}
-    asked: list[dict[str, Any]] = []
+    requested: list[dict[str, Any]] = []
     for moment in MOMENTS:
         server.start()
-        _post_until_killed(server, plan, post, steps, moment, asked, answered)
+        _post_until_killed(server, plan, post, steps, moment, requested, answered)
         _check_whole(server.home / "affidavit.db")
     server.start()
-    assert len(asked) > len(answered) > 0
+    assert len(requested) > len(answered) > 0
     with httpx.Client(base_url=server.url, timeout=30) as client:
         keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
-        for document in asked[-30:]:
-            wanted = plan_from(document)
-            identity = certificate_id(wanted)
+        for document in requested[-30:]:
+            expected = plan_from(document)
+            identity = certificate_id(expected)
             answer = post(client, document)
             # What was answered before the kill is still there, byte for byte.
             assert answer.status_code in ((200,) if identity in answered else (200, 201))
             assert answer.json()["certificate"]["id"] == identity
             assert answered.get(identity, answer.content) == answer.content
-            verify(client.get(f"/v1/certificates/{identity}/bundle").content, keys, plan=wanted)
+            verify(client.get(f"/v1/certificates/{identity}/bundle").content, keys, plan=expected)
             assert post(client, document).status_code == 200
     for identity in answered:
         assert httpx.get(f"{server.url}/v1/certificates/{identity}").status_code == 200
@@ -112,8 +112,8 @@ def _check_whole(path: Path) -> None:
             assert json.loads(result)["certificate"]["id"] == identity
             assert json.loads(result)["certificate"]["bundle"] == json.loads(bundle)
         for table, column in (("requests", "certificate_id"), ("audit", "subject")):
-            found = connection.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()
-            assert {key for (key,) in found} == {identity for identity, *_ in rows}
+            outcome = connection.execute(f"SELECT DISTINCT {column} FROM {table}").fetchall()
+            assert {key for (key,) in outcome} == {identity for identity, *_ in rows}
 
 
 def test_stopped_it_finishes_what_it_began_and_leaves_no_process(
@@ -131,13 +131,13 @@ def test_stopped_it_finishes_what_it_began_and_leaves_no_process(
 
 def _processes_of(parent: int) -> set[int]:
     """All processes below ``parent``."""
-    found: set[int] = set()
+    result: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             pid, above = int(stat.parent.name), int(stat.read_text().rsplit(")", 1)[1].split()[1])
             if above == parent:
-                found |= {pid} | _processes_of(pid)
-    return found
+                result |= {pid} | _processes_of(pid)
+    return result
 
 
 def _gone(pids: set[int]) -> None:
@@ -157,9 +157,9 @@ def command(
 
     def run(*arguments: str) -> tuple[int, str]:
         code = main(arguments)
-        said = capsys.readouterr().err
-        assert len(said.splitlines()) == (code != 0), said
-        return code, said
+        stated = capsys.readouterr().err
+        assert len(stated.splitlines()) == (code != 0), stated
+        return code, stated
 
     return run
 
@@ -168,9 +168,9 @@ def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
     server: Any, tmp_path: Path, command: Any
 ) -> None:
     (tmp_path / "affidavit.db").unlink()
-    code, said = command("serve", "--port", "0")
+    code, stated = command("serve", "--port", "0")
     assert code == 2
-    assert "affidavit migrate" in said
+    assert "affidavit migrate" in stated
     assert not (tmp_path / "affidavit.db").exists()
 
     assert server.run("migrate").returncode == 0
@@ -180,9 +180,9 @@ def test_without_a_schema_it_refuses_to_start_and_says_what_to_run(
     assert ready["status"] == "ready"
     assert ready["signer"]["development"] is False
 
-    code, said = command("serve", "--port", str(server.port))
+    code, stated = command("serve", "--port", str(server.port))
     assert code == 2
-    assert "in use" in said
+    assert "in use" in stated
 
 
 @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_a_database_that_cannot_be_used_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, command: Any, url: str, code: int, said: str, verb: str
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", url)
-    found = command(verb)
-    assert found[0] == code
-    assert said in found[1]
+    result = command(verb)
+    assert result[0] == code
+    assert said in result[1]
 
 
 def test_a_file_that_is_no_database_is_one_sentence(
@@ -223,9 +223,9 @@ def test_a_key_that_others_can_read_is_refused_at_start(
     KeyStore(tmp_path / "keys").new("test")
     (private,) = (tmp_path / "keys").glob("*.pem")
     private.chmod(0o644)
-    code, said = command("serve", "--port", "0")
+    code, stated = command("serve", "--port", "0")
     assert code == 2
-    assert "chmod 600" in said
+    assert "chmod 600" in stated
 
 
 @pytest.mark.parametrize("name", ["AFFIDAVIT_WORKERS", "AFFIDAVIT_TIME_LIMIT"])
@@ -234,26 +234,26 @@ def test_a_setting_that_is_no_number_is_named(
     monkeypatch: pytest.MonkeyPatch, command: Any, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    code, said = command("serve")
+    code, stated = command("serve")
     assert code == 2
-    assert name in said
+    assert name in stated
 
 
 def test_an_answer_is_sent_at_once_and_waits_for_no_acknowledgement() -> None:
     """Nagle's algorithm would hold every answer after a connection's first back for 40 ms."""
 
     async def accepted() -> int:
-        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def seen(_reader: Any, writer: asyncio.StreamWriter) -> None:
             accepted = writer.get_extra_info("socket")
-            found.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            result.set_result(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
         with listen("127.0.0.1", 0) as listening:
             async with await asyncio.start_server(seen, sock=listening):
                 _, writer = await asyncio.open_connection(*listening.getsockname()[:2])
-                nodelay = await asyncio.wait_for(found, 10)
+                nodelay = await asyncio.wait_for(result, 10)
                 writer.close()
                 return nodelay
 

@@ -35,9 +35,9 @@ ID = "sha256:" + "0" * 64
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    found = open_engine(database_url)
-    yield found
-    found.dispose()
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def bundle(label: str) -> bytes:
 
 
 def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
-    made = StoredCertificate(
+    created = StoredCertificate(
         id=f"sha256:{number:064x}",
         untrusted=False,
         issue=1,
@@ -84,7 +84,7 @@ def certificate(number: int = 0, **changes: Any) -> StoredCertificate:
         bundle=bundle("é"),
         result='{"verdict": "certified"}',
     )
-    return replace(made, **changes)
+    return replace(created, **changes)
 
 
 REQUEST = PlanRequest(requester="me", received_at=NOON, content_type="application/json", body=b"{}")
@@ -100,9 +100,9 @@ def counts(engine: Engine) -> dict[str, int]:
 
 
 def test_what_is_added_is_found_unchanged(store: CertificateStore) -> None:
-    made = certificate()
-    assert store.add(made, KEY, REQUEST) == (made, True)
-    assert store.find(made.id) == made
+    created = certificate()
+    assert store.add(created, KEY, REQUEST) == (created, True)
+    assert store.find(created.id) == created
     assert store.keys() == [KEY]
     assert store.find("sha256:" + "f" * 64) is None
 
@@ -133,7 +133,7 @@ def test_adders_that_race_end_with_one_certificate(database_url: str, engine: En
         for item in engines:
             item.dispose()
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
-    assert len({kept.bundle for kept, _ in outcomes}) == 1
+    assert len({stored.bundle for stored, _ in outcomes}) == 1
     assert counts(engine) == {"signing_keys": 1, "certificates": 1, "requests": 8, "audit": 8}
 
 
@@ -222,15 +222,15 @@ def _add_in_child(url: str, killed_before: int) -> bool:
 
 
 def test_pages_show_every_row_once_newest_first(store: CertificateStore) -> None:
-    made = [certificate(number) for number in range(11)]
-    for item in made:
+    created = [certificate(number) for number in range(11)]
+    for item in created:
         store.add(item, KEY, REQUEST)
     seen, after = [], None
-    while found := store.page(Filters(), after, 3):
-        seen += [row.id for row in found]
-        last = found[-1]
+    while result := store.page(Filters(), after, 3):
+        seen += [row.id for row in result]
+        last = result[-1]
         after = Place(last.created_at, last.id, last.untrusted)
-    assert seen == [entry.id for entry in sorted(made, key=lambda c: (c.created_at, c.id))][::-1]
+    assert seen == [entry.id for entry in sorted(created, key=lambda c: (c.created_at, c.id))][::-1]
 
 
 def test_filters_narrow(store: CertificateStore) -> None:
@@ -312,8 +312,8 @@ def test_insert_or_replace_is_refused_whatever_the_stranger_sets(
         with pytest.raises(sqlite3.DatabaseError):
             stranger.execute(statement)
     stranger.rollback()
-    (kept,) = stranger.execute(f"SELECT {columns[0]} FROM {table}").fetchone()
-    assert kept in (1, ID, "k")
+    (stored,) = stranger.execute(f"SELECT {columns[0]} FROM {table}").fetchone()
+    assert stored in (1, ID, "k")
     stranger.close()
 
 
@@ -366,12 +366,12 @@ def _in_children(number: int, work: Callable[[], None]) -> None:
 def test_sqlite_is_set_up_to_keep_what_it_answered(sqlite_url: str) -> None:
     engine = open_engine(sqlite_url)
     with engine.connect() as connection:
-        found = {
+        result = {
             pragma: connection.exec_driver_sql(f"PRAGMA {pragma}").scalar_one()
             for pragma in ("journal_mode", "synchronous", "foreign_keys", "recursive_triggers")
         }
     engine.dispose()
-    assert found == {
+    assert result == {
         "journal_mode": "wal",
         "synchronous": 2,
         "foreign_keys": 1,

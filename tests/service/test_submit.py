@@ -62,17 +62,17 @@ def test_a_new_plan_is_certified_with_201_and_kept_with_request_and_audit(
     assert (row["id"], row["verdict"], row["name"]) == (identity, "certified", "quick")
     assert (row["dataset"], row["adjacency"], row["untrusted"]) == ("toy", "add_remove", False)
     assert row["epsilon_upper"] == result["epsilon"]["upper"]
-    kept, said = json.loads(row["result"]), answer.json()
-    placed = {key: said["certificate"].pop(key) for key in ("issue", "envelope_digest", "status")}
-    assert said == kept
+    stored, stated = json.loads(row["result"]), answer.json()
+    placed = {key: stated["certificate"].pop(key) for key in ("issue", "envelope_digest", "status")}
+    assert stated == stored
     assert placed["envelope_digest"] == row["envelope_digest"]
     assert (placed["issue"], placed["status"]) == (row["issue"], "active") == (1, "active")
-    (asked,) = rows(requests)
-    assert (asked["body"], asked["content_type"]) == (raw, "application/json")
-    assert asked["requester"] == "anonymous@loopback"
+    (requested,) = rows(requests)
+    assert (requested["body"], requested["content_type"]) == (raw, "application/json")
+    assert requested["requester"] == "anonymous@loopback"
     (entry,) = rows(audit)
     assert (entry["action"], entry["subject"]) == ("certificate.issued", identity)
-    assert json.loads(entry["details"])["request"] == asked["id"]
+    assert json.loads(entry["details"])["request"] == requested["id"]
 
 
 def test_a_known_plan_is_answered_with_200_and_the_same_bytes(
@@ -137,8 +137,8 @@ def test_the_bundle_is_kept_byte_for_byte_and_verifies_offline(
     assert bundle.content.startswith(row["bundle"].removesuffix(b"}"))
     assert bundle.json()["envelope"] == answer.json()["certificate"]["bundle"]["envelope"]
     published = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
-    asked = parse_plan(json.dumps(plan()).encode(), "json")
-    verify(bundle.content, published, plan=asked)
+    requested = parse_plan(json.dumps(plan()).encode(), "json")
+    verify(bundle.content, published, plan=requested)
 
 
 def test_get_answers_with_the_bytes_of_the_first_answer(

@@ -53,9 +53,9 @@ class Shop:
         return answer.json()
 
     def certify(self, steps: int) -> str:
-        found = self.ask("POST", "/v1/certificates", body={**PLAN, "steps": steps})
-        assert found["verdict"] == "certified", found["reasons"]
-        return str(found["certificate"]["id"])
+        result = self.ask("POST", "/v1/certificates", body={**PLAN, "steps": steps})
+        assert result["verdict"] == "certified", result["reasons"]
+        return str(result["certificate"]["id"])
 
     def request(self, certificate: str, **more: Any) -> str:
         body = {
@@ -70,23 +70,23 @@ class Shop:
         return self.ask("GET", f"/v1/runs/{run_id}")
 
     def charged(self, run_id: str) -> Any:
-        found = self.ask("GET", f"/v1/reservations/{self.run(run_id)['reservation']}")
-        return found["state"], found["steps"]["run"]
+        result = self.ask("GET", f"/v1/reservations/{self.run(run_id)['reservation']}")
+        return result["state"], result["steps"]["run"]
 
     def wait(self, run_id: str, *states: str, seconds: float = 60) -> Any:
         end = time.monotonic() + seconds
-        while (found := self.run(run_id))["state"] not in states:
-            assert time.monotonic() < end, (found, self.logs())
+        while (result := self.run(run_id))["state"] not in states:
+            assert time.monotonic() < end, (result, self.logs())
             time.sleep(0.1)
-        return found
+        return result
 
     def begun(self, run_id: str, lines: int = 3) -> Path:
         """The record of a run that charged a step."""
         end = time.monotonic() + 60
         while True:
-            found = list((self.home / "runs").glob(f"**/{run_id}-*/run/record.jsonl"))
-            if found and found[0].read_bytes().count(b"\n") >= lines:
-                return found[0]
+            result = list((self.home / "runs").glob(f"**/{run_id}-*/run/record.jsonl"))
+            if result and result[0].read_bytes().count(b"\n") >= lines:
+                return result[0]
             assert time.monotonic() < end, (self.run(run_id), self.logs())
             time.sleep(0.02)
 
@@ -119,8 +119,8 @@ class Shop:
     @property
     def trusted(self) -> Path:
         """The public record of the service's key."""
-        (found,) = (self.home / "keys").glob("*.json")
-        return found
+        (result,) = (self.home / "keys").glob("*.json")
+        return result
 
     def home_of(self, name: str) -> Path:
         """A worker's home, with a key that the service trusts."""
@@ -139,8 +139,8 @@ class Shop:
         return process
 
     def logs(self) -> str:
-        found = [*self.home.glob("w*/log"), *self.home.glob("runs/**/trainer.log")]
-        return "\n".join(path.read_text() for path in found)
+        result = [*self.home.glob("w*/log"), *self.home.glob("runs/**/trainer.log")]
+        return "\n".join(path.read_text() for path in result)
 
 
 @pytest.fixture
@@ -158,11 +158,11 @@ def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     # connection before the service does, so that none is used just as the service closes it.
     limits = httpx.Limits(keepalive_expiry=2)
     with httpx.Client(timeout=60, limits=limits) as client:
-        found = Shop(tmp_path, database_url, server, tokens, client)
+        result = Shop(tmp_path, database_url, server, tokens, client)
         budget = {"adjacency": "add_remove", "epsilon": 1000, "delta": 1e-3}
-        found.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
-        yield found
-    for process in found.workers:
+        result.ask("POST", "/v1/ledgers/digits-train/budget", "admin", budget)
+        yield result
+    for process in result.workers:
         process.kill()
         process.wait(10)
     server.stop(signal.SIGKILL)

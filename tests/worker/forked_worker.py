@@ -79,9 +79,9 @@ def _become(command: Sequence[str], log: IO[bytes], env: Mapping[str, str] | Non
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     logging.getLogger().handlers.clear()
-    given = dict(os.environ if env is None else env)
+    provided = dict(os.environ if env is None else env)
     os.environ.clear()
-    os.environ.update(given)
+    os.environ.update(provided)
     sys.argv = [child.__name__, *command[len(CHILD) :]]
     end(child.main)
 

@@ -41,10 +41,10 @@ def test_a_run_that_fails_tells_no_word_of_the_data(shop: Any, inside: bool) -> 
     records.write_text(f"age,label\n{SECRET},0\n")
     shop.worker(*(["--files", str(records.parent)] if inside else []))
     run = shop.request(shop.certify(4), data=f"csv:{records},label=label,classes=2")
-    found = shop.wait(run, "failed")
-    assert found["code"] == "trainer_failed"
-    assert ("bad_source" if inside else "file_refused") in found["message"]
-    assert SECRET not in str(found)
+    result = shop.wait(run, "failed")
+    assert result["code"] == "trainer_failed"
+    assert ("bad_source" if inside else "file_refused") in result["message"]
+    assert SECRET not in str(result)
     (log,) = shop.home.glob("runs/**/trainer.log")
     assert (SECRET in log.read_text()) == inside
 
@@ -141,9 +141,9 @@ def test_a_worker_that_can_do_nothing_ends_with_a_code_that_says_so(shop: Any) -
         environment = {**os.environ, "AFFIDAVIT_HOME": str(shop.home_of("w1"))}
         environment |= {} if token is None else {"AFFIDAVIT_TOKEN": token}
         # It asks once where it waits longest from the beginning.
-        given = ["--server", shop.server.url, "--once", "--wait", "30", *options]
+        provided = ["--server", shop.server.url, "--once", "--wait", "30", *options]
         ended = subprocess.run(
-            [sys.executable, "-m", "affidavit.worker", "--outputs", str(shop.home), *given],
+            [sys.executable, "-m", "affidavit.worker", "--outputs", str(shop.home), *provided],
             env=environment,
             capture_output=True,
             check=False,

@@ -34,8 +34,8 @@ LIMIT = 600.0
 
 def told(shop: Any, found: Any) -> str:
     """How a run ended, and what its worker and trainer had to say last."""
-    said = {name: found[name] for name in ("id", "state", "code", "message", "claims", "steps")}
-    return f"{said}\n{shop.logs()[-6000:]}"
+    stated = {name: found[name] for name in ("id", "state", "code", "message", "claims", "steps")}
+    return f"{stated}\n{shop.logs()[-6000:]}"
 
 
 def folder_of(shop: Any, run: str, fence: int) -> Path:
@@ -64,8 +64,8 @@ def trains(shop: Any, run: str, after: int, steps: int) -> int:
     def released() -> bool:
         attempts.clear()
         for record in (shop.home / "runs" / "tiny").glob(f"{run}-*/run/record.jsonl"):
-            found = record.read_bytes().count(b'"type":"release"')
-            if found >= seen.setdefault(record, found) + steps or (record.parent / HELD).exists():
+            result = record.read_bytes().count(b'"type":"release"')
+            if result >= seen.setdefault(record, result) + steps or (record.parent / HELD).exists():
                 attempts.append(int(record.parts[-3].rpartition("-")[2]))
         return max(attempts, default=0) > after
 
@@ -84,18 +84,18 @@ def until_gone(path: Path) -> None:
 
 def settled_once(shop: Any, run: str, steps: int) -> Conformance:
     """Hold the last attempt's record against the certificate, and the others' against it."""
-    found = shop.run(run)
-    last = folder_of(shop, run, found["claims"])
+    result = shop.run(run)
+    last = folder_of(shop, run, result["claims"])
     bundle = json.loads((last.parent / "bundle.json").read_bytes())
     predicate = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
     checked = check_conformance((last / "record.jsonl").read_bytes(), predicate)
-    assert (checked.conformant, checked.head) == (True, found["record"])
+    assert (checked.conformant, checked.head) == (True, result["record"])
     assert shop.charged(run) == ("settled", steps)
-    kept = charges_of(last)
-    assert len({key for key, _ in kept}) == len({step for _, step in kept}) == steps
-    for fence in range(1, found["claims"]):
+    stored = charges_of(last)
+    assert len({key for key, _ in stored}) == len({step for _, step in stored}) == steps
+    for fence in range(1, result["claims"]):
         # Whatever another attempt charged, with the key that it used, is charged here.
-        assert charges_of(folder_of(shop, run, fence)) <= kept
+        assert charges_of(folder_of(shop, run, fence)) <= stored
         # What is secret is removed once the service has settled the run.
         until_gone(folder_of(shop, run, fence) / checkpoint.NAME)
     return checked
@@ -130,8 +130,8 @@ def test_a_run_outlives_its_workers(shop: Any) -> None:
         dies(trainer)
     shop.held.unlink()
     shop.worker("--lease", LEASE, name="last")
-    found = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-    assert (found["state"], found["claims"] >= KILLS + 2) == ("settled", True), told(shop, found)
+    result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
+    assert (result["state"], result["claims"] >= KILLS + 2) == ("settled", True), told(shop, result)
     checked = settled_once(shop, run, STEPS)
     assert checked.steps_released < STEPS
 
@@ -156,27 +156,27 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
         (stopped, "cancelled", "cancelled"),
         (late, "failed", "time_limit"),
     ):
-        found = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
-        assert (found["state"], found["code"]) == (state, code), told(shop, found)
-        charged = found["steps"]["charged"]
-        assert 0 < charged < LONG, told(shop, found)
+        result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
+        assert (result["state"], result["code"]) == (state, code), told(shop, result)
+        charged = result["steps"]["charged"]
+        assert 0 < charged < LONG, told(shop, result)
         settled_once(shop, run, charged)
-        assert (folder_of(shop, run, found["claims"]) / run_writer.WEIGHTS).exists()
+        assert (folder_of(shop, run, result["claims"]) / run_writer.WEIGHTS).exists()
     for run in (killed, full):
-        found = shop.wait(run, "settled", "failed", seconds=LIMIT)
-        assert (found["state"], found["claims"] >= 2) == ("settled", True), told(shop, found)
+        result = shop.wait(run, "settled", "failed", seconds=LIMIT)
+        assert (result["state"], result["claims"] >= 2) == ("settled", True), told(shop, result)
         settled_once(shop, run, STEPS)
 
 
 def trainer_of(run: str, *workers: Process) -> int:
     """The process that trains a run, which writes its log into the run's folder."""
-    (found,) = (
+    (result,) = (
         pid
         for worker in workers
         for pid in trainers_of(worker)
         if run in str(Path(f"/proc/{pid}/fd/1").readlink())
     )
-    return found
+    return result
 
 
 def disk_full(shop: Any, run: str, *workers: Process) -> None:

@@ -49,8 +49,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def job(**more: Any) -> Job:
-    given = {"run": "r", "fence": 1, "certificate": "c", "plan_digest": "d", "output": "o"}
-    return Job(**{**given, "data": "d", "model": "m", "time_limit": None, **more})
+    provided = {"run": "r", "fence": 1, "certificate": "c", "plan_digest": "d", "output": "o"}
+    return Job(**{**provided, "data": "d", "model": "m", "time_limit": None, **more})
 
 
 def heartbeat_of(folder: Path, source: Granting, before: str = "", **more: Any) -> Heartbeat:

@@ -14,8 +14,8 @@ from tests.disk import PowerCut, disk
 
 def test_workers_that_start_at_once_agree(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: place_of(tmp_path / "runs"), range(32)))
-    assert len(set(found)) == 1
+        result = list(threads.map(lambda _: place_of(tmp_path / "runs"), range(32)))
+    assert len(set(result)) == 1
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [".place"]
 
 

@@ -27,15 +27,15 @@ LEASE = 2
 
 def ranks_of(run: str) -> list[int]:
     """The process ids of the trainers of a run, not of what started them."""
-    found = []
+    result = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = process.read_bytes().split(b"\0")
         except OSError:
             continue
         if words[1:3] == [b"-m", b"affidavit.trainer"] and any(run.encode() in w for w in words):
-            found.append(int(process.parent.name))
-    return found
+            result.append(int(process.parent.name))
+    return result
 
 
 def by_slurm(shop: Any, *options: str) -> Any:
@@ -74,11 +74,11 @@ def test_two_processes_train_one_run_and_none_outlives_its_worker(shop: Any) -> 
     time.sleep(LEASE + 0.5)  # one that is to end when nothing waits must not ask before
 
     allocated = by_slurm(shop, "--lease", "5", "--wait", "0.1", "--queue", "default")
-    found = shop.wait(run, "settled", "failed", seconds=120)
-    assert (found["state"], found["code"]) == ("settled", "conformant"), (found, shop.logs())
+    result = shop.wait(run, "settled", "failed", seconds=120)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), (result, shop.logs())
     assert allocated.wait(LIMIT) == 0  # nothing waits any more
-    assert found["worker"] == "slurm-1"
-    assert found["claims"] == 2
+    assert result["worker"] == "slurm-1"
+    assert result["claims"] == 2
     assert shop.charged(run) == ("settled", STEPS)
     (record,) = (shop.home / "runs" / "tiny").glob("*-2/run/record.jsonl")
     assert record.read_text().count('"ranks":2') >= 2  # as it began and as it went on

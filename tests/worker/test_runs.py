@@ -45,13 +45,13 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     assert shop.run(run)["state"] == "queued"
     assert shop.charged(run) == ("reserved", None)
     shop.worker("--once", module=PROGRAM)
-    found = shop.wait(run, "settled", "failed")
-    assert (found["state"], found["code"]) == ("settled", "conformant"), (found, shop.logs())
+    result = shop.wait(run, "settled", "failed")
+    assert (result["state"], result["code"]) == ("settled", "conformant"), (result, shop.logs())
     assert shop.charged(run) == ("settled", STEPS)
     (folder,) = (shop.home / "runs" / "tiny").iterdir()
-    reported = read_provenance(found["provenance"], KeyStore(shop.home / "w1/keys").public_keys())
+    reported = read_provenance(result["provenance"], KeyStore(shop.home / "w1/keys").public_keys())
     assert (reported.run, reported.certificate) == (run, certificate)
-    statement = json.loads(read_envelope(found["provenance"]).payload)
+    statement = json.loads(read_envelope(result["provenance"]).payload)
     weights = subprocess.run(
         ["sha256sum", str(folder / "run" / "weights.pt")],
         capture_output=True,
@@ -63,7 +63,7 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
     predicate = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
     checked = check_conformance((folder / "run" / "record.jsonl").read_bytes(), predicate)
     assert checked.conformant
-    assert checked.head == found["record"] == reported.record
+    assert checked.head == result["record"] == reported.record
 
     # What the operator sees of it afterwards, and what anybody can check without the service.
     command = CliRunner()
@@ -93,8 +93,8 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
 
 def test_the_demonstration_ends_with_a_settled_run(tmp_path: Path) -> None:
     """``make demo-run`` with each database, as far as make tells; on SQLite it is run."""
-    for given, kind in (((), "postgresql"), (("DATABASE=sqlite",), "sqlite")):
-        told = ["make", "--no-print-directory", "-n", "demo-run", *given]
+    for provided, kind in (((), "postgresql"), (("DATABASE=sqlite",), "sqlite")):
+        told = ["make", "--no-print-directory", "-n", "demo-run", *provided]
         lines = subprocess.run(told, cwd=ROOT, capture_output=True, check=True, text=True).stdout
         command = lines.splitlines()[-1].split()
         assert command[-1] == kind

@@ -20,7 +20,8 @@ def injection_norm(case: Case) -> Iterator[Way]:
         case,
         "injection_norm",
         result.injected,
-        f"the noise was scaled by {named} = {result.injected:.6g} instead of κ = {result.column:.6g}",
+        f"the noise was scaled by {named} = {result.injected:.6g} "
+        f"instead of κ = {result.column:.6g}",
         0.5 if result.kind == "bidiagonal" else 1.2,
     )
     if result.participations > 1:

@@ -180,11 +180,11 @@ def _counts(facts: PhaseFacts) -> Iterator[tuple[int, str, float]]:
     for lots in facts.lots:
         if lots and facts.steps % lots == 0:
             whole.add(facts.steps // lots)
-    for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
+    for epochs in sorted(whole, key=lambda item: abs(item - facts.epochs)):
         yield epochs, "epochs were counted", 1.2
     # A longer pass than the run tells nothing, and at the least rates it is infinitely long.
     full = math.floor(min(1 / facts.rate * (1 + 1e-12), facts.steps))
-    for epochs in sorted(whole, key=lambda each: abs(each - facts.epochs)):
+    for epochs in sorted(whole, key=lambda item: abs(item - facts.epochs)):
         yield (
             epochs * full,
             f"{epochs} epochs of the full lots alone",

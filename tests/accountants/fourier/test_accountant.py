@@ -337,6 +337,6 @@ def test_a_grid_that_would_be_too_long_is_made_coarser_and_not_refused(
 def test_a_direction_that_is_all_but_done_does_not_hold_up_the_other(
     event: Event, epsilon: float, delta: float
 ) -> None:
-    found = FourierAccountant().curve(event).delta(epsilon)
-    assert found.upper <= delta * (1 + 2e-4)
-    assert found.lower == 0.0 or found.width <= 1.01e-4 * found.upper
+    result = FourierAccountant().curve(event).delta(epsilon)
+    assert result.upper <= delta * (1 + 2e-4)
+    assert result.lower == 0.0 or result.width <= 1.01e-4 * result.upper

@@ -18,8 +18,8 @@ SIZE, STEP = 60, 0.07
 
 def curve(masses: Array, losses: Array, at: Array) -> Array:
     """The curve at each of ``at`` (nats)."""
-    found: Array = (masses * np.maximum(0.0, -np.expm1(at[:, None] - losses))).sum(axis=1)
-    return found
+    result: Array = (masses * np.maximum(0.0, -np.expm1(at[:, None] - losses))).sum(axis=1)
+    return result
 
 
 def drawn(seed: int, debts: int, share: float) -> tuple[Array, Array]:
@@ -52,15 +52,15 @@ def test_what_is_cut_lies_nowhere_above_and_owes_nothing(
 ) -> None:
     masses, losses = drawn(seed, debts, share)
     masses[-3:] = -0.01  # nothing can pay these
-    found = _cut(masses, losses)
-    kept = losses[: found.size]
-    assert found.min() >= 0.0
+    result = _cut(masses, losses)
+    stored = losses[: result.size]
+    assert result.min() >= 0.0
     at = np.linspace(losses[0] - 1, losses[-1], 400)
-    at = at[at <= kept[-1]]
+    at = at[at <= stored[-1]]
     whole = curve(masses, losses, at)
-    assert np.all(curve(found, kept, at) <= whole + 1e-12)
-    assert found.size > SIZE // 2
-    assert found.sum() > 0.5 * masses.sum()
+    assert np.all(curve(result, stored, at) <= whole + 1e-12)
+    assert result.size > SIZE // 2
+    assert result.sum() > 0.5 * masses.sum()
 
 
 def test_without_debts_nothing_is_cut() -> None:

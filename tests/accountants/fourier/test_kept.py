@@ -36,8 +36,8 @@ def test_answers_do_not_depend_on_what_was_asked_before() -> None:
     other = FourierAccountant()
     assert [ask(other, *question) for question in reversed(QUESTIONS)] == alone[::-1]
     with ThreadPoolExecutor(4) as pool:
-        asked = pool.map(lambda question: ask(engine, *question), QUESTIONS * 3)
-        assert list(asked) == alone * 3
+        requested = pool.map(lambda question: ask(engine, *question), QUESTIONS * 3)
+        assert list(requested) == alone * 3
 
 
 def test_a_sweep_shares_transforms_and_finds_what_its_plans_find_alone(
@@ -82,28 +82,28 @@ def test_a_refusal_is_given_again() -> None:
 
 
 def test_the_least_recently_used_are_forgotten() -> None:
-    kept = Kept(10)
+    stored = Kept(10)
 
     def asked(key: int, found: int) -> int:
-        return kept.get(key, lambda: found, lambda _: 2)
+        return stored.get(key, lambda: found, lambda _: 2)
 
     for index in range(20):
         asked(index, index)
         asked(0, 99)
-    assert len(kept) == 5
+    assert len(stored) == 5
     assert [asked(0, 99), asked(19, 99), asked(3, 99)] == [0, 19, 99]
 
 
 def test_what_would_drive_out_the_others_is_not_kept() -> None:
-    kept = Kept(10)
-    assert [kept.get("large", lambda at=at: at, lambda _: 3) for at in (1, 2)] == [1, 2]  # type: ignore[misc]
-    assert len(kept) == 0
+    stored = Kept(10)
+    assert [stored.get("large", lambda at=at: at, lambda _: 3) for at in (1, 2)] == [1, 2]  # type: ignore[misc]
+    assert len(stored) == 0
 
 
 def test_a_copy_for_another_process_begins_empty() -> None:
     engine = FourierAccountant()
-    found = engine.curve(plan(50)).epsilon(1e-6)
+    result = engine.curve(plan(50)).epsilon(1e-6)
     copy = pickle.loads(pickle.dumps(engine))
     assert len(engine.answers) == 1
     assert len(copy.answers) == 0
-    assert copy.curve(plan(50)).epsilon(1e-6) == found
+    assert copy.curve(plan(50)).epsilon(1e-6) == result

@@ -51,8 +51,8 @@ def test_a_narrower_bracket_lies_inside_every_wider_one(
         curve = FourierAccountant(relative_width=width).curve(event)
         epsilons.append(curve.epsilon(delta))
         deltas.append(curve.delta(finest.upper))
-    for found in (epsilons, deltas):
-        for outer, inner in itertools.pairwise(found):
+    for result in (epsilons, deltas):
+        for outer, inner in itertools.pairwise(result):
             assert outer.lower <= inner.lower <= inner.upper <= outer.upper
     if isinstance(leaf, PoissonSubsampledGaussian):
         for width, of_epsilon, of_delta in zip(WIDTHS, epsilons, deltas, strict=True):
@@ -81,10 +81,10 @@ def test_a_wide_bracket_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_answer_that_breaks_its_promise_is_cut_with_the_coarse_ones() -> None:
-    asked: list[tuple[float, ...]] = []
+    requested: list[tuple[float, ...]] = []
 
     def stubborn(widths: Sequence[float]) -> Bracket:
-        asked.append(tuple(widths))
+        requested.append(tuple(widths))
         wide = 0.3 if widths[-1] <= 1e-4 else widths[-1]
         return Bracket(lower=1.0 - wide / 2, upper=1.0 + wide / 2)
 

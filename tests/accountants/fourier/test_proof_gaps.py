@@ -43,12 +43,12 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
     part = LatticeMeasure(grid=Grid(origin=0.0, step=1e-9, size=law.size), masses=law, infinite=0.0)
     tilted = spectrum.TiltedLaw.of(part, 1, 1e-3, None)
     assert tilted is not None
-    found = spectrum.composed([tilted], size, Kept(0))
+    result = spectrum.composed([tilted], size, Kept(0))
     folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
-    true = fft.rfft(folded)[found.kept]
-    twice = np.where((found.kept == 0) | (2 * found.kept == size), 1.0, 2.0)
-    off = math.sqrt(float(np.sum(twice * np.abs(found.values - true) ** 2)) / size)
-    assert off <= found.error
+    true = fft.rfft(folded)[result.kept]
+    twice = np.where((result.kept == 0) | (2 * result.kept == size), 1.0, 2.0)
+    off = math.sqrt(float(np.sum(twice * np.abs(result.values - true) ** 2)) / size)
+    assert off <= result.error
 
 
 def test_an_edge_near_zero_is_off_by_roundings_of_the_origin() -> None:

@@ -90,8 +90,8 @@ def moved(sign: float) -> Callable[[Array, Cells], Cells]:
 
     def change(edges: Array, cells: Cells) -> Cells:
         off = edges + sign * np.minimum(cells.misplaced[:-1], cells.misplaced[1:])
-        found = LAW.cells(off)
-        return dataclasses.replace(cells, p=found.p, q=found.q)
+        result = LAW.cells(off)
+        return dataclasses.replace(cells, p=result.p, q=result.q)
 
     return change
 
@@ -141,12 +141,12 @@ def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
         with monkeypatch.context() as patch:
             patch.setattr(privacy_loss, "normal_masses", disturbed)
             event = Repeated(event=Gaussian(noise_multiplier=40.0), count=1000)
-            found = FourierAccountant().curve(event).epsilon(1e-9)
+            result = FourierAccountant().curve(event).epsilon(1e-9)
             single = PoissonSubsampledGaussian(sampling_probability=0.3, noise_multiplier=1.0)
             one = FourierAccountant().curve(single).epsilon(1e-9)
         mu = math.sqrt(mpmath.mpf(1000)) / 40
-        assert one_release("remove", 1.0, mu, found.upper) <= 1e-9
-        assert one_release("remove", 1.0, mu, found.lower) >= 1e-9
+        assert one_release("remove", 1.0, mu, result.upper) <= 1e-9
+        assert one_release("remove", 1.0, mu, result.lower) >= 1e-9
         assert exact(one.upper) <= 1e-9 <= exact(one.lower)
 
 
@@ -206,12 +206,12 @@ EPSILONS = (0.4, 1.1, 2.3)
 
 def held(window: Window = WIDE, steps: int = STEPS, change: Any = None) -> tuple[bool, bool]:
     """Whether the upper and the lower bound hold at all of ``EPSILONS``."""
-    found = ComposedTransform([(PART, steps)], window)
+    result = ComposedTransform([(PART, steps)], window)
     if change:
-        change(found)
+        change(result)
     return (
-        all(found.upper(epsilon) >= truth(epsilon, steps) for epsilon in EPSILONS),
-        all(found.lower(epsilon) <= truth(epsilon, steps) for epsilon in EPSILONS),
+        all(result.upper(epsilon) >= truth(epsilon, steps) for epsilon in EPSILONS),
+        all(result.lower(epsilon) <= truth(epsilon, steps) for epsilon in EPSILONS),
     )
 
 
@@ -276,9 +276,9 @@ def test_rounding_of_powers_is_covered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def disturbed(share: float) -> Callable[..., spectrum.Spectrum]:
         def composed(*given: Any) -> spectrum.Spectrum:
-            found, laws = true(*given), given[0]
+            result, laws = true(*given), given[0]
             unit = UNIT_ROUNDOFF * (64 + 16 * sum(law.count for law in laws))
-            return dataclasses.replace(found, values=found.values + share * unit * found.values)
+            return dataclasses.replace(result, values=result.values + share * unit * result.values)
 
         return composed
 

@@ -148,13 +148,13 @@ def test_long_runs_agree_with_another_transform(
     pair: SubsampledPair, q: float, sigma: float, steps: int, delta: float, h: float
 ) -> None:
     leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma, pair=pair)
-    found = FourierAccountant().curve(Repeated(event=leaf, count=steps)).epsilon(delta)
+    result = FourierAccountant().curve(Repeated(event=leaf, count=steps)).epsilon(delta)
     sides: tuple[Side, ...] = ("replace",) if pair == "replace_one" else ("remove", "add")
     value, error = max(extrapolated(side, q, sigma, steps, delta, h) for side in sides)
     assert error <= 2e-4 * value
     # What is left after the extrapolation is of fourth order.
-    assert found.lower - error / 4 <= value <= found.upper + error / 4
-    assert found.width <= 1e-4 * found.upper
+    assert result.lower - error / 4 <= value <= result.upper + error / 4
+    assert result.width <= 1e-4 * result.upper
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_the_transform_of_this_file_meets_what_was_found_elsewhere(
 
 def test_the_width_s_effect_falls_by_four() -> None:
     """Without that the extrapolation, and the error it states, would mean nothing."""
-    found = [
+    result = [
         Tilted(*lattice("remove", 0.1, 20.0, h), 100_000, 1e-10).epsilon(1e-10)
         for h in (8e-4, 4e-4, 2e-4)
     ]
-    assert (found[0] - found[1]) / (found[1] - found[2]) == pytest.approx(4.0, abs=0.3)
+    assert (result[0] - result[1]) / (result[1] - result[2]) == pytest.approx(4.0, abs=0.3)

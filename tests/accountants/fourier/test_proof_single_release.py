@@ -91,10 +91,10 @@ def test_random_single_releases_hold_their_closed_form(seed: int) -> None:
     assert {one.side for one in cases} == {"remove", "replace"}
     narrow = 0
     for one in cases:
-        found = FourierAccountant().curve(one.event).epsilon(one.delta)
-        assert one.exact(found.upper) <= one.delta, (one, found)
-        assert found.lower == 0 or one.exact(found.lower) >= one.delta, (one, found)
-        narrow += found.width <= max(1.0001e-4 * found.upper, 1.0001e-6)
+        result = FourierAccountant().curve(one.event).epsilon(one.delta)
+        assert one.exact(result.upper) <= one.delta, (one, result)
+        assert result.lower == 0 or one.exact(result.lower) >= one.delta, (one, result)
+        narrow += result.width <= max(1.0001e-4 * result.upper, 1.0001e-6)
     assert narrow >= 97
 
 
@@ -110,10 +110,10 @@ def test_the_reverse_direction_alone_holds_its_closed_form() -> None:
             continue
         leaf = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
         both = FourierAccountant().curve(leaf)
-        found = FourierCurve(directions=both.directions[1:], relative_width=1e-4).delta(epsilon)
-        assert found.lower <= exact <= found.upper, leaf
+        result = FourierCurve(directions=both.directions[1:], relative_width=1e-4).delta(epsilon)
+        assert result.lower <= exact <= result.upper, leaf
         checked += 1
-        narrow += found.width <= 1.0001e-4 * found.upper
+        narrow += result.width <= 1.0001e-4 * result.upper
     assert checked >= 50
     assert narrow >= 0.95 * checked
 
@@ -131,7 +131,7 @@ def test_runs_without_sampling_equal_the_exact_gaussian(seed: int) -> None:
         parts.append(Repeated(event=leaf, count=round(between(source, 1.0, most))))
     event = Composed(events=tuple(parts))
     exact = accountant("gaussian").curve(event).epsilon(delta)
-    found = FourierAccountant().curve(event).epsilon(delta)
-    assert found.lower <= exact.lower
-    assert exact.upper <= found.upper
-    assert found.width <= max(1.001e-4 * found.upper, 1.001e-6)
+    result = FourierAccountant().curve(event).epsilon(delta)
+    assert result.lower <= exact.lower
+    assert exact.upper <= result.upper
+    assert result.width <= max(1.001e-4 * result.upper, 1.001e-6)

@@ -234,7 +234,7 @@ def test_small_runs_agree_with_plain_convolution(
 ) -> None:
     """Neither bracket contradicts the other, and the two agree to within 4e-4."""
     sides: tuple[Side, ...] = ("replace",) if replace else ("remove", "add")
-    found = FourierAccountant().curve(event(run, replace=replace)).epsilon(delta)
+    result = FourierAccountant().curve(event(run, replace=replace)).epsilon(delta)
     held = [bounds(run, side) for side in sides]
 
     def most(epsilon: float) -> float:
@@ -243,8 +243,8 @@ def test_small_runs_agree_with_plain_convolution(
     def least(epsilon: float) -> float:
         return max(below.delta(epsilon) for _, below in held)
 
-    assert least(found.upper) <= delta <= most(found.lower)
-    assert most(found.upper * (1 + TOLERANCE)) < delta < least(found.lower * (1 - TOLERANCE))
+    assert least(result.upper) <= delta <= most(result.lower)
+    assert most(result.upper * (1 + TOLERANCE)) < delta < least(result.lower * (1 - TOLERANCE))
 
 
 @pytest.mark.parametrize("side", ["remove", "add", "replace"])

@@ -168,13 +168,13 @@ def test_a_law_that_is_shared_is_the_law_alone_with_the_error_of_its_count(
 ) -> None:
     named, shared = replace(measure(), name="named"), Kept(1 << 20)
     for count in counts:
-        found, alone = (
+        result, alone = (
             tilted(named, count, 1.5, None, shared),
             TiltedLaw.of(named, count, 1.5, None),
         )
-        assert found is not None
+        assert result is not None
         assert alone is not None
-        assert (found.count, found.log_total) == (count, alone.log_total)
-        assert found.relative == pytest.approx(alone.relative, rel=1e-15, abs=0)
-        assert np.array_equal(found.common, alone.common)
+        assert (result.count, result.log_total) == (count, alone.log_total)
+        assert result.relative == pytest.approx(alone.relative, rel=1e-15, abs=0)
+        assert np.array_equal(result.common, alone.common)
     assert len(shared) == 1

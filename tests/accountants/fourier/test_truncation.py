@@ -52,8 +52,8 @@ def poisson(neighbours: Neighbours, q: float = 0.05, sigma: float = 1.5) -> Even
 
 
 def run(leaf: Event, count: int = 100, delta: float = 1e-6) -> tuple[float, float]:
-    found = FourierAccountant().curve(Repeated(event=leaf, count=count)).epsilon(delta)
-    return found.lower, found.upper
+    result = FourierAccountant().curve(Repeated(event=leaf, count=count)).epsilon(delta)
+    return result.lower, result.upper
 
 
 @pytest.mark.parametrize("neighbours", ALL)
@@ -69,12 +69,12 @@ def test_a_limit_that_is_never_reached_is_plain_poisson(neighbours: Neighbours) 
 def test_a_tighter_limit_never_costs_less_than_plain_poisson_at_most(
     neighbours: Neighbours,
 ) -> None:
-    found = [run(cut(largest, neighbours)) for largest in (200, 80, 70, 60)]
-    uppers = [upper for _, upper in found]
+    result = [run(cut(largest, neighbours)) for largest in (200, 80, 70, 60)]
+    uppers = [upper for _, upper in result]
     assert all(a <= b * (1 + 1e-4) for a, b in itertools.pairwise(uppers))
     assert uppers[-1] > 1.05 * uppers[0]
     # What is attained is at most what Poisson sampling at the same rate costs.
-    assert all(lower <= found[0][1] for lower, _ in found)
+    assert all(lower <= result[0][1] for lower, _ in result)
 
 
 def test_the_size_that_is_not_private_costs_no_more() -> None:
@@ -102,9 +102,9 @@ def test_the_attained_rate_is_counted_exactly(size: int, largest: int, q: float)
     for others in range(size):
         weight = math.comb(size - 1, others) * p**others * (1 - p) ** (size - 1 - others)
         rate += p * weight * min(Fraction(1), Fraction(largest, others + 1))
-    found = attained_rate(cut(largest, size=size, q=q))
-    assert found <= rate
-    assert found == pytest.approx(float(rate), rel=1e-9)
+    result = attained_rate(cut(largest, size=size, q=q))
+    assert result <= rate
+    assert result == pytest.approx(float(rate), rel=1e-9)
 
 
 def test_a_record_alone_moves_a_cut_lot_by_two() -> None:
@@ -120,9 +120,9 @@ def test_a_record_alone_moves_a_cut_lot_by_two() -> None:
     def sums(value: float) -> np.ndarray:
         drawn = generator.random((draws, 6)) < 0.5
         order = np.where(drawn, generator.random((draws, 6)), 2.0)
-        kept = np.argsort(np.argsort(order, axis=1), axis=1) < 3
+        stored = np.argsort(np.argsort(order, axis=1), axis=1) < 3
         records = np.array([value, -1, -1, -1, -1, -1])
-        clean = ((drawn & kept) * records).sum(axis=1)
+        clean = ((drawn & stored) * records).sum(axis=1)
         return np.asarray(clean + 0.7 * generator.standard_normal(draws))
 
     present, absent = sums(1.0), sums(0.0)
@@ -181,6 +181,6 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
         noise_multiplier=0.8652483,
         neighbours="zero_out",
     )
-    found = FourierAccountant(relative_width=1e-7).curve(Repeated(event=leaf, count=1000)).delta(8)
-    assert 0 < found.lower < 1e-3 * found.upper < 1e-14
+    result = FourierAccountant(relative_width=1e-7).curve(Repeated(event=leaf, count=1000)).delta(8)
+    assert 0 < result.lower < 1e-3 * result.upper < 1e-14
     assert sum(points) < 1_000_000

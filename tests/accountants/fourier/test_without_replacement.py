@@ -52,19 +52,19 @@ def test_the_bracket_holds_the_poisson_curve_of_the_attained_pair(
         ),
         count=steps,
     )
-    found = FourierAccountant().curve(fixed).epsilon(1e-6)
+    result = FourierAccountant().curve(fixed).epsilon(1e-6)
     attained = FourierAccountant().curve(poisson).epsilon(1e-6)
-    assert found.lower <= attained.upper
-    assert found.upper >= attained.lower
-    assert found.upper <= 1.25 * attained.upper
-    assert math.isclose(found.lower, attained.lower, rel_tol=2e-3)
+    assert result.lower <= attained.upper
+    assert result.upper >= attained.lower
+    assert result.upper <= 1.25 * attained.upper
+    assert math.isclose(result.lower, attained.lower, rel_tol=2e-3)
 
 
 def test_never_above_the_unsampled_gaussian() -> None:
     fixed = Repeated(event=leaf(1000, 900, 5.0), count=30)
     full = Repeated(event=Gaussian(noise_multiplier=2.5), count=30)
-    found = FourierAccountant().curve(fixed).epsilon(1e-6)
-    assert found.upper < FourierAccountant().curve(full).epsilon(1e-6).upper
+    result = FourierAccountant().curve(fixed).epsilon(1e-6)
+    assert result.upper < FourierAccountant().curve(full).epsilon(1e-6).upper
 
 
 def test_it_composes_with_other_leaves() -> None:

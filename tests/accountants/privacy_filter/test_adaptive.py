@@ -100,7 +100,7 @@ def test_some_order_within_its_own_budget_would_spend_more_than_delta() -> None:
     first = Binary(chance, 1 - chance)
     total = 0.0
     for probability, loss in first.outcomes:
-        found = []
+        result = []
         for order, steps in product((3.0, 7.0), range(1, 200)):
             room = alone(order) - first.divergence(order)
             ends = EPSILON + 0.01 * steps
@@ -108,8 +108,8 @@ def test_some_order_within_its_own_budget_would_spend_more_than_delta() -> None:
             assert second._log_moment(order) / (order - 1) + first.divergence(order) <= alone(
                 order
             ) * (1 + 1e-12)
-            found.append(second.p * -math.expm1(EPSILON - ends))
-        total += probability * max(found)
+            result.append(second.p * -math.expm1(EPSILON - ends))
+        total += probability * max(result)
     assert total == pytest.approx(1.074 * DELTA, rel=1e-3)
 
 
@@ -133,13 +133,13 @@ def test_no_strategy_over_a_menu_passes_delta(seed: int) -> None:
         times = tuple(runs.count(item) for item in menu)
         if times not in known:
             total = Cost.nothing(len(ORDERS))
-            for each, count in zip(menu, times, strict=True):
-                total += costs[each].times(count)
+            for entry, count in zip(menu, times, strict=True):
+                total += costs[entry].times(count)
             known[times] = len(runs) <= 3 and budget.admits(total)
         return known[times]
 
-    found = worst(menu, admits, 0.0, ())
-    assert 0 < found <= DELTA
+    result = worst(menu, admits, 0.0, ())
+    assert 0 < result <= DELTA
 
 
 def test_the_fixed_order_filter_is_reached_to_within_what_a_binary_pair_can() -> None:

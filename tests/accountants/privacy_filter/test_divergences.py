@@ -59,10 +59,10 @@ def moment(kind: Kind, q: float, sigma: float, exponent: float, distance: float 
         return q_ * (math.expm1(order * loss) - order * math.expm1(loss))
 
     places = sorted({-9.0, 0.0, mu, mu * (1 + exponent), mu * (1 + exponent) + 9.0, 9.0})
-    found = math.fsum(
+    result = math.fsum(
         quad(excess, a, b, limit=200, epsabs=0, epsrel=1e-8)[0] for a, b in pairwise(places)
     )
-    return math.log1p(found)
+    return math.log1p(result)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,9 +71,9 @@ def test_moments_lie_above_the_quadrature_and_near_it(kind: Kind, q: float, sigm
     exponents = np.array([0.25, 1.0, 3.0, 6.5])
     rate = 1.0 if kind == "gaussian" else q
     law = NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=rate)
-    for exponent, found in zip(exponents, log_moments(law, exponents), strict=True):
+    for exponent, result in zip(exponents, log_moments(law, exponents), strict=True):
         true = moment(kind, q, sigma, float(exponent))
-        assert true * (1 - 1e-6) <= found <= true * (1 + 1e-3)
+        assert true * (1 - 1e-6) <= result <= true * (1 + 1e-3)
 
 
 def test_what_dominates_both_orders_has_the_larger_moments() -> None:
@@ -95,27 +95,27 @@ def by_library(event: Event, relation: NeighboringRelation, orders: list[float])
 def test_poisson_agrees_with_the_library_at_whole_orders(q: float, sigma: float) -> None:
     event = PoissonSubsampledGaussian(sampling_probability=q, noise_multiplier=sigma)
     orders = [item for item in ORDERS if item >= 2 and item.is_integer() and item <= 256]
-    found = dict(zip(ORDERS, divergences(event), strict=True))
+    result = dict(zip(ORDERS, divergences(event), strict=True))
     library = by_library(event, NeighboringRelation.ADD_OR_REMOVE_ONE, orders)
     for order, theirs in zip(orders, library, strict=True):
-        assert theirs * (1 - 1e-9) <= found[order] <= theirs * (1 + 1e-3)
+        assert theirs * (1 - 1e-9) <= result[order] <= theirs * (1 + 1e-3)
 
 
 def test_without_replacement_is_below_the_library_where_that_is_looser() -> None:
     event = WithoutReplacementGaussian(dataset_size=1000, sample_size=20, noise_multiplier=2.0)
-    found = dict(zip(ORDERS, divergences(event), strict=True))
+    result = dict(zip(ORDERS, divergences(event), strict=True))
     library = by_library(event, NeighboringRelation.REPLACE_ONE, [2.0, 4.0, 8.0])
     for order, theirs in zip((2.0, 4.0, 8.0), library, strict=True):
-        assert moment("remove", 0.02, 2.0, order - 1, 2.0) / (order - 1) <= found[order]
-        assert found[order] <= theirs
+        assert moment("remove", 0.02, 2.0, order - 1, 2.0) / (order - 1) <= result[order]
+        assert result[order] <= theirs
 
 
 def test_laplace_agrees_with_the_library() -> None:
     event = Laplace(noise_multiplier=2.0)
-    found = divergences(event)
+    result = divergences(event)
     library = by_library(event, NeighboringRelation.ADD_OR_REMOVE_ONE, list(ORDERS))
-    assert found == pytest.approx(library, rel=1e-9)
-    assert max(found) <= 0.5 * (1 + 1e-9)
+    assert result == pytest.approx(library, rel=1e-9)
+    assert max(result) <= 0.5 * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_laplace_agrees_with_the_library() -> None:
 def test_sampling_never_costs_more_than_its_gaussian(event: Event, gaussian: float) -> None:
     """And amplification is really taken, except for correlated noise on kept bins."""
     known = divergences(Gaussian(noise_multiplier=gaussian))
-    found = divergences(event)
-    assert all(a <= b * (1 + 1e-9) for a, b in zip(found, known, strict=True))
+    result = divergences(event)
+    assert all(a <= b * (1 + 1e-9) for a, b in zip(result, known, strict=True))
     if not isinstance(event, BallsInBinsGaussian):
-        assert found[ORDERS.index(2.0)] < known[ORDERS.index(2.0)] / 3
+        assert result[ORDERS.index(2.0)] < known[ORDERS.index(2.0)] / 3
 
 
 def test_a_selection_costs_what_papernot_and_steinke_say() -> None:
@@ -160,5 +160,5 @@ def test_divergences_grow_with_the_order() -> None:
         PoissonSubsampledGaussian(sampling_probability=0.01, noise_multiplier=1.0),
         RandomAllocationGaussian(bins=20, noise_multiplier=1.0),
     ):
-        found = [divergence for divergence in divergences(event) if math.isfinite(divergence)]
-        assert all(a <= b * (1 + 1e-4) for a, b in pairwise(found))
+        result = [divergence for divergence in divergences(event) if math.isfinite(divergence)]
+        assert all(a <= b * (1 + 1e-4) for a, b in pairwise(result))

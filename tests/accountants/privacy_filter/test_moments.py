@@ -36,8 +36,8 @@ def moment_above(law: NormalMixtureLaw, edge: float, exponent: float) -> float:
         return math.exp(exponent * float(law.loss(np.array([z]))[0])) * density
 
     highest = 12 + mu + 2 * exponent * mu
-    found, _ = quad(integrand, place, highest, points=[0.0, mu], limit=400, epsabs=1e-13)
-    return float(found)
+    result, _ = quad(integrand, place, highest, points=[0.0, mu], limit=400, epsabs=1e-13)
+    return float(result)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.noise_multiplier}")
@@ -66,9 +66,9 @@ def test_the_whole_is_bounded_and_nearly_met(law: NormalMixtureLaw) -> None:
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.noise_multiplier}")
 def test_moments_beyond_a_double_are_infinite_and_no_warning(law: NormalMixtureLaw) -> None:
     orders = np.array([0.5, 1e3, 1e150, 1e300])
-    found = renyi_divergences.log_moments(law, orders)
-    assert not np.isnan(found).any()
-    assert np.all(np.diff(found) >= 0)
+    result = renyi_divergences.log_moments(law, orders)
+    assert not np.isnan(result).any()
+    assert np.all(np.diff(result) >= 0)
 
 
 def test_above_its_ceiling_there_is_nothing() -> None:

@@ -224,9 +224,9 @@ def test_costs_add_and_subtract_exactly_and_are_read_back_as_they_were(
 
 @given(st.floats(0, 1e9))
 def test_a_cost_is_rounded_up_and_by_less_than_a_unit(value: float) -> None:
-    found = Coordinate.up(value, UNIT)
-    assert found.value(UNIT) >= value * (1 - 1e-15)
-    assert found.units - 1 < value / float(UNIT) * (1 + 1e-15)
+    result = Coordinate.up(value, UNIT)
+    assert result.value(UNIT) >= value * (1 - 1e-15)
+    assert result.units - 1 < value / float(UNIT) * (1 + 1e-15)
     assert Coordinate.up(1e-5, DELTA_UNIT).written(DELTA_UNIT) == "0.00001"
 
 

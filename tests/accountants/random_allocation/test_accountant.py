@@ -81,11 +81,11 @@ def two_bins(sigma: float, ratio: float, side: str) -> float:
 )
 def test_two_bins_are_bracketed_as_by_quadrature(side: str, sigma: float, at: float) -> None:
     direction = Direction(bins=2, rate=1 / sigma, side=side)  # type: ignore[arg-type]
-    found = bracket_delta(direction, at, 1e-3)
+    result = bracket_delta(direction, at, 1e-3)
     exact = two_bins(sigma, math.exp(at), side)
-    assert found.lower <= exact * (1 + 1e-9)
-    assert exact * (1 - 1e-9) <= found.upper
-    assert found.width <= 2e-3 * found.upper + 1e-15
+    assert result.lower <= exact * (1 + 1e-9)
+    assert exact * (1 - 1e-9) <= result.upper
+    assert result.width <= 2e-3 * result.upper + 1e-15
 
 
 def sampled(bins: int, sigma: float, at: float, side: str, draws: int) -> tuple[float, float]:
@@ -111,10 +111,10 @@ def sampled(bins: int, sigma: float, at: float, side: str, draws: int) -> tuple[
 )
 def test_what_is_sampled_lies_in_the_bracket(bins: int, sigma: float, at: float, side: str) -> None:
     direction = Direction(bins=bins, rate=1 / sigma, side=side)  # type: ignore[arg-type]
-    found = bracket_delta(direction, at, 1e-3)
+    result = bracket_delta(direction, at, 1e-3)
     low, high = sampled(bins, sigma, at, side, 100_000)
-    assert low <= found.upper
-    assert found.lower <= high
+    assert low <= result.upper
+    assert result.lower <= high
 
 
 @pytest.mark.parametrize(
@@ -154,15 +154,15 @@ def test_poisson_sampling_given_at_least_one_participation_is_no_better(
 def test_more_bins_and_more_noise_cost_less() -> None:
     by_bins = [epsilon(bins, 0.8, 1e-6) for bins in (1, 2, 3, 10, 100, 1000, 10_000)]
     by_noise = [epsilon(100, sigma, 1e-6) for sigma in (0.2, 0.5, 1.0, 2.0, 10.0, 100.0)]
-    for found in (by_bins, by_noise):
-        assert all(b.upper < a.lower for a, b in itertools.pairwise(found))
+    for result in (by_bins, by_noise):
+        assert all(b.upper < a.lower for a, b in itertools.pairwise(result))
 
 
 @pytest.mark.parametrize("bins", [2, 64, 10_000])
 def test_the_bracket_is_narrow_down_to_small_deltas_and_falls_with_delta(bins: int) -> None:
-    found = [epsilon(bins, 1.1, delta) for delta in (0.1, 1e-3, 1e-6, 1e-10, 1e-14)]
-    assert all(item.width <= max(2e-4 * item.upper, 2e-6) for item in found)
-    assert all(a.upper < b.lower for a, b in itertools.pairwise(found))
+    result = [epsilon(bins, 1.1, delta) for delta in (0.1, 1e-3, 1e-6, 1e-10, 1e-14)]
+    assert all(item.width <= max(2e-4 * item.upper, 2e-6) for item in result)
+    assert all(a.upper < b.lower for a, b in itertools.pairwise(result))
 
 
 def test_refining_stays_inside() -> None:
@@ -173,11 +173,11 @@ def test_refining_stays_inside() -> None:
 
 @pytest.mark.parametrize(("bins", "sigma"), [(5, 0.1), (41, 0.1056), (1000, 0.25)])
 def test_little_noise_is_still_bracketed(bins: int, sigma: float) -> None:
-    found = epsilon(bins, sigma, 1e-6)
-    assert 0 < found.lower <= found.upper <= found.lower * (1 + 1e-3)
+    result = epsilon(bins, sigma, 1e-6)
+    assert 0 < result.lower <= result.upper <= result.lower * (1 + 1e-3)
     alone = GaussianAccountant().curve(Gaussian(noise_multiplier=sigma)).epsilon(1e-6)
     # At most the bin is unknown: between all of the Gaussian and log b less.
-    assert alone.lower - math.log(bins) - 2 <= found.upper <= alone.upper
+    assert alone.lower - math.log(bins) - 2 <= result.upper <= alone.upper
 
 
 def test_delta_at_the_epsilon_of_delta_is_delta() -> None:
@@ -193,9 +193,9 @@ def test_a_run_that_ends_within_a_pass_lies_between_the_whole_passes() -> None:
     between = RandomAllocationGaussian(
         bins=50, noise_multiplier=more.noise_multiplier, attained_at=1.0
     )
-    found = engine.curve(between).epsilon(1e-6)
-    assert found.lower == engine.curve(less).epsilon(1e-6).lower
-    assert found.upper == engine.curve(more).epsilon(1e-6).upper
+    result = engine.curve(between).epsilon(1e-6)
+    assert result.lower == engine.curve(less).epsilon(1e-6).lower
+    assert result.upper == engine.curve(more).epsilon(1e-6).upper
     first = RandomAllocationGaussian(bins=50, noise_multiplier=1.0, attained_at=math.inf)
     begun = engine.curve(first).epsilon(1e-6)
     assert begun == Bracket(lower=0.0, upper=engine.curve(less).epsilon(1e-6).upper)

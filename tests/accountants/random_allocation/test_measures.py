@@ -131,9 +131,9 @@ def test_the_shortfall_is_never_below_what_sampling_finds() -> None:
     reach = np.array([-1.0, 8.0, 12.0, 20.0])
     bounds = others.shortfall(reach)
     assert bounds[0] == 0
-    for each, bound in zip(reach, bounds, strict=True):
-        found = np.maximum(each - sums, 0.0)
-        assert float(found.mean()) - 5 * float(found.std()) / 223 <= bound
+    for item, bound in zip(reach, bounds, strict=True):
+        result = np.maximum(item - sums, 0.0)
+        assert float(result.mean()) - 5 * float(result.std()) / 223 <= bound
 
 
 def test_a_cut_lies_at_or_below_the_threshold() -> None:

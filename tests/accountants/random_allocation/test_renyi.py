@@ -86,18 +86,18 @@ def test_it_is_never_below_the_lattice(bins: int, sigma: float) -> None:
 def test_bins_drawn_afresh_lie_between_one_pass_and_bins_that_are_kept() -> None:
     one, run = allocated(100, 1.0), Repeated(event=allocated(100, 1.0), count=10)
     once = AllocationAccountant().curve(one).epsilon(1e-6)
-    kept = AllocationAccountant().curve(allocated(100, 1 / math.sqrt(10))).epsilon(1e-6)
-    found = AllocationAccountant().curve(run).epsilon(1e-6)
-    assert once.lower <= found.lower <= found.upper <= min(kept.upper, upper(run)) * (1 + 1e-9)
-    assert found.upper < 0.2 * kept.upper
-    back = AllocationAccountant().curve(run).delta(found.upper)
+    stored = AllocationAccountant().curve(allocated(100, 1 / math.sqrt(10))).epsilon(1e-6)
+    result = AllocationAccountant().curve(run).epsilon(1e-6)
+    assert once.lower <= result.lower <= result.upper <= min(stored.upper, upper(run)) * (1 + 1e-9)
+    assert result.upper < 0.2 * stored.upper
+    back = AllocationAccountant().curve(run).delta(result.upper)
     assert back.lower <= 1e-6 <= back.upper * (1 + 1e-6)
 
 
 def test_where_moments_are_loose_kept_bins_bound_fresh_ones() -> None:
     run = Repeated(event=allocated(1000, 20.0), count=4)
-    found = AllocationAccountant().curve(run).epsilon(1e-6)
-    assert found.upper < upper(run)
+    result = AllocationAccountant().curve(run).epsilon(1e-6)
+    assert result.upper < upper(run)
 
 
 def test_so_many_fresh_passes_that_kept_bins_have_no_number_are_bounded_by_moments() -> None:

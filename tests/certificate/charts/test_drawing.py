@@ -116,9 +116,9 @@ def test_the_same_chart_is_the_same_bytes_and_another_has_other_identifiers() ->
     ids = [set(re.findall(r'id="([^"]+)"', draw(item))) for item in (one, other)]
     assert not ids[0] & ids[1]
     both = draw_panels("both", (one, other))
-    found = re.findall(r'id="([^"]+)"', both)
-    assert len(found) == len(set(found))
-    assert set(re.findall(r"url\(#([^)]+)\)", both)) <= set(found)
+    result = re.findall(r'id="([^"]+)"', both)
+    assert len(result) == len(set(result))
+    assert set(re.findall(r"url\(#([^)]+)\)", both)) <= set(result)
 
 
 def test_a_screen_reader_finds_title_and_description() -> None:
@@ -126,8 +126,10 @@ def test_a_screen_reader_finds_title_and_description() -> None:
         draw(Chart(title="t", description="falls", x=Axis(label="x"), y=Axis(label="y"), marks=()))
     )
     assert root.get("role") == "img"
-    said = {item.get("id"): item.text for item in root if item.tag in (SVG + "title", SVG + "desc")}
-    assert [said[entry] for entry in (root.get("aria-labelledby") or "").split()] == [
+    stated = {
+        item.get("id"): item.text for item in root if item.tag in (SVG + "title", SVG + "desc")
+    }
+    assert [stated[entry] for entry in (root.get("aria-labelledby") or "").split()] == [
         "t",
         "t: falls",
     ]
@@ -208,11 +210,11 @@ def test_ticks_are_round_and_few(
     axis: Axis, values: tuple[float, float], texts: list[str] | None
 ) -> None:
     root = tree(draw(chart(Dots(name="", points=tuple((v, 1.0) for v in values)), x=axis)))
-    found = [
+    result = [
         item.text
         for item in root.iter(SVG + "text")
         if item.get("text-anchor") == "middle" and item.get("font-size") is None
     ]
-    assert 2 <= len(found) <= 8
+    assert 2 <= len(result) <= 8
     if texts is not None:
-        assert found == texts
+        assert result == texts

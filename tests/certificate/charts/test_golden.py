@@ -78,11 +78,11 @@ PICTURES = {
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_chart_is_drawn_as_it_was(name: str) -> None:
-    drawn, kept = PICTURES[name](), GOLDEN / f"{name}.svg"
+    drawn, stored = PICTURES[name](), GOLDEN / f"{name}.svg"
     if os.environ.get("AFFIDAVIT_DRAW"):
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(drawn, encoding="utf-8")
-    assert _without_ids(drawn) == _without_ids(kept.read_text(encoding="utf-8"))
+        stored.parent.mkdir(exist_ok=True)
+        stored.write_text(drawn, encoding="utf-8")
+    assert _without_ids(drawn) == _without_ids(stored.read_text(encoding="utf-8"))
 
 
 def _without_ids(svg: str) -> str:

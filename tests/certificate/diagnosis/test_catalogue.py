@@ -38,7 +38,7 @@ def test_every_specified_mistake_is_known() -> None:
     assert set(CATALOGUE) == set(SPECIFIED)
 
 
-@pytest.mark.parametrize("mistake", CATALOGUE.values(), ids=lambda each: each.code)
+@pytest.mark.parametrize("mistake", CATALOGUE.values(), ids=lambda item: item.code)
 def test_a_mistake_can_be_told_to_a_person(mistake: Mistake) -> None:
     for sentence in (mistake.wrong, mistake.fix):
         assert sentence[0].isupper() or not sentence[0].isascii()

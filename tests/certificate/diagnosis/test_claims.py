@@ -29,9 +29,9 @@ BLOCKS = {
 
 
 def truth(plan: Plan) -> Bracket:
-    found = certify(plan, second_opinion=False).epsilon
-    assert found is not None
-    return found
+    result = certify(plan, second_opinion=False).epsilon
+    assert result is not None
+    return result
 
 
 def rounded(value: float, digits: int, direction: float = 0.0) -> str:
@@ -50,21 +50,21 @@ def test_a_right_claim_holds_to_its_digits(plan_of: PlanOf, digits: int) -> None
 def test_a_claim_far_below_blocks_even_a_plan_that_meets_its_target(plan_of: PlanOf) -> None:
     exact = truth(plan_of()).lower
     assert certify(plan_of(), second_opinion=False).verdict == "certified"
-    found = certify(plan_of(claim=exact / 2), second_opinion=False)
-    assert found.verdict == "under_noised"
-    assert found.reasons[0].code == "claim_below_certified"
-    assert found.reasons[0].pointer == "/claim/epsilon"
+    result = certify(plan_of(claim=exact / 2), second_opinion=False)
+    assert result.verdict == "under_noised"
+    assert result.reasons[0].code == "claim_below_certified"
+    assert result.reasons[0].pointer == "/claim/epsilon"
 
 
 def test_the_mistake_stands_among_the_reasons(plan_of: PlanOf) -> None:
-    found = certify(plan_of(**BLOCKS, claim="7.9852"), second_opinion=False)
-    assert [reason.code for reason in found.reasons] == [
+    result = certify(plan_of(**BLOCKS, claim="7.9852"), second_opinion=False)
+    assert [reason.code for reason in result.reasons] == [
         "claim_below_certified",
         "independent_blocks",
     ]
-    assert found.reasons[1].pointer == "/releases"
-    assert "7.98505" in found.reasons[1].message
-    assert all(reason.remedy for reason in found.reasons)
+    assert result.reasons[1].pointer == "/releases"
+    assert "7.98505" in result.reasons[1].message
+    assert all(reason.remedy for reason in result.reasons)
 
 
 def test_a_claimed_noise_multiplier_is_held_against_the_target(plan_of: PlanOf) -> None:
@@ -90,28 +90,28 @@ def test_a_claimed_noise_multiplier_is_held_against_the_target(plan_of: PlanOf) 
 def test_a_claim_rounded_to_below_the_bound_is_told_of(plan_of: PlanOf) -> None:
     exact = truth(plan_of()).lower
     down = rounded(exact, 3, 0 if float(rounded(exact, 3)) < exact else -1)
-    found = certify(plan_of(claim=down), second_opinion=False)
-    assert found.verdict == "certified"
-    assert [warning.code for warning in found.warnings if warning.code == "claim_rounded_down"]
+    result = certify(plan_of(claim=down), second_opinion=False)
+    assert result.verdict == "certified"
+    assert [warning.code for warning in result.warnings if warning.code == "claim_rounded_down"]
 
 
 def test_a_refused_plan_stays_refused_and_its_claim_is_explained(plan_of: PlanOf) -> None:
     plan = plan_of(**{**BLOCKS, "sampling": {"scheme": "shuffled", "lot_size": 1024}})
-    found = diagnose(plan, Claim(epsilon="7.9852"))
-    assert found.certified.verdict == "refused"
-    assert not found.holds
-    assert set(found.explanations[0].mistakes) == {"independent_blocks", "poisson_for_shuffle"}
-    assert found.corrected is None
-    assert (found.as_result()["corrected"], found.corrected_summary) == (None, None)
+    result = diagnose(plan, Claim(epsilon="7.9852"))
+    assert result.certified.verdict == "refused"
+    assert not result.holds
+    assert set(result.explanations[0].mistakes) == {"independent_blocks", "poisson_for_shuffle"}
+    assert result.corrected is None
+    assert (result.as_result()["corrected"], result.corrected_summary) == (None, None)
 
 
 def test_what_nothing_explains_is_wrong_all_the_same(plan_of: PlanOf) -> None:
-    found = diagnose(plan_of(), Claim(epsilon="0.0017312345"))
-    assert not found.holds
-    assert "no known mistake" in found.summary or found.explanations
-    assert found.corrected is not None
-    assert found.corrected.epsilon is not None
-    assert found.corrected.epsilon.upper <= 0.0017312345 * (1 + 1e-6)
+    result = diagnose(plan_of(), Claim(epsilon="0.0017312345"))
+    assert not result.holds
+    assert "no known mistake" in result.summary or result.explanations
+    assert result.corrected is not None
+    assert result.corrected.epsilon is not None
+    assert result.corrected.epsilon.upper <= 0.0017312345 * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 2.0])
@@ -145,9 +145,9 @@ def test_a_claimed_multiplier_is_that_of_every_block(plan_of: PlanOf) -> None:
     plan = plan_of(releases=releases, claim={"noise_multiplier": "1.250"})
     assert plan.claim is not None
     meant = stated(plan, plan.claim)
-    given = [{**release, "noise_multiplier": 1.25} for release in releases]
-    given[0].pop("noise_std")
-    assert meant == plan_of(releases=given)
+    provided = [{**release, "noise_multiplier": 1.25} for release in releases]
+    provided[0].pop("noise_std")
+    assert meant == plan_of(releases=provided)
     assert stated(plan, Claim(epsilon=1)) == plan_of(releases=releases)
 
 

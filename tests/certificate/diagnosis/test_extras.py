@@ -56,16 +56,16 @@ def plan_with(extra: str, scheme: str, adjacency: str) -> Plan:
 def test_every_kind_is_searched_under_every_sampler(extra: str, scheme: str) -> None:
     for adjacency in ("add_remove", "replace_one", "zero_out"):
         plan = plan_with(extra, scheme, adjacency)
-        for found in search(Case.of(plan, 1e-5), ClaimedEpsilon.of(CLAIM, plan)):
-            assert found.reading.epsilon >= 0
+        for result in search(Case.of(plan, 1e-5), ClaimedEpsilon.of(CLAIM, plan)):
+            assert result.reading.epsilon >= 0
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_a_claim_beside_a_target_that_is_missed_is_answered(extra: str) -> None:
     plan = plan_with(extra, "poisson", "add_remove")
-    found = certify(plan.model_copy(update={"claim": CLAIM}), second_opinion=False)
-    codes = {reason.code for reason in found.reasons}
-    assert (found.verdict, "under_noised" in codes) == ("under_noised", True)
+    result = certify(plan.model_copy(update={"claim": CLAIM}), second_opinion=False)
+    codes = {reason.code for reason in result.reasons}
+    assert (result.verdict, "under_noised" in codes) == ("under_noised", True)
     # Beside a selection no lower bound is known that could contradict a claim.
     contradicted = "claim_below_certified" in codes
     assert contradicted == (SELECTION not in EXTRAS[extra])

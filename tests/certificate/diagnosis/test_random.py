@@ -140,10 +140,10 @@ def _mistaken(rng: random.Random, code: str) -> tuple[Plan, str] | None:
     if not ways:
         return None
     way = rng.choices(ways, [math.exp(-item.cost) for item in ways])[0]
-    found = [reading for reading in _readings(case, way) if 1e-2 < reading.epsilon < 100]
-    if not found:
+    result = [reading for reading in _readings(case, way) if 1e-2 < reading.epsilon < 100]
+    if not result:
         return None
-    claimed, digits = rng.choice(found).epsilon, rng.choice([4, 5])
+    claimed, digits = rng.choice(result).epsilon, rng.choice([4, 5])
     truth = certify(plan, second_opinion=False)
     if truth.epsilon is None and truth.reasons[0].code in {"out_of_reach", "unbounded"}:
         return None
@@ -167,10 +167,10 @@ def _readings(case: Case, way: Way) -> list[Reading]:
 
 def _listed(found: Diagnosis, code: str) -> int | None:
     """The place of ``code`` alone; explanations that agree as well as it share their place."""
-    for place, each in enumerate(found.explanations):
-        if each.mistakes == (code,):
+    for place, item in enumerate(found.explanations):
+        if item.mistakes == (code,):
             best = found.explanations[0]
-            return 0 if each.agreement <= best.agreement else place
+            return 0 if item.agreement <= best.agreement else place
     return None
 
 
@@ -179,15 +179,15 @@ def test_one_mistake_is_found(code: str) -> None:
     """First, or level with another that reproduces the same digits, in 95 %; third in 99 %."""
     rng = random.Random(code)
     places: list[int | None] = []
-    wanted = max(2, -(-NUMBER // len(CATALOGUE)))
-    for _ in range(60 * wanted):
+    requested = max(2, -(-NUMBER // len(CATALOGUE)))
+    for _ in range(60 * requested):
         question = _mistaken(rng, code)
         if question is None:
             continue
         plan, text = question
         places.append(_listed(diagnose(plan, Claim(epsilon=text)), code))
-        if len(places) == wanted:
+        if len(places) == requested:
             break
-    assert len(places) == wanted
-    assert sum(place == 0 for place in places) >= 0.95 * wanted
-    assert sum(place is not None and place < 3 for place in places) >= 0.99 * wanted
+    assert len(places) == requested
+    assert sum(place == 0 for place in places) >= 0.95 * requested
+    assert sum(place is not None and place < 3 for place in places) >= 0.99 * requested

@@ -53,9 +53,9 @@ def test_a_tight_value_is_as_narrow_as_a_quarter_of_the_claims_last_digit(
 ) -> None:
     parts = ((Part(noise_multiplier=1.0, probability=q), 5000),)
     effort = Effort(left=3)
-    found = effort.bracket(parts, 1e-5, 0.0, math.inf, precision)
-    assert found is not None
-    assert 0 < found.lower <= found.upper <= found.lower * (1 + precision / 4)
+    result = effort.bracket(parts, 1e-5, 0.0, math.inf, precision)
+    assert result is not None
+    assert 0 < result.lower <= result.upper <= result.lower * (1 + precision / 4)
     assert effort.left == 2
 
 
@@ -81,25 +81,25 @@ def test_textbook_compositions_are_those_of_the_textbook(q: float | None) -> Non
         classical = math.sqrt(2 * math.log(1.25 * rate / share)) / sigma
         return math.log(1 + rate * (math.exp(classical) - 1))
 
-    each = step(delta / 2 / steps)
-    wanted = {
+    entry = step(delta / 2 / steps)
+    requested = {
         "basic": steps * step(delta / steps),
-        "advanced": math.sqrt(2 * steps * math.log(2 / delta)) * each
-        + steps * each * (math.exp(each) - 1),
+        "advanced": math.sqrt(2 * steps * math.log(2 / delta)) * entry
+        + steps * entry * (math.exp(entry) - 1),
     }
     parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
     anything = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
-    found = {
+    result = {
         reading.accountant: reading for reading in readings(parts, delta, anything, Effort(left=1))
     }
-    for name, epsilon in wanted.items():
-        assert found[name].epsilon == pytest.approx(epsilon, rel=1e-9)
-        assert found[name].cost >= max(item.cost for item in found.values())
+    for name, epsilon in requested.items():
+        assert result[name].epsilon == pytest.approx(epsilon, rel=1e-9)
+        assert result[name].cost >= max(item.cost for item in result.values())
 
 
 def test_where_a_step_of_the_textbook_says_nothing_it_is_not_asked() -> None:
     anything = ClaimedEpsilon(value=10, unit=1e-6, loose=1e9)
-    for sigma, asked in ((0.05, False), (0.5, True)):
+    for sigma, requested in ((0.05, False), (0.5, True)):
         parts = ((Part(noise_multiplier=sigma), 3),)
         told = {reading.accountant for reading in readings(parts, 1e-5, anything, Effort(left=1))}
-        assert ("basic" in told, "advanced" in told) == (asked, asked)
+        assert ("basic" in told, "advanced" in told) == (requested, requested)

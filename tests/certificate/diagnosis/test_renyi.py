@@ -32,14 +32,14 @@ def test_the_library_is_imitated_to_the_last_printed_digit(
     logging.disable(logging.WARNING)  # it warns of every order at which its series fails
     ledger = RdpAccountant()
     ledger.compose(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), steps)
-    said = float(ledger.get_epsilon(delta))
+    stated = float(ledger.get_epsilon(delta))
     logging.disable(logging.NOTSET)
     parts = ((Part(noise_multiplier=sigma, probability=q), steps),)
-    found = renyi(parts, delta)
-    assert found is not None
-    assert library_epsilon(parts, delta) == pytest.approx(said, rel=1e-6, abs=1e-9)
-    low, high = found.library
-    assert low - 1e-9 <= said <= high * (1 + 1e-9)
+    result = renyi(parts, delta)
+    assert result is not None
+    assert library_epsilon(parts, delta) == pytest.approx(stated, rel=1e-6, abs=1e-9)
+    low, high = result.library
+    assert low - 1e-9 <= stated <= high * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("q", [None, 1.0])
@@ -55,13 +55,13 @@ def test_a_lot_of_everything_is_read_as_no_sampling(q: float | None) -> None:
     [(math.nextafter(0.05, 0), False), (0.05, True), (math.nextafter(1e9, 0), True), (1e9, False)],
 )
 def test_noise_is_read_from_a_twentieth_to_below_a_billion(sigma: float, read: bool) -> None:
-    found = renyi(((Part(noise_multiplier=sigma), 1),), 1e-6)
-    assert (found is not None) == read
-    if found is not None:
+    result = renyi(((Part(noise_multiplier=sigma), 1),), 1e-6)
+    assert (result is not None) == read
+    if result is not None:
         # The classic conversion is in closed form, α/2σ² + log(1/δ)/(α-1), at Opacus's orders.
         orders = [*(order / 10 for order in range(11, 110)), *range(12, 64)]
         classic = min(a / (2 * sigma**2) - math.log(1e-6) / (a - 1) for a in orders)
-        assert found.classic == pytest.approx(classic, rel=1e-12)
+        assert result.classic == pytest.approx(classic, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_opacus_orders_are_true_moments(q: float, sigma: float, best: float) -> 
             rate + mpmath.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
         )
 
-    found = renyi(((Part(noise_multiplier=sigma, probability=q), steps),), delta)
-    assert found is not None
-    assert found.opacus == pytest.approx(improved(best), rel=1e-9)
-    assert all(found.opacus < improved(best + step) for step in (-0.1, 0.1) if best < 60)
+    result = renyi(((Part(noise_multiplier=sigma, probability=q), steps),), delta)
+    assert result is not None
+    assert result.opacus == pytest.approx(improved(best), rel=1e-9)
+    assert all(result.opacus < improved(best + step) for step in (-0.1, 0.1) if best < 60)

@@ -22,7 +22,7 @@ VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "mistakes.json").r
 ROUNDED_NOISE = 1e-4
 """What four digits of a published noise multiplier leave open in its ε, relatively."""
 
-every_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda each: each["name"])
+every_vector = pytest.mark.parametrize("vector", VECTORS, ids=lambda item: item["name"])
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
@@ -77,10 +77,10 @@ def test_the_mistake_is_named_first(vector: dict[str, Any]) -> None:
 def test_the_corrected_plan_is_right(vector: dict[str, Any]) -> None:
     """What is refused is first put right as its fix says; then the noise is raised."""
     repaired = {**vector["plan"], **vector.get("repaired", {})}
-    found = found_in(vector, **vector.get("repaired", {}))
-    if not found.holds:
-        assert found.corrected is not None
-        required = {item.name: item.given for item in found.corrected.releases}
+    result = found_in(vector, **vector.get("repaired", {}))
+    if not result.holds:
+        assert result.corrected is not None
+        required = {item.name: item.given for item in result.corrected.releases}
         repaired["releases"] = [
             {key: value for key, value in release.items() if key != "noise_std"}
             | {"noise_multiplier": required[release["name"]]}
@@ -93,9 +93,11 @@ def test_the_corrected_plan_is_right(vector: dict[str, Any]) -> None:
 @pytest.mark.parametrize("row", ["e2e-dp-muon", "dart-dp-muon"])
 def test_nothing_else_explains_the_published_rows(row: str) -> None:
     (vector,) = [item for item in VECTORS if item["name"] == row]
-    found = found_in(vector)
-    assert [explanation.mistakes for explanation in found.explanations] == [("independent_blocks",)]
-    assert found.explanations[0].differs_by == pytest.approx(
+    result = found_in(vector)
+    assert [explanation.mistakes for explanation in result.explanations] == [
+        ("independent_blocks",)
+    ]
+    assert result.explanations[0].differs_by == pytest.approx(
         oracle(vector["oracle"]) - float(vector["claim"]), abs=1e-6
     )
 
@@ -118,5 +120,9 @@ def test_the_dp_sgd_rows_of_the_same_table_are_right(
             "target": {"epsilon": 8, "delta": delta},
         }
     )
-    for said in (Claim(epsilon=claim), Claim(epsilon="7.979"), Claim(noise_multiplier=str(sigma))):
-        assert diagnose(plan, said).as_result()["explanations"] == [{"mistakes": ["none"]}]
+    for stated in (
+        Claim(epsilon=claim),
+        Claim(epsilon="7.979"),
+        Claim(noise_multiplier=str(sigma)),
+    ):
+        assert diagnose(plan, stated).as_result()["explanations"] == [{"mistakes": ["none"]}]

@@ -105,9 +105,9 @@ def test_a_filter_divides_noise_by_its_norm_and_moves_sums_by_its_distance(
 ) -> None:
     """At κ = γ = 1/2 the combination is c = 2 and 1 - c = -1: the norm is √5, the distance 3."""
     plan = plan_of(optimizer={"name": "dp_disk", "kappa": 0.5, "gamma": 0.5, **options})
-    found = told(plan, "filter_norm")
-    assert [scale for scale, _ in found] == pytest.approx([scale for scale, _ in ways])
-    assert [distance for _, distance in found] == pytest.approx([reach for _, reach in ways])
+    result = told(plan, "filter_norm")
+    assert [scale for scale, _ in result] == pytest.approx([scale for scale, _ in ways])
+    assert [distance for _, distance in result] == pytest.approx([reach for _, reach in ways])
 
 
 PLANS: tuple[dict[str, Any], ...] = (

@@ -38,8 +38,8 @@ class Log:
     certificate: Certificate
 
     def root(self, size: int) -> bytes:
-        (found,) = assemble([Range(0, size)], self.nodes)
-        return found
+        (result,) = assemble([Range(0, size)], self.nodes)
+        return result
 
     def checkpoint(
         self,
@@ -80,5 +80,5 @@ def log_of(certificate: Certificate, index: int, size: int, salt: bytes = b"") -
 
 def certified(document: dict[str, Any], key: SigningKey) -> Certificate:
     """A certificate of the plan in ``document``."""
-    found = certify(plan_from(document), second_opinion=False)
-    return issue(found, key, requester="tests", issued_at=NOW)
+    result = certify(plan_from(document), second_opinion=False)
+    return issue(result, key, requester="tests", issued_at=NOW)

@@ -37,21 +37,21 @@ def signed(size: int = 7, origin: str = "example.com/log", key: SigningKey = KEY
 
 
 def test_the_example_of_the_specification_is_read() -> None:
-    found = read_checkpoint(EXAMPLE)
-    assert (found.origin, found.size) == ("example.com/behind-the-sofa", 20852163)
-    assert found.root_hash.hex().startswith("0ac5186a91863e8e")
-    assert found.extensions == ()
-    assert found.signed_at is None
-    assert str(found) == EXAMPLE.partition("\n\n")[0] + "\n"
+    result = read_checkpoint(EXAMPLE)
+    assert (result.origin, result.size) == ("example.com/behind-the-sofa", 20852163)
+    assert result.root_hash.hex().startswith("0ac5186a91863e8e")
+    assert result.extensions == ()
+    assert result.signed_at is None
+    assert str(result) == EXAMPLE.partition("\n\n")[0] + "\n"
 
 
 def test_what_is_signed_is_read_back() -> None:
     note = signed()
     text = f"example.com/log\n7\n{ROOT}\ntime 2026-11-21T12:00:00Z\n"
     assert note.startswith(text + "\n— example.com/log ")
-    found, signers = open_checkpoint(note, [SigningKey.generate().public, KEY.public])
-    assert found == read_checkpoint(note)
-    assert found.signed_at == NOON
+    result, signers = open_checkpoint(note, [SigningKey.generate().public, KEY.public])
+    assert result == read_checkpoint(note)
+    assert result.signed_at == NOON
     assert signers == (KEY.public,)
     # Any reader of signed notes opens it with the verifier key.
     vkey = NoteKey.parse(str(note_key("example.com/log", KEY.public)))
@@ -103,11 +103,11 @@ def test_what_is_no_checkpoint_is_refused(text: str) -> None:
 
 def test_extension_lines_are_kept() -> None:
     text = f"o\n1\n{ROOT}\nanything at all\ntime soon\n"
-    found = Checkpoint.parse(text)
-    assert found.extensions == ("anything at all", "time soon")
-    assert str(found) == text
+    result = Checkpoint.parse(text)
+    assert result.extensions == ("anything at all", "time soon")
+    assert str(result) == text
     with pytest.raises(BadCheckpoint):
-        _ = found.signed_at
+        _ = result.signed_at
 
 
 def test_a_signature_counts_in_the_name_of_the_origin_alone() -> None:

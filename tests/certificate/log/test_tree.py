@@ -64,9 +64,9 @@ def consistency(first: int, second: int) -> list[bytes]:
 
 def test_the_published_roots() -> None:
     entries = tuple(bytes.fromhex(vector) for vector in VECTORS["leaves"])
-    for size, wanted in enumerate(VECTORS["roots"]):
-        assert grown(entries[:size])[0].root().hex() == wanted
-        assert reference.tree_hash(entries[:size]).hex() == wanted
+    for size, requested in enumerate(VECTORS["roots"]):
+        assert grown(entries[:size])[0].root().hex() == requested
+        assert reference.tree_hash(entries[:size]).hex() == requested
 
 
 @pytest.mark.parametrize("vector", VECTORS["inclusion"], ids=str)
@@ -74,13 +74,13 @@ def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
     entries = tuple(bytes.fromhex(item) for item in VECTORS["leaves"])
     _, nodes = grown(entries)
     index, size = vector["index"], vector["size"]
-    made = assemble(inclusion_path(index, size), nodes)
-    assert [entry.hex() for entry in made] == vector["proof"]
+    created = assemble(inclusion_path(index, size), nodes)
+    assert [entry.hex() for entry in created] == vector["proof"]
     verify_inclusion(
         leaf_hash(entries[index]),
         index=index,
         size=size,
-        proof=made,
+        proof=created,
         root=bytes.fromhex(VECTORS["roots"][size]),
     )
 
@@ -89,15 +89,15 @@ def test_the_published_inclusion_proofs(vector: dict[str, Any]) -> None:
 def test_the_published_consistency_proofs(vector: dict[str, Any]) -> None:
     _, nodes = grown(tuple(bytes.fromhex(element) for element in VECTORS["leaves"]))
     first, second = vector["first"], vector["second"]
-    made = assemble(consistency_path(first, second), nodes)
-    assert [entry.hex() for entry in made] == vector["proof"]
+    created = assemble(consistency_path(first, second), nodes)
+    assert [entry.hex() for entry in created] == vector["proof"]
     roots = [bytes.fromhex(item) for item in VECTORS["roots"]]
     verify_consistency(
         first=first,
         second=second,
         first_root=roots[first],
         second_root=roots[second],
-        proof=made,
+        proof=created,
     )
 
 
@@ -108,19 +108,19 @@ def test_the_published_consistency_proofs(vector: dict[str, Any]) -> None:
 def test_every_tree_to_70_leaves_is_the_rfcs(size: int) -> None:
     tree, nodes = grown(ENTRIES[:size])
     assert tree.root() == root(size)
-    wanted = frontier_places(size)
-    assert len(wanted) == size.bit_count()
-    assert Frontier(size, [nodes[place] for place in wanted]).root() == root(size)
+    requested = frontier_places(size)
+    assert len(requested) == size.bit_count()
+    assert Frontier(size, [nodes[place] for place in requested]).root() == root(size)
     for index in range(size):
-        made = inclusion(index, size)
-        assert made == reference.path(index, ENTRIES[:size])
+        created = inclusion(index, size)
+        assert created == reference.path(index, ENTRIES[:size])
         leaf = leaf_hash(ENTRIES[index])
-        assert reference.root_by(index, size, leaf, made) == root(size)
-        verify_inclusion(leaf, index=index, size=size, proof=made, root=root(size))
+        assert reference.root_by(index, size, leaf, created) == root(size)
+        verify_inclusion(leaf, index=index, size=size, proof=created, root=root(size))
     for first in range(1, size + 1):
-        made = consistency(first, size)
-        assert made == reference.proof(first, ENTRIES[:size])
-        check(first, size, root(first), root(size), made)
+        created = consistency(first, size)
+        assert created == reference.proof(first, ENTRIES[:size])
+        check(first, size, root(first), root(size), created)
 
 
 def check(first: int, second: int, old: bytes, new: bytes, proof: list[bytes]) -> None:
@@ -137,8 +137,8 @@ def test_a_hundred_thousand_leaves() -> None:
         nodes.update(tree.append(leaf_hash(entry)))
         if tree.size in (1, 65_535, 65_536, 65_537, 99_999, size):
             roots[tree.size] = tree.root()
-    for wanted, found in roots.items():
-        assert found == by_levels(entries[:wanted])
+    for requested, result in roots.items():
+        assert result == by_levels(entries[:requested])
     for index in (0, 1, 65_535, 65_536, 98_303, 99_998, 99_999):
         proof = assemble(inclusion_path(index, size), nodes)
         leaf = leaf_hash(entries[index])
@@ -165,18 +165,18 @@ def by_levels(entries: list[bytes]) -> bytes:
 def test_a_proof_takes_about_two_log_n_hashes() -> None:
     for size in (10**6, 10**6 + 1, 2**20 - 1):
         for index in (0, size // 3, size - 1):
-            wanted = [place for part in inclusion_path(index, size) for place in places(part)]
-            assert len(wanted) <= 2 * size.bit_length()
+            requested = [place for part in inclusion_path(index, size) for place in places(part)]
+            assert len(requested) <= 2 * size.bit_length()
         for first in (1, size // 3, size - 1):
-            wanted = [place for part in consistency_path(first, size) for place in places(part)]
-            assert len(wanted) <= 2 * size.bit_length() + 2
+            requested = [place for part in consistency_path(first, size) for place in places(part)]
+            assert len(requested) <= 2 * size.bit_length() + 2
 
 
 def test_appending_makes_about_two_hashes_a_leaf() -> None:
     tree = Frontier()
-    made = [len(tree.append(bytes(32))) for _ in range(1024)]
-    assert sum(made) == 2 * 1024 - 1
-    assert max(made) == 11
+    created = [len(tree.append(bytes(32))) for _ in range(1024)]
+    assert sum(created) == 2 * 1024 - 1
+    assert max(created) == 11
 
 
 # ---- what must not pass ----------------------------------------------------------------
@@ -185,18 +185,18 @@ def test_appending_makes_about_two_hashes_a_leaf() -> None:
 def mutations(proof: list[bytes]) -> list[list[bytes]]:
     """Proofs that are not ``proof``: longer, shorter, changed, in another order."""
     stranger = hashlib.sha256(b"stranger").digest()
-    found = [[*proof, stranger], [stranger, *proof], [*proof, *proof], [*proof, b""]]
+    result = [[*proof, stranger], [stranger, *proof], [*proof, *proof], [*proof, b""]]
     for at in range(len(proof)):
         changed = bytes([proof[at][0] ^ 1]) + proof[at][1:]
-        found += [
+        result += [
             proof[:at] + proof[at + 1 :],
             [*proof[:at], changed, *proof[at + 1 :]],
             [*proof[:at], proof[at][:31], *proof[at + 1 :]],
             [*proof[:at], proof[at], *proof[at:]],
         ]
     if len(proof) > 1:
-        found.append(proof[::-1])
-    return [item for item in found if item != proof]
+        result.append(proof[::-1])
+    return [item for item in result if item != proof]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 32, 33, 70])
@@ -259,8 +259,8 @@ def test_a_fork_has_no_proof_from_the_tree_that_was_seen() -> None:
     forked = (*ENTRIES[:40], b"another", *ENTRIES[41:])
     _, nodes = grown(forked)
     for second in range(50, LARGEST + 1):
-        made = assemble(consistency_path(50, second), nodes)
-        refuse_consistency(50, second, root(50), reference.tree_hash(forked[:second]), made)
+        created = assemble(consistency_path(50, second), nodes)
+        refuse_consistency(50, second, root(50), reference.tree_hash(forked[:second]), created)
 
 
 @settings(max_examples=60)

@@ -64,11 +64,11 @@ def rejected(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> tup
 
 def test_a_logged_bundle_passes_every_step_and_its_checkpoint_is_to_be_kept(log: Log) -> None:
     bundle = log.bundle(40)
-    found = passed(bundle, require_log=True, log_origin=ORIGIN)
-    assert [name for _, name, _ in found.steps] == list(STEPS)
-    assert not {10, 11, 12} & set(found.unchecked)
-    assert found.checkpoint == bundle["log"]["checkpoint"]
-    assert "leaf 11 of 40" in {number: detail for number, _, detail in found.steps}[10]
+    result = passed(bundle, require_log=True, log_origin=ORIGIN)
+    assert [name for _, name, _ in result.steps] == list(STEPS)
+    assert not {10, 11, 12} & set(result.unchecked)
+    assert result.checkpoint == bundle["log"]["checkpoint"]
+    assert "leaf 11 of 40" in {number: detail for number, _, detail in result.steps}[10]
 
 
 def test_the_tree_size_may_be_left_out_and_the_layout_changed(log: Log) -> None:
@@ -84,9 +84,9 @@ def test_any_place_in_any_tree(certificate: Certificate, index: int, size: int) 
 
 def test_a_bundle_that_was_never_logged_says_so(certificate: Certificate) -> None:
     bundle = json.loads(certificate.bundle)
-    found = passed(bundle)
-    assert {10, 11, 12} <= set(found.unchecked)
-    assert found.checkpoint is None
+    result = passed(bundle)
+    assert {10, 11, 12} <= set(result.unchecked)
+    assert result.checkpoint is None
     assert rejected(bundle, require_log=True) == (10, "not_logged")
 
 
@@ -169,8 +169,8 @@ def test_step_10_a_proof_that_was_changed(log: Log) -> None:
 
 def test_step_10_another_certificates_place(log: Log, document: Any) -> None:
     """A proof is of one signed envelope: not of the same plan signed again."""
-    found = certify(plan_from(document()), second_opinion=False)
-    again = issue(found, KEY, requester="tests", issued_at=NOW - timedelta(seconds=1))
+    result = certify(plan_from(document()), second_opinion=False)
+    again = issue(result, KEY, requester="tests", issued_at=NOW - timedelta(seconds=1))
     key = PublicKey(
         key=KEY.public.key, not_before=NOW - timedelta(days=1), not_after=NOW + timedelta(days=1)
     )
@@ -212,8 +212,8 @@ def test_step_11_a_stranger_signed_the_checkpoint(log: Log) -> None:
     stranger = SigningKey.generate("stranger")
     bundle = log.bundle(40, key=stranger, at=stranger.public.not_before)
     assert rejected(bundle) == (11, "unknown_checkpoint_key")
-    found = passed(bundle, KEY.public, stranger.public)
-    assert stranger.key_id[:16] in found.steps[10][2]
+    result = passed(bundle, KEY.public, stranger.public)
+    assert stranger.key_id[:16] in result.steps[10][2]
 
 
 def test_step_11_a_root_that_nobody_signed(log: Log, certificate: Certificate) -> None:
@@ -251,8 +251,8 @@ def test_step_11_keys_that_do_not_count(log: Log) -> None:
         not_after=other.public.not_after,
         revoked_from=other.public.not_before,
     )
-    found = rejected(log.bundle(40, key=other, at=other.public.not_before), KEY.public, revoked)
-    assert found == (11, "checkpoint_key_revoked")
+    result = rejected(log.bundle(40, key=other, at=other.public.not_before), KEY.public, revoked)
+    assert result == (11, "checkpoint_key_revoked")
 
 
 def test_step_11_a_checkpoint_without_a_time(log: Log) -> None:
@@ -271,27 +271,27 @@ def seen(log: Log, size: int) -> dict[str, str]:
 
 def test_step_12_a_log_that_grew(log: Log) -> None:
     for size in (1, 12, 16, 32, 39):
-        found = passed(log.bundle(40), seen=seen(log, size), consistency=log.consistency(size, 40))
-        assert 12 not in found.unchecked
-        assert found.checkpoint is not None
-        assert read_checkpoint(found.checkpoint).size == 40
+        result = passed(log.bundle(40), seen=seen(log, size), consistency=log.consistency(size, 40))
+        assert 12 not in result.unchecked
+        assert result.checkpoint is not None
+        assert read_checkpoint(result.checkpoint).size == 40
     same = passed(log.bundle(40), seen=seen(log, 40), require_log=True)
     assert 12 not in same.unchecked
 
 
 def test_step_12_an_older_bundle_is_linked_backwards_and_not_kept(log: Log) -> None:
-    found = passed(log.bundle(20), seen=seen(log, 40), consistency=log.consistency(20, 40))
-    assert 12 not in found.unchecked
-    assert found.checkpoint is None
+    result = passed(log.bundle(20), seen=seen(log, 40), consistency=log.consistency(20, 40))
+    assert 12 not in result.unchecked
+    assert result.checkpoint is None
 
 
 def test_step_12_without_a_proof_nothing_is_claimed_or_kept(log: Log) -> None:
     wrong = log.consistency(20, 30)
     for proof in (None, wrong):
-        found = passed(log.bundle(40), seen=seen(log, 20), consistency=proof)
-        assert 12 in found.unchecked
-        assert "first=20&second=40" in found.steps[11][2]
-        assert found.checkpoint is None
+        result = passed(log.bundle(40), seen=seen(log, 20), consistency=proof)
+        assert 12 in result.unchecked
+        assert "first=20&second=40" in result.steps[11][2]
+        assert result.checkpoint is None
         assert rejected(
             log.bundle(40), seen=seen(log, 20), consistency=proof, require_log=True
         ) == (12, "consistency_unproved")
@@ -307,8 +307,8 @@ def test_step_12_a_fork(log: Log, certificate: Certificate) -> None:
     forked = Log(nodes, 11, certificate)
     assert rejected(forked.bundle(40), seen=seen(log, 40)) == (12, "log_rewritten")
     for proof in (forked.consistency(40, 45), Consistency(first=40, second=45, hashes=())):
-        found = rejected(forked.bundle(45), seen=seen(log, 40), consistency=proof)
-        assert found == (12, "log_rewritten")
+        result = rejected(forked.bundle(45), seen=seen(log, 40), consistency=proof)
+        assert result == (12, "log_rewritten")
     # A log rolled back to before: what was seen cannot be linked to it either.
     back = rejected(forked.bundle(35), seen=seen(log, 40), consistency=forked.consistency(35, 40))
     assert back == (12, "log_rewritten")
@@ -318,8 +318,8 @@ def test_step_12_a_fork(log: Log, certificate: Certificate) -> None:
 
 def test_step_12_what_was_seen_of_another_log_does_not_matter(log: Log) -> None:
     other = {"example.com/other": log.checkpoint(3, origin="example.com/other")}
-    found = passed(log.bundle(40), seen=other, require_log=True)
-    assert 12 not in found.unchecked
+    result = passed(log.bundle(40), seen=other, require_log=True)
+    assert 12 not in result.unchecked
 
 
 def test_step_12_a_memory_that_cannot_be_read(log: Log) -> None:

@@ -69,10 +69,10 @@ def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:
 
 @pytest.mark.parametrize("hashes", [0, 1, MOST_HASHES])
 def test_a_request_is_a_size_a_proof_and_a_checkpoint(hashes: int) -> None:
-    found = read_addition(request(hashes=hashes))
-    assert found.old == 3
-    assert found.proof == tuple(bytes([item]) * 32 for item in range(hashes))
-    assert (found.note, found.checkpoint.size) == (NOTE, 9)
+    result = read_addition(request(hashes=hashes))
+    assert result.old == 3
+    assert result.proof == tuple(bytes([item]) * 32 for item in range(hashes))
+    assert (result.note, result.checkpoint.size) == (NOTE, 9)
     assert read_addition(request("old 9")).old == 9
 
 

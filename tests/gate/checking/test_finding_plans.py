@@ -75,13 +75,13 @@ def test_a_finding_stands_at_its_line_of_the_whole_file(
     checked: Any, name: str, text: str, line: int
 ) -> None:
     Path(name).write_text(text)
-    for asked in (name, "."):
-        code, document = checked(asked)
+    for requested in (name, "."):
+        code, document = checked(requested)
         assert code == 1
         (plan,) = document["plans"]
-        (found,) = plan["findings"]
-        assert (found["file"], found["line"], found["rule"]) == (name, line, "under_noised")
-        assert "noise_multiplier" in text.splitlines()[found["line"] - 1]
+        (result,) = plan["findings"]
+        assert (result["file"], result["line"], result["rule"]) == (name, line, "under_noised")
+        assert "noise_multiplier" in text.splitlines()[result["line"] - 1]
 
 
 @pytest.mark.parametrize("before", ["plan:\n", "x: {y: 1} # é ε 𝜎\nrun:\n plan:\n"])
@@ -155,8 +155,8 @@ def test_a_malformed_plan_that_is_come_across_blocks(checked: Any) -> None:
     Path("plan.yaml").write_text(WEAK.replace("adjacency: add_remove\n", "adjacency: sideways\n"))
     code, document = checked(".")
     assert code == 2
-    (found,) = document["plans"][0]["findings"]
-    assert (found["line"], found["blocks"]) == (3, True)
+    (result,) = document["plans"][0]["findings"]
+    assert (result["line"], result["blocks"]) == (3, True)
 
 
 FINE = WEAK.replace("epsilon: 1,", "epsilon: 9,")
@@ -197,9 +197,9 @@ def test_what_blocks_by_its_name_blocks_beside_a_plan_that_is_fine(
     code, named = checked(name)
     assert code == (1 if rule == "under_noised" else 2)
     assert [item["rule"] for item in named["plans"][0]["findings"]] == [rule]
-    for asked in (".", "*.[yYjT]*"):
-        found, document = checked(asked)
-        assert found == code
+    for requested in (".", "*.[yYjT]*"):
+        result, document = checked(requested)
+        assert result == code
         assert document["plans"][0] == named["plans"][0]
         assert document["plans"][1]["verdict"] == "certified"
 
@@ -211,8 +211,8 @@ def test_what_is_no_plan_is_passed_over_in_any_encoding(
 ) -> None:
     Path("fine.yaml").write_text(FINE)
     Path("other.YAML").write_bytes(text.encode(encoding))
-    for asked in (".", "*.[yY]*"):
-        code, document = checked(asked)
+    for requested in (".", "*.[yY]*"):
+        code, document = checked(requested)
         assert (code, [item["file"] for item in document["plans"]]) == (0, ["fine.yaml"])
 
 
@@ -233,21 +233,21 @@ def test_a_folder_that_cannot_be_looked_into_blocks(
     code, document = checked("plans")
     assert code == 2
     assert [item["verdict"] for item in document["plans"]] == ["certified", "refused"]
-    (found,) = document["plans"][1]["findings"]
-    assert (found["rule"], found["blocks"]) == ("unreadable", True)
-    assert "cannot read plans/hidden" in found["message"]
+    (result,) = document["plans"][1]["findings"]
+    assert (result["rule"], result["blocks"]) == ("unreadable", True)
+    assert "cannot read plans/hidden" in result["message"]
 
 
 def test_what_is_no_file_is_passed_over(affidavit: Any) -> None:
     os.mkfifo("pipe.yaml")
     Path("link.yaml").symlink_to("pipe.yaml")
     Path("device.yaml").symlink_to("/dev/zero")
-    for asked in (".", "*.yaml"):
-        assert affidavit("check", asked).returncode == 2
+    for requested in (".", "*.yaml"):
+        assert affidavit("check", requested).returncode == 2
     Path("fine.yaml").write_text(FINE)
-    for asked in (".", "*.yaml"):
-        found = affidavit("check", asked)
-        assert (found.returncode, found.stdout.count("certified")) == (0, 1)
+    for requested in (".", "*.yaml"):
+        result = affidavit("check", requested)
+        assert (result.returncode, result.stdout.count("certified")) == (0, 1)
 
 
 def test_a_pipe_that_is_named_is_read(affidavit: Any) -> None:

@@ -70,7 +70,7 @@ def given(file: str, **fields: Any) -> None:
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 
@@ -109,8 +109,8 @@ def test_an_event_costs_what_its_own_library_says(checked: Any, event: Any, join
     code, document = checked("event.json")
     assert code == 0, document
     theirs = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(joint)
-    found = document["plans"][0]["result"]["epsilon"]["upper"]
-    assert found == pytest.approx(theirs.get_epsilon(1e-6), rel=2e-3, abs=1e-3)
+    result = document["plans"][0]["result"]["epsilon"]["upper"]
+    assert result == pytest.approx(theirs.get_epsilon(1e-6), rel=2e-3, abs=1e-3)
     assert any(item["rule"] == "assumed" for item in document["plans"][0]["findings"])
 
 
@@ -150,8 +150,8 @@ def test_a_sampler_holds_for_every_phase_once_it_is_given(checked: Any) -> None:
         ]
     )
     theirs = PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(event)
-    found = document["plans"][0]["result"]["epsilon"]["upper"]
-    assert found == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
+    result = document["plans"][0]["result"]["epsilon"]["upper"]
+    assert result == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
 
 
 def test_a_finding_stands_at_the_script_s_line(checked: Any) -> None:
@@ -160,9 +160,9 @@ def test_a_finding_stands_at_the_script_s_line(checked: Any) -> None:
     target = {"epsilon": 1.0, "delta": 1e-5}
     given("train.py", **fields, sampling={"lot_size": 600}, target=target)
     code, document = checked("train.py")
-    (found,) = [item for item in document["plans"][0]["findings"] if item["blocks"]]
-    assert (code, found["rule"], found["line"]) == (1, "under_noised", 12)
-    assert "from 0.7 to" in found["remedy"]
+    (result,) = [item for item in document["plans"][0]["findings"] if item["blocks"]]
+    assert (code, result["rule"], result["line"]) == (1, "under_noised", 12)
+    assert "from 0.7 to" in result["remedy"]
 
 
 @pytest.mark.parametrize("change", ["SIGMA = 0.9\n", "SIGMA += 1\nSIGMA = f()\n"])
@@ -225,8 +225,8 @@ def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
         Path("jax.json").write_text(json.dumps(BANDS | {"strategy": [scale, scale / 2]}))
         code, document = checked("jax.json")
         assert code == 0, document
-        found = document["plans"][0]["result"]["epsilon"]["upper"]
-        assert expected - 1e-3 < found < expected + 2e-3
+        result = document["plans"][0]["result"]["epsilon"]["upper"]
+        assert expected - 1e-3 < result < expected + 2e-3
 
 
 @pytest.mark.parametrize("strategy", [[0.1, 0.05], [3, 4], [1e-9, 1e9, -1.0], [0.7, 0.0, 1e-300]])
@@ -316,14 +316,14 @@ def test_a_record_has_nothing_to_solve_for(checked: Any, field: str, record: Any
     target = {"epsilon": 8.0, "delta": 1e-5}
     given("record.json", adjacency="zero_out", sampling={"scheme": "poisson"}, target=target)
     code, document = checked("record.json")
-    (found,) = document["plans"][0]["findings"]
-    assert (code, found["rule"]) == (2, "not_imported")
-    assert field in found["message"]
+    (result,) = document["plans"][0]["findings"]
+    assert (code, result["rule"]) == (2, "not_imported")
+    assert field in result["message"]
 
 
 def _told(document: dict[str, Any]) -> str:
-    found = document["plans"][0]["findings"]
-    return " ".join(item["message"] for item in found if item["rule"] == "assumed")
+    result = document["plans"][0]["findings"]
+    return " ".join(item["message"] for item in result if item["rule"] == "assumed")
 
 
 def test_a_calibration_of_the_library_s_own_is_not_what_is_certified(checked: Any) -> None:

@@ -18,6 +18,6 @@ def test_the_oracle_finds_both_kinds_and_the_gate_is_no_wall(tmp_path: Path) -> 
     plans = [draw(source) for _ in range(12)]
     room = [plan["target"]["epsilon"] / (least_epsilon(plan) * 1.03 + 0.1) for plan in plans]
     assert sum(item < 0.9 for item in room) > 0
-    passable = [plan for plan, each in zip(plans, room, strict=True) if each > 1]
+    passable = [plan for plan, entry in zip(plans, room, strict=True) if entry > 1]
     assert len(passable) > 0
     assert all(let_through(plan, tmp_path) for plan in passable)

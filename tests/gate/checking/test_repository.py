@@ -82,7 +82,7 @@ def test_every_proposed_fix_is_certified_when_it_is_made(checked: Any) -> None:
         text = Path(plan["file"]).read_text()
         for fix in [fix for item in plan["findings"] for fix in item["fixes"]]:
             changed = text
-            for edit in sorted(fix["edits"], key=lambda each: -each["start"]):
+            for edit in sorted(fix["edits"], key=lambda item: -item["start"]):
                 changed = changed[: edit["start"]] + edit["after"] + changed[edit["end"] :]
             assert changed != text
             Path("mended.yaml").write_text(changed)
@@ -104,12 +104,12 @@ def reports(planted: list[Any], run: Any) -> dict[str, str]:
 
 
 def _unknown(model: BaseModel) -> list[str]:
-    found = list((model.model_extra or {}).keys())
+    result = list((model.model_extra or {}).keys())
     for _, value in model:
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, BaseModel) and type(item).__name__ != "PropertyBag":
-                found += _unknown(item)
-    return found
+                result += _unknown(item)
+    return result
 
 
 def test_sarif_is_sarif_with_the_fixes_in_it(planted: Any, reports: dict[str, str]) -> None:
@@ -159,10 +159,10 @@ def test_junit_has_a_case_a_plan(planted: Any, reports: dict[str, str]) -> None:
 
 
 def test_github_annotates_each_line(planted: Any, reports: dict[str, str]) -> None:
-    found = re.findall(
+    result = re.findall(
         r"^::error file=([^,]+),title=[^,]+,line=(\d+),col=\d+::", reports["github"], re.M
     )
-    assert {(file, int(line)) for file, line in found} == {
+    assert {(file, int(line)) for file, line in result} == {
         (str(item.file), item.line) for item in planted
     }
     assert reports["github"].count("::error ") == 7

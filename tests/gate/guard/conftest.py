@@ -54,7 +54,7 @@ def certified(key: SigningKey, guarded_plan: Callable[..., Any]) -> Certified:
 
     def make(**changes: Any) -> tuple[dict[str, Any], bytes]:
         plan = guarded_plan(**changes)
-        found = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
-        return found.statement["predicate"], found.bundle
+        result = issue(certify(plan, second_opinion=False), key, requester="tests", issued_at=at)
+        return result.statement["predicate"], result.bundle
 
     return make

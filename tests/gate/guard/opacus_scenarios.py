@@ -70,14 +70,14 @@ class Run:
         else:
             private, self.plain = optim.SGD(self.model.parameters(), lr=0.1), None
         self.engine, self.criterion = PrivacyEngine(), nn.CrossEntropyLoss()
-        made = self.engine.make_private(
+        created = self.engine.make_private(
             module=self.model, optimizer=private, data_loader=loader, criterion=self.criterion,
             noise_multiplier=setting.sigma, max_grad_norm=setting.clip, **setting.make,
         )  # fmt: skip
-        if len(made) == 4:
-            self.private, self.optimizer, self.criterion, self.loader = made
+        if len(created) == 4:
+            self.private, self.optimizer, self.criterion, self.loader = created
         else:
-            self.private, self.optimizer, self.loader = made
+            self.private, self.optimizer, self.loader = created
         setting.after(self)
         self.before = [item.detach().clone() for item in self.model.parameters()]
         if record is not None:
@@ -249,28 +249,28 @@ SCENARIOS: dict[str, Setting] = {
 
 def outcome(name: str, setting: Setting) -> dict[str, Any]:
     """What came of one scenario, without the guard and with it."""
-    found: dict[str, Any] = {"unguarded": "finished"}
+    result: dict[str, Any] = {"unguarded": "finished"}
     try:
         Run(setting, None).train()
     except Exception as error:
-        found["unguarded"] = f"{type(error).__name__}: {error}"
+        result["unguarded"] = f"{type(error).__name__}: {error}"
     record = FOLDER / name.replace(" ", "_").replace(",", "")
     run = None
     try:
         run = Run(setting, record)
         run.train()
-        found["guarded"] = None
+        result["guarded"] = None
     except guard.GuardStop as stop:
-        found["guarded"] = stop.code
-        found["message"] = str(stop)
+        result["guarded"] = stop.code
+        result["message"] = str(stop)
     except Exception:
-        found["guarded"] = traceback.format_exc()
-    found["changed"] = run is not None and run.changed
+        result["guarded"] = traceback.format_exc()
+    result["changed"] = run is not None and run.changed
     lines = (record / "record.jsonl").read_text().splitlines() if record.exists() else []
-    found["released"] = sum(json.loads(line)["type"] == "release" for line in lines)
-    found["record"] = str(record / "record.jsonl")
-    found["notes"] = [] if run is None or run.guard is None else list(run.guard.notes)
-    return found
+    result["released"] = sum(json.loads(line)["type"] == "release" for line in lines)
+    result["record"] = str(record / "record.jsonl")
+    result["notes"] = [] if run is None or run.guard is None else list(run.guard.notes)
+    return result
 
 
 if __name__ == "__main__":

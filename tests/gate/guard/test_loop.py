@@ -25,7 +25,7 @@ def begin(certified: Any, guarded_plan: Any, key: SigningKey, tmp_path: Path) ->
     """A right beginning, with arguments changed."""
 
     def make(**changes: Any) -> Guard:
-        said: dict[str, Any] = {
+        stated: dict[str, Any] = {
             "certificate": certified()[1],
             "plan": guarded_plan(),
             "sampler": "poisson",
@@ -37,7 +37,7 @@ def begin(certified: Any, guarded_plan: Any, key: SigningKey, tmp_path: Path) ->
             "record": tmp_path / "run",
             **changes,
         }
-        return Guard(**said)
+        return Guard(**stated)
 
     return make
 
@@ -45,8 +45,8 @@ def begin(certified: Any, guarded_plan: Any, key: SigningKey, tmp_path: Path) ->
 def noised(run: Guard, draws: np.random.Generator, **changes: Any) -> None:
     """One right release, or one with something changed."""
     sums = {"weight": draws.uniform(-9, 9, (5, 8)), "bias": draws.uniform(-9, 9, 5)}
-    released = {name: each + 1.2 * draws.normal(size=each.shape) for name, each in sums.items()}
-    said: dict[str, Any] = {
+    released = {name: item + 1.2 * draws.normal(size=item.shape) for name, item in sums.items()}
+    stated: dict[str, Any] = {
         "clip_norm": 1.0,
         "noise_multiplier": 1.2,
         "divisor": LOT,
@@ -54,7 +54,7 @@ def noised(run: Guard, draws: np.random.Generator, **changes: Any) -> None:
         "released": released,
         **changes,
     }
-    run.step(**said)
+    run.step(**stated)
 
 
 def test_a_right_run_is_recorded_as_it_was_certified(
@@ -65,8 +65,8 @@ def test_a_right_run_is_recorded_as_it_was_certified(
         for left in range(STEPS, 0, -1):
             assert run.steps_left == left
             noised(run, draws, key=draws.bytes(32))
-    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
-    assert (found.findings, found.steps_charged, found.steps_released) == ((), STEPS, STEPS)
+    result = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    assert (result.findings, result.steps_charged, result.steps_released) == ((), STEPS, STEPS)
     assert run.notes == ()
 
 
@@ -211,9 +211,9 @@ def test_a_run_that_breaks_off_is_charged_every_step(
     run = begin()
     noised(run, np.random.default_rng(1))
     run.close()
-    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
-    assert {finding.code for finding in found.findings} == {"unfinished"}
-    assert (found.steps_charged, found.steps_to_charge) == (1, STEPS)
+    result = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    assert {finding.code for finding in result.findings} == {"unfinished"}
+    assert (result.steps_charged, result.steps_to_charge) == (1, STEPS)
 
 
 def test_no_framework_is_imported() -> None:

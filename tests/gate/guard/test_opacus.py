@@ -74,12 +74,12 @@ def outcomes(
         timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def test_every_planted_mistake_ends_in_silence_without_the_guard(outcomes: dict[str, Any]) -> None:
-    assert {name: each["unguarded"] for name, each in outcomes.items()} == dict.fromkeys(
+    assert {name: item["unguarded"] for name, item in outcomes.items()} == dict.fromkeys(
         outcomes, "finished"
     )
 
@@ -92,21 +92,21 @@ def test_every_planted_mistake_ends_in_silence_without_the_guard(outcomes: dict[
 def test_a_right_run_passes_and_its_record_conforms(
     outcomes: dict[str, Any], certificates: dict[str, Any], name: str
 ) -> None:
-    found = outcomes["right" + name]
-    assert (found["guarded"], found["released"], found["changed"]) == (None, STEPS, True)
+    result = outcomes["right" + name]
+    assert (result["guarded"], result["released"], result["changed"]) == (None, STEPS, True)
     predicate, _ = certificates["layers" if "layer" in name else "flat"]
-    said = check_conformance(Path(found["record"]).read_bytes(), predicate)
-    wrong = {finding.code for finding in said.findings}
+    stated = check_conformance(Path(result["record"]).read_bytes(), predicate)
+    wrong = {finding.code for finding in stated.findings}
     assert wrong == ({"statistical_generator"} if "Opacus" in name else set())
-    assert said.steps_released == STEPS
+    assert stated.steps_released == STEPS
 
 
 @pytest.mark.parametrize(("name", "code"), BEFORE_ANYTHING.items())
 def test_a_misconfigured_run_stops_before_its_first_release(
     outcomes: dict[str, Any], name: str, code: str
 ) -> None:
-    found = outcomes[name]
-    assert (found["guarded"], found["released"], found["changed"]) == (code, 0, False)
+    result = outcomes[name]
+    assert (result["guarded"], result["released"], result["changed"]) == (code, 0, False)
 
 
 @pytest.mark.parametrize(("name", "stop"), ON_THE_WAY.items())
@@ -117,9 +117,9 @@ def test_a_run_that_goes_wrong_stops_before_the_wrong_release(
 
 
 def test_a_bias_without_noise_is_found_within_a_few_releases(outcomes: dict[str, Any]) -> None:
-    found = outcomes["one tensor noiseless"]
-    assert found["guarded"] == "tensor_not_noised"
-    assert found["released"] <= 2
+    result = outcomes["one tensor noiseless"]
+    assert result["guarded"] == "tensor_not_noised"
+    assert result["released"] <= 2
 
 
 def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
@@ -129,9 +129,9 @@ def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
     programs = {"affidavit": [sys.executable, "-m", "affidavit.gate"], "python": [sys.executable]}
     for line in shown.splitlines():
         name, *words = shlex.split(line)
-        given = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+        provided = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
         done = subprocess.run(
-            [*programs[name], *given], cwd=tmp_path, env=environment, capture_output=True,
+            [*programs[name], *provided], cwd=tmp_path, env=environment, capture_output=True,
             text=True, check=False, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, (line, done.stdout, done.stderr[-2000:])

@@ -65,8 +65,8 @@ def test_a_right_run_conforms_and_ends_at_its_last_step(
     script = begin()
     for _ in range(STEPS):
         script.step()
-    found = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
-    assert (found.findings, found.steps_released) == ((), STEPS)
+    result = check_conformance((tmp_path / "run/record.jsonl").read_bytes(), certified()[0])
+    assert (result.findings, result.steps_released) == ((), STEPS)
     before = script.module.weight.detach().clone()
     with pytest.raises(GuardStop) as stop:
         script.step()

@@ -105,8 +105,8 @@ def rewritten(content: bytes) -> Callable[[Path], None]:
 
 def archive(name: str, member: bytes, how: int = zipfile.ZIP_STORED) -> bytes:
     stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", how) as made:
-        made.writestr(name, member)
+    with zipfile.ZipFile(stream, "w", how) as created:
+        created.writestr(name, member)
     return stream.getvalue()
 
 

@@ -115,14 +115,14 @@ def test_independent_noise_is_paid_for_at_every_participation() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plan_of_each_is_certified_for_what_it_injects(name: str) -> None:
-    found = vector(name)
-    result = certify(plan_from(found["plan"])).as_result()
-    true, claimed = found["true"], found["claimed"]
+    outcome = vector(name)
+    result = certify(plan_from(outcome["plan"])).as_result()
+    true, claimed = outcome["true"], outcome["claimed"]
     assert result["sensitivity"] == pytest.approx(true["sensitivity"], rel=1e-3)
     assert result["epsilon"]["lower"] > 1.2 * claimed["epsilon"]
     assert result["epsilon"]["upper"] == pytest.approx(true["epsilon"], rel=1e-3)
-    sigma = found["plan"]["releases"][0]["noise_multiplier"]
-    reported = {**found["plan"], "steps": 1, "noise": {"kind": "independent"}}
+    sigma = outcome["plan"]["releases"][0]["noise_multiplier"]
+    reported = {**outcome["plan"], "steps": 1, "noise": {"kind": "independent"}}
     reported.pop("participation", None)
     reported["releases"] = [
         {**reported["releases"][0], "noise_multiplier": sigma / claimed["sensitivity"]}

@@ -57,8 +57,8 @@ def network(network_settings: Settings, client_of: Callable[..., Any]) -> Iterat
         tokens[scope.value] = store.new(scope.value, [scope], 1, by="test", at=now)[1].text
     long_ago = now - timedelta(days=2)
     tokens["expired"] = store.new("expired", list(Scope), 1, by="test", at=long_ago)[1].text
-    made, text = store.new("revoked", list(Scope), 1, by="test", at=now)
-    store.revoke(made.id, "test", by="test", at=now)
+    created, text = store.new("revoked", list(Scope), 1, by="test", at=now)
+    store.revoke(created.id, "test", by="test", at=now)
     tokens["revoked"] = text.text
     engine.dispose()
     with client_of(settings, address="192.0.2.1") as client:

@@ -121,8 +121,8 @@ def test_the_log_of_a_real_server_never_holds_a_token(
             status = int(answer.split(b" ", 2)[1])
             assert status in (200, 400, 401, 404), answer
             assert good.encode() not in answer
-    said = "".join(server.log)
-    assert "listening" in said
-    assert good not in said
-    assert good[23:] not in said
-    assert other not in said
+    stated = "".join(server.log)
+    assert "listening" in stated
+    assert good not in stated
+    assert good[23:] not in stated
+    assert other not in stated

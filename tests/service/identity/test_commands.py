@@ -48,18 +48,18 @@ def run(
 
 
 def test_a_token_is_shown_once_alone_on_standard_output(run: Run) -> None:
-    code, shown, said = run("tokens", "new", "--name", "ci", "--scope", "submit", "--scope=audit")
+    code, shown, stated = run("tokens", "new", "--name", "ci", "--scope", "submit", "--scope=audit")
     assert code == 0
-    made = parse(shown.removesuffix("\n"))
-    assert made is not None
-    assert made.id in said
-    assert made.text not in said
+    created = parse(shown.removesuffix("\n"))
+    assert created is not None
+    assert created.id in stated
+    assert created.text not in stated
     for arguments in (("tokens", "list"), ("tokens", "list", "--json")):
         code, listed, _ = run(*arguments)
         assert code == 0
-        assert made.id in listed
-        assert made.text[23:] not in listed
-        assert made.digest not in listed
+        assert created.id in listed
+        assert created.text[23:] not in listed
+        assert created.digest not in listed
     (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
     assert (record["name"], record["scopes"]) == ("ci", ["audit", "submit"])
     assert record["created_by"] == f"operator:{pwd.getpwuid(os.getuid()).pw_name}"
@@ -67,12 +67,12 @@ def test_a_token_is_shown_once_alone_on_standard_output(run: Run) -> None:
 
 
 def test_a_revoked_token_stays_in_the_list(run: Run) -> None:
-    made = json.loads(run("tokens", "new", "--name=ci", "--scope=work", "--days=7", "--json")[1])
-    assert parse(made["token"]) is not None
+    created = json.loads(run("tokens", "new", "--name=ci", "--scope=work", "--days=7", "--json")[1])
+    assert parse(created["token"]) is not None
     assert "until" in run("tokens", "list")[1]
-    code, said, _ = run("tokens", "revoke", "--reason", "left", made["id"])
-    assert (code, made["id"] in said) == (0, True)
-    assert run("tokens", "revoke", made["id"])[0] == 0
+    code, stated, _ = run("tokens", "revoke", "--reason", "left", created["id"])
+    assert (code, created["id"] in stated) == (0, True)
+    assert run("tokens", "revoke", created["id"])[0] == 0
     assert "revoked" in run("tokens", "list")[1]
 
 
@@ -96,18 +96,18 @@ def test_a_revoked_token_stays_in_the_list(run: Run) -> None:
 def test_what_cannot_be_done_is_one_sentence_and_exit_code_2(
     run: Run, arguments: tuple[str, ...], named: str
 ) -> None:
-    code, shown, said = run("tokens", *arguments)
+    code, shown, stated = run("tokens", *arguments)
     assert (code, shown) == (2, "")
-    assert named in said
-    assert "Traceback" not in said
+    assert named in stated
+    assert "Traceback" not in stated
     assert json.loads(run("tokens", "list", "--json")[1]) == {"tokens": []}
 
 
 def test_without_a_schema_it_says_to_migrate(run: Run, tmp_path: Path) -> None:
     (tmp_path / "affidavit.db").unlink()
     for arguments in (("list",), ("new", "--name", "a", "--scope", "submit"), ("revoke", "0")):
-        code, _, said = run("tokens", *arguments)
-        assert (code, "affidavit migrate" in said) == (2, True)
+        code, _, stated = run("tokens", *arguments)
+        assert (code, "affidavit migrate" in stated) == (2, True)
     assert not (tmp_path / "affidavit.db").exists()
 
 
@@ -119,9 +119,9 @@ def test_the_command_line_hands_them_to_the_service(
 
     command = [sys.executable, "-m", "affidavit.gate", "tokens", "new", "--name", "ci"]
     command += ["--scope", "submit", "--days", "90", "--person", "ana"]
-    made = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
-    token = parse(made.stdout.strip())
+    created = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert created.returncode == 0, created.stderr
+    token = parse(created.stdout.strip())
     assert token is not None
     (record,) = json.loads(run("tokens", "list", "--json")[1])["tokens"]
     assert (record["id"], record["person"]) == (token.id, "person:ana")
@@ -132,11 +132,11 @@ def test_the_command_line_hands_them_to_the_service(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_it_does_not_listen_to_a_network_that_it_knows_nobody_on(run: Run, host: str) -> None:
-    code, _, said = run("serve", "--host", host, "--port", "0")
+    code, _, stated = run("serve", "--host", host, "--port", "0")
     assert code == 2
-    assert "affidavit tokens new" in said
-    assert "AFFIDAVIT_OIDC_ISSUER" in said
-    assert len(said.splitlines()) == 1
+    assert "affidavit tokens new" in stated
+    assert "AFFIDAVIT_OIDC_ISSUER" in stated
+    assert len(stated.splitlines()) == 1
 
 
 @pytest.mark.parametrize("known", ["token", "revoked token", "provider"])
@@ -151,9 +151,9 @@ def test_it_does_once_it_can_know_somebody(
         monkeypatch.setenv("AFFIDAVIT_OIDC_JWKS_FILE", "/none")
         monkeypatch.setenv("AFFIDAVIT_OIDC_SCOPES", '{"a": ["submit"]}')
     else:
-        made = json.loads(run("tokens", "new", "--name=a", "--scope=submit", "--json")[1])
+        created = json.loads(run("tokens", "new", "--name=a", "--scope=submit", "--json")[1])
         if known == "revoked token":
-            run("tokens", "revoke", made["id"])
+            run("tokens", "revoke", created["id"])
     served = []
     monkeypatch.setattr("affidavit.service.serve._run", lambda *given: served.append(given))
     assert run("serve", "--host", "0.0.0.0", "--port", "0")[0] == 0
@@ -184,9 +184,9 @@ def test_a_running_service_asks_for_tokens_from_the_first_one_on(
     assert httpx.get(path).status_code == 200
     assert httpx.get(path, headers={"x-forwarded-for": "127.0.0.1"}).status_code == 401
     assert httpx.get(path, headers={"host": "rebound.example"}).status_code == 401
-    made = run("tokens", "new", "--name", "ci", "--scope", "submit")[1].strip()
+    created = run("tokens", "new", "--name", "ci", "--scope", "submit")[1].strip()
     assert httpx.get(path).status_code == 401
-    headers = {"authorization": f"Bearer {made}"}
+    headers = {"authorization": f"Bearer {created}"}
     assert httpx.get(path, headers=headers).status_code == 200
     # A use is written down after the request was answered.
     wait_until(lambda: _listed(run)["last_used_at"] is not None)

@@ -76,18 +76,18 @@ GIVEN = {
 def test_a_provider_that_is_half_or_unsafely_configured_is_refused_by_name(
     changes: dict[str, str], named: str
 ) -> None:
-    given = GIVEN | {f"AFFIDAVIT_OIDC_{name}": value for name, value in changes.items()}
+    provided = GIVEN | {f"AFFIDAVIT_OIDC_{name}": value for name, value in changes.items()}
     with pytest.raises(ProviderMisconfigured, match=named):
-        provider_of(given)
+        provider_of(provided)
     with pytest.raises(SettingsError, match=named):
-        Settings.from_environment(given)
+        Settings.from_environment(provided)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/x", "http://[::1]/x", "http://localhost/x"])
 def test_keys_come_over_http_from_this_machine_only(url: str) -> None:
-    found = provider_of(GIVEN | {"AFFIDAVIT_OIDC_JWKS_URL": url})
-    assert found is not None
-    assert found.jwks_url == url
+    result = provider_of(GIVEN | {"AFFIDAVIT_OIDC_JWKS_URL": url})
+    assert result is not None
+    assert result.jwks_url == url
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,9 @@ def test_keys_come_over_http_from_this_machine_only(url: str) -> None:
     ],
 )
 def test_a_claim_is_named_by_its_path(text: str, path: tuple[str, ...]) -> None:
-    found = provider_of(GIVEN | {"AFFIDAVIT_OIDC_CLAIM": text})
-    assert found is not None
-    assert found.claim == path
+    result = provider_of(GIVEN | {"AFFIDAVIT_OIDC_CLAIM": text})
+    assert result is not None
+    assert result.claim == path
 
 
 PRIVATE: dict[str, Any] = jwt.get_algorithm_by_name("RS256").to_jwk(RSA, as_dict=True)
@@ -252,15 +252,17 @@ def test_nobody_waits_for_a_reading_who_has_keys_to_go_on_with(source: Source) -
 
 @pytest.fixture
 def server() -> Iterator[ProviderServer]:
-    with provider_server() as found:
-        yield found
+    with provider_server() as result:
+        yield result
 
 
 def of(**changes: str) -> ProviderKeys:
-    given = {**GIVEN, "AFFIDAVIT_OIDC_JWKS_URL": ""}
-    found = provider_of(given | {f"AFFIDAVIT_OIDC_{name}": each for name, each in changes.items()})
-    assert found is not None
-    return ProviderKeys.of(found)
+    provided = {**GIVEN, "AFFIDAVIT_OIDC_JWKS_URL": ""}
+    result = provider_of(
+        provided | {f"AFFIDAVIT_OIDC_{name}": item for name, item in changes.items()}
+    )
+    assert result is not None
+    return ProviderKeys.of(result)
 
 
 def test_keys_are_read_from_a_server(server: ProviderServer) -> None:

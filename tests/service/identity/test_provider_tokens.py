@@ -47,8 +47,8 @@ SCOPES = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ProviderServer]:
-    with provider_server() as found:
-        yield found
+    with provider_server() as result:
+        yield result
 
 
 @pytest.fixture(autouse=True)
@@ -118,12 +118,12 @@ def test_a_certificate_names_the_holder_by_sub(
     ],
 )
 def test_what_a_group_may_do_is_what_the_table_says(ask: Any, groups: Any, held: set[str]) -> None:
-    said = ask(token(groups=groups), "POST", "/v1/keysets").json()
+    stated = ask(token(groups=groups), "POST", "/v1/keysets").json()
     if "admin" in held:
-        assert said["code"] != "missing_scope"
+        assert stated["code"] != "missing_scope"
     else:
-        assert said["code"] == "missing_scope"
-        assert f"has {', '.join(sorted(held)) or 'none'};" in said["detail"]
+        assert stated["code"] == "missing_scope"
+        assert f"has {', '.join(sorted(held)) or 'none'};" in stated["detail"]
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_what_a_group_may_do_is_what_the_table_says(ask: Any, groups: Any, held:
 def test_the_claim_may_lie_elsewhere(
     settings: Settings, provider: Provider, client_of: Any, claim: tuple[str, ...], value: Any
 ) -> None:
-    found = replace(settings, provider=replace(provider, claim=claim), loopback=False)
-    with client_of(found) as client:
+    result = replace(settings, provider=replace(provider, claim=claim), loopback=False)
+    with client_of(result) as client:
         good = {"authorization": f"Bearer {token(groups=None, **value)}"}
         assert client.get(LIST, headers=good).status_code == 200
         other = {"authorization": f"Bearer {token()}"}
@@ -329,8 +329,8 @@ def test_a_flood_of_strange_kids_is_one_more_reading(fresh: Any, server: Provide
 def test_each_holder_is_counted_apart(
     settings: Settings, provider: Provider, client_of: Any
 ) -> None:
-    found = replace(settings, provider=provider, loopback=False, rate_limit=2)
-    with client_of(found) as client:
+    result = replace(settings, provider=provider, loopback=False, rate_limit=2)
+    with client_of(result) as client:
         for name in ("alice", "bob"):
             headers = {"authorization": f"Bearer {token(sub=name)}"}
             statuses = [client.get(LIST, headers=headers).status_code for _ in range(3)]

@@ -30,9 +30,9 @@ NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    found = open_engine(database_url)
-    yield found
-    found.dispose()
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
 
 
 @pytest.fixture
@@ -51,21 +51,21 @@ def entries(engine: Engine) -> list[dict[str, Any]]:
 
 
 def test_a_token_is_found_again_by_its_text_alone(store: TokenRepository) -> None:
-    made, shown = new(store, "alice@example.org", 30, Scope.SUBMIT, Scope.AUDIT)
-    found = store.find(shown)
-    assert found == made
-    assert found.actor.name == "token:alice@example.org"
-    assert found.actor.scopes == {Scope.SUBMIT, Scope.AUDIT}
-    assert (found.created_at, found.expires_at) == (NOW, NOW + timedelta(days=30))
+    created, shown = new(store, "alice@example.org", 30, Scope.SUBMIT, Scope.AUDIT)
+    result = store.find(shown)
+    assert result == created
+    assert result.actor.name == "token:alice@example.org"
+    assert result.actor.scopes == {Scope.SUBMIT, Scope.AUDIT}
+    assert (result.created_at, result.expires_at) == (NOW, NOW + timedelta(days=30))
     assert store.find(mint()) is None
     other = mint()
     assert store.find(type(shown)(shown.id, other.text)) is None  # right id, wrong secret
 
 
 def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: Engine) -> None:
-    made, shown = new(store)
-    store.revoke(made.id, "done", by="operator:me", at=NOW)
-    store.write_use(made.id, NOW)
+    created, shown = new(store)
+    store.revoke(created.id, "done", by="operator:me", at=NOW)
+    store.write_use(created.id, NOW)
     with engine.connect() as connection:
         names = inspect(connection).get_table_names()
         assert {"tokens", "log_entries", "audit"} <= set(names)
@@ -75,7 +75,7 @@ def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: En
             for row in connection.execute(text(f'SELECT * FROM "{name}"'))
         ]
     everything = "\n".join(rows)
-    assert made.id in everything
+    assert created.id in everything
     assert shown.text not in everything
     assert shown.text[23:] not in everything
 
@@ -83,11 +83,11 @@ def test_the_secret_is_in_no_row_of_any_table(store: TokenRepository, engine: En
 def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
     store: TokenRepository, engine: Engine
 ) -> None:
-    made, shown = new(store, "ci", 90, Scope.SUBMIT)
-    store.revoke(made.id, "left the team", by="operator:you", at=NOW + timedelta(days=1))
+    built, shown = new(store, "ci", 90, Scope.SUBMIT)
+    store.revoke(built.id, "left the team", by="operator:you", at=NOW + timedelta(days=1))
     created, revoked = entries(engine)
     assert (created["kind"], created["subject"], created["actor"]) == (
-        "token", made.id, "operator:me",
+        "token", built.id, "operator:me",
     )  # fmt: skip
     assert created["body"] == {
         "action": "created",
@@ -95,7 +95,7 @@ def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
         "scopes": ["submit"],
         "expires_at": (NOW + timedelta(days=90)).isoformat(timespec="microseconds"),
     }
-    assert (revoked["subject"], revoked["actor"]) == (made.id, "operator:you")
+    assert (revoked["subject"], revoked["actor"]) == (built.id, "operator:you")
     assert revoked["body"] == {"action": "revoked", "name": "ci", "reason": "left the team"}
     assert shown.digest not in json.dumps([created, revoked])
 
@@ -103,7 +103,7 @@ def test_making_and_revoking_stand_in_the_log_without_secret_or_hash(
 def test_without_its_log_entry_no_token_is_made_or_revoked(
     store: TokenRepository, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _ = new(store)
+    created, _ = new(store)
 
     def fail(*_given: Any, **_named: Any) -> int:
         raise RuntimeError("the disk is full")
@@ -112,7 +112,7 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
     with pytest.raises(RuntimeError):
         new(store, "other")
     with pytest.raises(RuntimeError):
-        store.revoke(made.id, "", by="me", at=NOW)
+        store.revoke(created.id, "", by="me", at=NOW)
     assert [(item.name, item.revoked_at) for item in store.all()] == [("ci", None)]
     assert len(entries(engine)) == 1
 
@@ -120,41 +120,41 @@ def test_without_its_log_entry_no_token_is_made_or_revoked(
 def test_a_revocation_counts_in_every_process_at_once_and_happens_once(
     store: TokenRepository, engine: Engine
 ) -> None:
-    made, shown = new(store)
+    created, shown = new(store)
     elsewhere = TokenRepository(engine)
-    assert elsewhere.find(shown) == made
-    first = store.revoke(made.id, "lost", by="me", at=NOW)
+    assert elsewhere.find(shown) == created
+    first = store.revoke(created.id, "lost", by="me", at=NOW)
     assert elsewhere.find(shown) == first
     assert first.revoked_at == NOW
-    assert store.revoke(made.id, "again", by="you", at=NOW + timedelta(days=1)) == first
+    assert store.revoke(created.id, "again", by="you", at=NOW + timedelta(days=1)) == first
     assert len(entries(engine)) == 2
 
 
 def test_eight_threads_that_revoke_together_write_one_revocation(
     store: TokenRepository, engine: Engine
 ) -> None:
-    made, _ = new(store)
+    created, _ = new(store)
     ready = threading.Barrier(8)
-    found: list[Any] = []
+    result: list[Any] = []
 
     def work() -> None:
         ready.wait()
-        found.append(store.revoke(made.id, "lost", by="me", at=datetime.now(UTC)).revoked_at)
+        result.append(store.revoke(created.id, "lost", by="me", at=datetime.now(UTC)).revoked_at)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
     for item in threads:
         item.join()
-    assert len(found) == 8
-    assert len(set(found)) == 1
+    assert len(result) == 8
+    assert len(set(result)) == 1
     assert len(entries(engine)) == 2
 
 
 def test_what_was_said_of_a_token_cannot_be_changed(store: TokenRepository, engine: Engine) -> None:
     """Its scopes not widened, its life not lengthened, its revocation not taken back."""
-    made, _ = new(store)
-    store.revoke(made.id, "", by="me", at=NOW)
+    created, _ = new(store)
+    store.revoke(created.id, "", by="me", at=NOW)
     forbidden = [
         update(tokens).values(scopes="admin"),
         update(tokens).values(expires_at=NOW + timedelta(days=9999)),
@@ -176,9 +176,9 @@ def test_what_was_said_of_a_token_cannot_be_changed(store: TokenRepository, engi
 
 
 def test_a_token_that_never_expires_is_refused_by_the_database_too(engine: Engine) -> None:
-    made = mint()
+    created = mint()
     row = {
-        "id": made.id, "name": "x", "scopes": "admin", "digest": made.digest,
+        "id": created.id, "name": "x", "scopes": "admin", "digest": created.digest,
         "created_at": NOW, "created_by": "me", "expires_at": NOW,
     }  # fmt: skip
     with (
@@ -203,17 +203,17 @@ IMPOSSIBLE: list[tuple[str, int, list[Scope], str]] = [
 
 
 def test_a_token_that_cannot_be_as_asked_is_refused(store: TokenRepository) -> None:
-    for name, days, scopes, said in IMPOSSIBLE:
-        with pytest.raises(TokenError, match=said):
+    for name, days, scopes, stated in IMPOSSIBLE:
+        with pytest.raises(TokenError, match=stated):
             store.new(name, scopes, days, by="me", at=NOW)
     assert store.all() == []
 
 
 def test_a_reason_is_one_short_line(store: TokenRepository) -> None:
-    made, _ = new(store)
+    created, _ = new(store)
     for reason in ("a\nb", "a" * 256, "\x1b[31m"):
         with pytest.raises(TokenError, match="line"):
-            store.revoke(made.id, reason, by="me", at=NOW)
+            store.revoke(created.id, reason, by="me", at=NOW)
     with pytest.raises(TokenError, match="no token"):
         store.revoke("000000000000", "", by="me", at=NOW)
 
@@ -221,17 +221,17 @@ def test_a_reason_is_one_short_line(store: TokenRepository) -> None:
 def test_uses_are_written_once_a_minute_and_not_once_a_request(
     store: TokenRepository, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, _ = new(store)
+    created, _ = new(store)
     moment = [0.0]
     monkeypatch.setattr(token_repository.time, "monotonic", lambda: moment[0])
     due = []
     for second in range(180):
         moment[0] = float(second)
-        due.append(store.use_is_due(made.id))
-    assert [second for second, each in enumerate(due) if each] == [0, 60, 120]
-    store.write_use(made.id, NOW)
-    (found,) = store.all()
-    assert found.last_used_at == NOW
+        due.append(store.use_is_due(created.id))
+    assert [second for second, item in enumerate(due) if item] == [0, 60, 120]
+    store.write_use(created.id, NOW)
+    (result,) = store.all()
+    assert result.last_used_at == NOW
     with engine.connect() as connection:
         assert connection.execute(select(func.count()).select_from(token_uses)).scalar_one() == 1
 
@@ -239,11 +239,11 @@ def test_uses_are_written_once_a_minute_and_not_once_a_request(
 def test_a_use_that_cannot_be_written_down_stops_nobody(
     store: TokenRepository, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, shown = new(store)
+    created, shown = new(store)
     with writer(engine).begin() as connection:
         connection.execute(text("DROP TABLE token_uses"))
-    store.write_use(made.id, NOW)
-    assert made.id in caplog.text
+    store.write_use(created.id, NOW)
+    assert created.id in caplog.text
     assert shown.text not in caplog.text
 
 
@@ -252,7 +252,7 @@ def test_whether_a_token_exists_is_asked_until_one_does(
 ) -> None:
     elsewhere = TokenRepository(engine)
     assert not elsewhere.exist()
-    made, _ = new(store)
+    created, _ = new(store)
     assert elsewhere.exist()
-    store.revoke(made.id, "", by="me", at=NOW)
+    store.revoke(created.id, "", by="me", at=NOW)
     assert TokenRepository(engine).exist()  # a revoked one ends the time without tokens too

@@ -15,25 +15,25 @@ ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 def number(digits: str) -> int:
     """Base 62, read independently."""
-    return sum(ALPHABET.index(each) * 62**place for place, each in enumerate(reversed(digits)))
+    return sum(ALPHABET.index(item) * 62**place for place, item in enumerate(reversed(digits)))
 
 
 def test_a_token_is_prefix_id_secret_and_checksum() -> None:
     for _ in range(50):
-        made = mint()
-        found = re.fullmatch(r"affidavit_([0-9a-f]{12})_(\w{43})(\w{6})", made.text)
-        assert found is not None
-        assert found[1] == made.id
-        assert number(found[2]) < 2**256
-        assert number(found[3]) == zlib.crc32(made.text[:-6].encode())
-        assert made.digest == hashlib.sha256(made.text.encode()).hexdigest()
-        assert PATTERN.search(f"a log line with {made.text}, in the middle") is not None
+        created = mint()
+        result = re.fullmatch(r"affidavit_([0-9a-f]{12})_(\w{43})(\w{6})", created.text)
+        assert result is not None
+        assert result[1] == created.id
+        assert number(result[2]) < 2**256
+        assert number(result[3]) == zlib.crc32(created.text[:-6].encode())
+        assert created.digest == hashlib.sha256(created.text.encode()).hexdigest()
+        assert PATTERN.search(f"a log line with {created.text}, in the middle") is not None
 
 
 def test_secrets_use_all_their_bits_and_never_repeat() -> None:
-    made = [mint() for _ in range(400)]
-    secrets = [number(item.text[23:-6]) for item in made]
-    assert len({entry.text for entry in made}) == len(made)
+    created = [mint() for _ in range(400)]
+    secrets = [number(item.text[23:-6]) for item in created]
+    assert len({entry.text for entry in created}) == len(created)
     for bit in range(256):  # each bit is 0 in 400 draws with probability 2**-400
         assert {secret >> bit & 1 for secret in secrets} == {0, 1}
 
@@ -53,7 +53,7 @@ def test_only_the_text_itself_is_a_token(change: object) -> None:
 
 
 def test_no_representation_shows_the_secret() -> None:
-    made = mint()
-    for shown in (repr(made), str(made), f"{made}", repr([made]), repr({"x": made})):
-        assert made.text[23:] not in shown
-    assert isinstance(parse(made.text), TokenText)
+    created = mint()
+    for shown in (repr(created), str(created), f"{created}", repr([created]), repr({"x": created})):
+        assert created.text[23:] not in shown
+    assert isinstance(parse(created.text), TokenText)

@@ -35,19 +35,19 @@ def call(key: str | None = None, actor: str = "ada", digest: str = "same") -> Co
 
 def claim_of(certificate: StoredCertificate, **changes: Any) -> CostedRun:
     """The run of a certificate with its cost, as the ledger service computes it."""
-    found = cost_of_bundle(certificate.bundle)
+    result = cost_of_bundle(certificate.bundle)
     return CostedRun(
         **{
             "scope": LedgerScope(
                 dataset=certificate.dataset or "",
-                unit=found["unit"],
-                adjacency=found["adjacency"],
+                unit=result["unit"],
+                adjacency=result["adjacency"],
             ),
             "certificate": certificate,
-            "steps": found["steps"],
-            "cost": Cost.read(found["cost"]),
-            "event": found["event"],
-            "certain": found["certain"],
+            "steps": result["steps"],
+            "cost": Cost.read(result["cost"]),
+            "event": result["event"],
+            "certain": result["certain"],
             **changes,
         }
     )
@@ -66,11 +66,11 @@ class Bench:
         """The quick plan, with some fields changed, certified and kept."""
         plan = self.plan_of(**changes)
         assessment = certify(plan, second_opinion=False)
-        made = sign(plan, assessment, key, requester="ada", former=None)
+        created = sign(plan, assessment, key, requester="ada", former=None)
         request = PlanRequest(
             requester="ada", received_at=datetime.now(UTC), content_type="json", body=b"{}"
         )
-        return self.store.add(made, key.public.as_record(), request)[0]
+        return self.store.add(created, key.public.as_record(), request)[0]
 
     def claim(self, **changes: Any) -> CostedRun:
         """A claim for the quick plan, certified."""
@@ -84,9 +84,9 @@ class Bench:
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
     """An engine of either kind."""
-    found = open_engine(database_url)
-    yield found
-    found.dispose()
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
 
 
 @pytest.fixture

@@ -40,16 +40,16 @@ class Office:
 
     def certify(self, **changes: Any) -> str:
         """The id of the quick plan's certificate."""
-        found = self.ask("POST", "/v1/certificates", "submit", self.document(**changes)).json()
-        return str(found["certificate"]["id"])
+        result = self.ask("POST", "/v1/certificates", "submit", self.document(**changes)).json()
+        return str(result["certificate"]["id"])
 
     def reserve(self, certificate: str, **headers: str) -> Any:
         body = {"certificate": certificate}
         return self.ask("POST", "/v1/ledgers/toy/reservations", "submit", body, **headers)
 
     def ledger(self, query: str = "") -> Any:
-        (found,) = self.ask("GET", f"/v1/ledgers/toy{query}", "audit").json()["ledgers"]
-        return found
+        (result,) = self.ask("GET", f"/v1/ledgers/toy{query}", "audit").json()["ledgers"]
+        return result
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ def office(
 
 
 def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
-    made = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
-    assert made.status_code == 201
-    assert made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "1e-4"} or (
-        made.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "0.0001"}
+    created = office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    assert created.status_code == 201
+    assert created.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "1e-4"} or (
+        created.json()["budget"] == {"version": 1, "epsilon": "2", "delta": "0.0001"}
     )
     assert office.ledger()["remaining"] == {"epsilon": "2"}
     certificate = office.certify()
@@ -186,17 +186,17 @@ def test_a_run_does_not_begin_whose_certificate_was_withdrawn(office: Office, ag
     where = f"/v1/certificates/{certificate}"
     assert office.ask("POST", f"{where}/revocation", "approve", why).is_success
     if again:
-        found = office.ask("GET", where, "submit").json()["certificate"]
-        wanted = {"former": found["envelope_digest"], "reason": "x"}
-        issued = office.ask("POST", f"{where}/issues", "approve", wanted)
+        result = office.ask("GET", where, "submit").json()["certificate"]
+        requested = {"former": result["envelope_digest"], "reason": "x"}
+        issued = office.ask("POST", f"{where}/issues", "approve", requested)
         assert issued.is_success, issued.text
     for path, key in ((begun, "k"), (begun, "l")):
         same = office.ask("POST", f"{path}/commit", "work", idempotency_key=key)
         assert (same.status_code, same.json()) == (200, first.json())
     refused = office.ask("POST", f"{waits}/commit", "work")
     assert (refused.status_code, refused.json()["code"]) == (409, "certificate_not_usable")
-    said = "it was reissued meanwhile" if again else "it is revoked"
-    assert said in refused.json()["detail"]
+    stated = "it was reissued meanwhile" if again else "it is revoked"
+    assert stated in refused.json()["detail"]
     assert "Release the reservation" in refused.text
     assert office.ask("GET", waits, "submit").json()["state"] == "reserved"
     assert office.ask("POST", f"{waits}/release", "work").json()["state"] == "released"
@@ -278,10 +278,10 @@ def test_a_plan_whose_noise_was_solved_for_is_charged_for_that_noise(office: Off
     solved = office.certify(
         releases=[{"name": "all", "clip_norm": 1}], target={"epsilon": 1, "delta": 1e-5}
     )
-    found = office.reserve(solved)
-    assert found.status_code == 201
-    assert 0.99 < float(found.json()["reserved"]["epsilon"]) <= 1
-    assert found.json()["reserved"]["mu"] is not None
+    result = office.reserve(solved)
+    assert result.status_code == 201
+    assert 0.99 < float(result.json()["reserved"]["epsilon"]) <= 1
+    assert result.json()["reserved"]["mu"] is not None
 
 
 def test_answers_are_what_the_document_says(office: Office) -> None:
@@ -294,8 +294,8 @@ def test_answers_are_what_the_document_says(office: Office) -> None:
     holds("LedgerSummary", office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET).json())
     certificate = office.certify()
     holds("Reservation", office.reserve(certificate).json())
-    asked = f"/v1/ledgers/toy?certificate={certificate}"
-    holds("Ledgers", office.ask("GET", asked, "work").json())
+    requested = f"/v1/ledgers/toy?certificate={certificate}"
+    holds("Ledgers", office.ask("GET", requested, "work").json())
     holds("LedgerSummaries", office.ask("GET", "/v1/ledgers", "approve").json())
 
 

@@ -53,10 +53,10 @@ def contents(bench: Bench) -> Any:
             connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in tables
         ]
-    kept = bench.ledger.find(TOY)
+    stored = bench.ledger.find(TOY)
     assert not replay(bench.engine)
     bench.engine.dispose()  # a connection must not be shared with the child
-    return rows, None if kept is None else kept.state
+    return rows, None if stored is None else stored.state
 
 
 def prepared(bench: Bench, step: str) -> Work:
@@ -67,13 +67,13 @@ def prepared(bench: Bench, step: str) -> Work:
     claim = claim_of(bench.certified())
     if step == "reserve":
         return lambda ledger: ledger.reserve(claim, call("k"))
-    made = bench.ledger.reserve(claim, call())[0].id
+    created = bench.ledger.reserve(claim, call())[0].id
     if step == "commit":
-        return lambda ledger: ledger.commit(made, call("k"))
+        return lambda ledger: ledger.commit(created, call("k"))
     if step == "release":
-        return lambda ledger: ledger.release(made, "", call("k"))
-    bench.ledger.commit(made, call())
-    return lambda ledger: ledger.settle(made, 4, RECORD, None, call("k"))
+        return lambda ledger: ledger.release(created, "", call("k"))
+    bench.ledger.commit(created, call())
+    return lambda ledger: ledger.settle(created, 4, RECORD, None, call("k"))
 
 
 @pytest.mark.parametrize("step", STEPS)

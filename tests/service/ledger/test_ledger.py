@@ -35,9 +35,9 @@ RECORD = "sha256:" + "0" * 64
 
 
 def state(bench: Bench, scope: LedgerScope = TOY) -> Any:
-    kept = bench.ledger.find(scope)
-    assert kept is not None
-    return kept.state
+    stored = bench.ledger.find(scope)
+    assert stored is not None
+    return stored.state
 
 
 def fill(bench: Bench, claim: CostedRun) -> int:
@@ -59,9 +59,9 @@ def test_reservations_add_up_until_the_budget_is_full_and_the_forecast_said_so(
 ) -> None:
     bench.budget()
     claim = bench.claim()
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    fits = kept.state.within(kept.filter).forecast(kept.state.spent, claim.cost)
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    fits = stored.state.within(stored.filter).forecast(stored.state.spent, claim.cost)
     assert fits > 3
     assert fill(bench, claim) == fits
     assert state(bench).spent == claim.cost.times(fits)
@@ -92,12 +92,12 @@ def test_a_run_that_needs_the_whole_budget_is_admitted_alone(bench: Bench) -> No
     claim = bench.claim()
     epsilon = claim.cost.as_document()["epsilon"]
     bench.budget(epsilon, "0.00001")
-    found, _ = bench.ledger.reserve(claim, call())
-    assert found.rule == "alone"
+    result, _ = bench.ledger.reserve(claim, call())
+    assert result.rule == "alone"
     tiny = bench.claim(steps=1, releases=[{"name": "a", "clip_norm": 1, "noise_multiplier": 900}])
     with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(tiny, call())
-    bench.ledger.release(found.id, "", call())
+    bench.ledger.release(result.id, "", call())
     assert bench.ledger.reserve(tiny, call())[0].rule == "filter"
     with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(claim, call())
@@ -111,22 +111,22 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     epsilon = claim.cost.as_document()["epsilon"]
     bench.budget(epsilon, "0.00001")
     bench.ledger.reserve(claim, call())
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    assert kept.spent_epsilon() == pytest.approx(float(epsilon), rel=1e-12)
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    assert stored.spent_epsilon() == pytest.approx(float(epsilon), rel=1e-12)
     more = str(float(epsilon) * 1.01)
     bench.budget(more, delta)
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    said = LedgerSummary.of(kept).model_dump()
-    spent = float(said["spent"]["filter"]["epsilon"])
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    stated = LedgerSummary.of(stored).model_dump()
+    spent = float(stated["spent"]["filter"]["epsilon"])
     fixed = composition([(claim.event, 1)], float(delta))["epsilon"]
-    assert said["spent"]["filter"]["delta"] == delta
+    assert stated["spent"]["filter"]["delta"] == delta
     assert fixed["lower"] <= spent < 2 * fixed["upper"] + float(epsilon)
-    left = float(said["remaining"]["epsilon"])
+    left = float(stated["remaining"]["epsilon"])
     assert left == pytest.approx(max(0.0, float(more) - spent), abs=1e-9)
-    position = position_of(kept, None, certain=True, reason="none")
-    assert position["spent"]["epsilon"] == said["spent"]["filter"]["epsilon"]
+    position = position_of(stored, None, certain=True, reason="none")
+    assert position["spent"]["epsilon"] == stated["spent"]["filter"]["epsilon"]
 
 
 def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> None:
@@ -137,13 +137,13 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     bench.budget("20", "0.0001")
     bench.ledger.reserve(claim, call())
     bench.budget("20", "0.000001")
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    said = LedgerSummary.of(kept).model_dump()
-    assert said["spent"]["filter"]["epsilon"] == "Infinity"
-    assert said["remaining"]["epsilon"] == "0"
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    stated = LedgerSummary.of(stored).model_dump()
+    assert stated["spent"]["filter"]["epsilon"] == "Infinity"
+    assert stated["remaining"]["epsilon"] == "0"
     with bench.engine.connect() as connection:
-        assert "<svg" in spent_chart(connection, kept)
+        assert "<svg" in spent_chart(connection, stored)
 
 
 def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench) -> None:
@@ -151,10 +151,10 @@ def test_a_budget_below_what_was_spent_leaves_the_ledger_exhausted(bench: Bench)
     claim = bench.claim()
     bench.ledger.reserve(claim, call())
     bench.budget("0.1")
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    assert kept.state.exhausted(kept.filter)
-    assert kept.state.budget.number == 2
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    assert stored.state.exhausted(stored.filter)
+    assert stored.state.budget.number == 2
     with pytest.raises(transitions.OverBudget):
         bench.ledger.reserve(claim, call())
     bench.budget("8")
@@ -214,10 +214,10 @@ def test_a_development_keys_certificate_needs_an_embedded_service(bench: Bench) 
 def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
-    found, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(found.id, call())
+    result, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(result.id, call())
     four = Cost.read(cost_of_bundle(claim.certificate.bundle, 4)["cost"])
-    settled, now = bench.ledger.settle(found.id, 4, RECORD, four, call())
+    settled, now = bench.ledger.settle(result.id, 4, RECORD, four, call())
     assert now
     assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
     assert settled.charged == four == state(bench).spent
@@ -230,30 +230,30 @@ def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Ben
 def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
-    found, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(found.id, call())
+    result, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(result.id, call())
     with pytest.raises(transitions.RecordRequired):
-        bench.ledger.settle(found.id, 4, None, None, call())
-    settled, _ = bench.ledger.settle(found.id, 10, None, None, call())
+        bench.ledger.settle(result.id, 4, None, None, call())
+    settled, _ = bench.ledger.settle(result.id, 10, None, None, call())
     assert settled.charged == claim.cost
 
 
 def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     bench.budget()
     claim = bench.claim()
-    found, _ = bench.ledger.reserve(claim, call())
-    bench.ledger.commit(found.id, call())
+    result, _ = bench.ledger.reserve(claim, call())
+    bench.ledger.commit(result.id, call())
     with pytest.raises(transitions.StepsAboveCertificate):
-        bench.ledger.settle(found.id, 11, RECORD, None, call())
-    settled, _ = bench.ledger.settle(found.id, 9, RECORD, claim.cost.times(5), call())
+        bench.ledger.settle(result.id, 11, RECORD, None, call())
+    settled, _ = bench.ledger.settle(result.id, 9, RECORD, claim.cost.times(5), call())
     assert settled.charged == claim.cost
 
 
 def test_a_release_gives_back_exactly_what_was_reserved(bench: Bench) -> None:
     bench.budget()
     before = state(bench).spent
-    found, _ = bench.ledger.reserve(bench.claim(), call())
-    released, now = bench.ledger.release(found.id, "not needed", call())
+    result, _ = bench.ledger.reserve(bench.claim(), call())
+    released, now = bench.ledger.release(result.id, "not needed", call())
     assert now
     assert released.state == "released"
     assert state(bench).spent == before
@@ -339,12 +339,12 @@ def test_64_reservations_at_once_never_overspend(bench: Bench, database_url: str
     engine = open_engine(database_url)
     admitted = reserve_all(LedgerStore(engine), claim, 64)
     engine.dispose()
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
     assert 0 < admitted < 64
-    assert kept.state.spent == claim.cost.times(admitted)
-    assert kept.state.within(kept.filter).admits(kept.state.spent)
-    assert not kept.state.within(kept.filter).admits(kept.state.spent + claim.cost)
+    assert stored.state.spent == claim.cost.times(admitted)
+    assert stored.state.within(stored.filter).admits(stored.state.spent)
+    assert not stored.state.within(stored.filter).admits(stored.state.spent + claim.cost)
     assert not replay(bench.engine)
 
 
@@ -391,12 +391,12 @@ def test_four_processes_at_once_never_overspend(bench: Bench, database_url: str)
         item.stdin.write("\n")
         item.stdin.flush()
     admitted = sum(int(entry.communicate(timeout=60)[0]) for entry in processes)
-    kept = bench.ledger.find(TOY)
-    assert kept is not None
-    assert kept.state.runs == admitted
-    assert kept.state.spent == claim.cost.times(admitted)
-    assert kept.state.within(kept.filter).admits(kept.state.spent)
-    assert not kept.state.within(kept.filter).admits(kept.state.spent + claim.cost)
+    stored = bench.ledger.find(TOY)
+    assert stored is not None
+    assert stored.state.runs == admitted
+    assert stored.state.spent == claim.cost.times(admitted)
+    assert stored.state.within(stored.filter).admits(stored.state.spent)
+    assert not stored.state.within(stored.filter).admits(stored.state.spent + claim.cost)
     assert not replay(bench.engine)
 
 
@@ -517,9 +517,9 @@ def test_a_replay_finds_what_raw_sql_overspent(bench: Bench) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(forged.state), "rule_for", lambda *_, **__: "filter")
         generous.reserve(many, call())
-    found = replay(bench.engine)
-    assert [item.code for item in found] == ["overspent"]
-    assert "toy/example/add_remove" in found[0].message
+    result = replay(bench.engine)
+    assert [item.code for item in result] == ["overspent"]
+    assert "toy/example/add_remove" in result[0].message
 
 
 def test_a_replay_finds_a_cost_below_what_is_released(bench: Bench) -> None:

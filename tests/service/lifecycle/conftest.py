@@ -54,14 +54,14 @@ class Company:
     def current(self, result: dict[str, Any]) -> dict[str, Any]:
         """The current issue of the certificate of ``result``."""
         where = f"/v1/certificates/{result['certificate']['id']}"
-        found: dict[str, Any] = self.ask("bea", "GET", where).json()
-        return found
+        outcome: dict[str, Any] = self.ask("bea", "GET", where).json()
+        return outcome
 
     def issues(self, result: dict[str, Any]) -> list[dict[str, Any]]:
         """All its issues, latest first."""
         where = f"/v1/certificates/{result['certificate']['id']}/issues"
-        found: list[dict[str, Any]] = self.ask("bea", "GET", where).json()["items"]
-        return found
+        outcome: list[dict[str, Any]] = self.ask("bea", "GET", where).json()["items"]
+        return outcome
 
     def bundle(self, result: dict[str, Any]) -> bytes:
         """The bundle that ``result`` carries, as a file has it."""
@@ -91,7 +91,7 @@ class Company:
         (bad,) = self.trusted
         self.keys.new("next")
         root = SigningKey.generate("root")
-        made = draft_keyset(
+        created = draft_keyset(
             None,
             roots=Roots.of([root.public], threshold=1),
             keys=self.trusted,
@@ -99,7 +99,7 @@ class Company:
             issued_at=datetime.now(UTC),
             expires_at=datetime.now(UTC) + timedelta(days=30),
         ).signed_by(root)
-        KeysetStore(self.engine).publish(made.as_bytes(), actor="me", at=datetime.now(UTC))
+        KeysetStore(self.engine).publish(created.as_bytes(), actor="me", at=datetime.now(UTC))
 
     def require_approvals(self, number: int) -> None:
         """Make a policy for all data sets that asks for so many approvals."""
@@ -142,5 +142,5 @@ def pending(company: Company, plan: Callable[..., Any]) -> dict[str, Any]:
     company.require_approvals(2)
     answer = company.submit(plan())
     assert answer.status_code == 201, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result

@@ -18,8 +18,8 @@ NONE = "sha256:" + "0" * 64
 
 def predicate(result: dict[str, Any]) -> dict[str, Any]:
     envelope = read_envelope(result["certificate"]["bundle"]["envelope"])
-    found: dict[str, Any] = json.loads(envelope.payload)["predicate"]
-    return found
+    outcome: dict[str, Any] = json.loads(envelope.payload)["predicate"]
+    return outcome
 
 
 def rejected(bundle: bytes, company: Company, **demands: Any) -> VerificationError:
@@ -49,14 +49,14 @@ def test_the_last_approval_signs_the_next_issue_with_all_of_them_in_it(
     result = second.json()
     assert result["certificate"]["id"] == pending["certificate"]["id"]
     assert (result["certificate"]["issue"], result["certificate"]["status"]) == (2, "active")
-    said = predicate(result)
+    stated = predicate(result)
     digest = pending["certificate"]["envelope_digest"]
-    assert said["supersedes"] == digest
-    given = said["approvals"]["given"]
-    assert [item["name"] for item in given] == ["token:bea", "token:cem"]
-    assert {entry["envelope"] for entry in given} == {digest}
-    assert given[0]["comment"] == "looked at the clipping"
-    assert said["validity"]["not_after"] == predicate(pending)["validity"]["not_after"]
+    assert stated["supersedes"] == digest
+    provided = stated["approvals"]["given"]
+    assert [item["name"] for item in provided] == ["token:bea", "token:cem"]
+    assert {entry["envelope"] for entry in provided} == {digest}
+    assert provided[0]["comment"] == "looked at the clipping"
+    assert stated["validity"]["not_after"] == predicate(pending)["validity"]["not_after"]
     verified = verify(company.bundle(result), company.trusted)
     assert verified.predicate["guarantee"] == predicate(pending)["guarantee"]
     assert company.current(pending) == result
@@ -280,9 +280,9 @@ def test_the_database_refuses_an_issue_that_names_approvals_nobody_gave(
     )
     forged = copied.replace("issue,", "{issue},").replace("approvals_given", "{given}")
     statement = f"INSERT INTO certificates ({copied}) SELECT {forged} FROM certificates"
-    for issue, given, message in ((2, 2, "more approvals"), (3, 0, "left out")):
+    for issue, provided, message in ((2, 2, "more approvals"), (3, 0, "left out")):
         with (
             pytest.raises(IntegrityError, match=message),
             company.engine.begin() as connection,
         ):
-            connection.execute(text(statement.format(issue=issue, given=given)))
+            connection.execute(text(statement.format(issue=issue, given=provided)))

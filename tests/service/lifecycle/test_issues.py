@@ -45,8 +45,8 @@ def a_year_later(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def predicate(result: dict[str, Any]) -> dict[str, Any]:
     envelope = read_envelope(result["certificate"]["bundle"]["envelope"])
-    found: dict[str, Any] = json.loads(envelope.payload)["predicate"]
-    return found
+    outcome: dict[str, Any] = json.loads(envelope.payload)["predicate"]
+    return outcome
 
 
 def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
@@ -61,8 +61,8 @@ def test_an_expired_certificate_is_issued_again_when_its_plan_is_sent(
     result = again.json()
     assert result["certificate"]["id"] == first.json()["certificate"]["id"]
     assert (result["certificate"]["issue"], result["certificate"]["status"]) == (2, "active")
-    said = predicate(result)
-    assert (said["issue"], said["supersedes"]) == (
+    stated = predicate(result)
+    assert (stated["issue"], stated["supersedes"]) == (
         2,
         first.json()["certificate"]["envelope_digest"],
     )
@@ -94,8 +94,10 @@ def test_the_list_shows_current_issues_by_their_status(
         (other["certificate"]["id"], 1, "expired"),
     ]
     for status, ids in (("active", [result]), ("expired", [other]), ("revoked", [])):
-        found = company.ask("eve", "GET", f"{where}?status={status}").json()["items"]
-        assert [entry["id"] for entry in found] == [element["certificate"]["id"] for element in ids]
+        outcome = company.ask("eve", "GET", f"{where}?status={status}").json()["items"]
+        assert [entry["id"] for entry in outcome] == [
+            element["certificate"]["id"] for element in ids
+        ]
     assert company.ask("eve", "GET", f"{where}?status=lost").status_code == 422
 
 
@@ -124,9 +126,9 @@ def test_a_good_certificate_is_not_issued_again(company: Company, plan: Any) -> 
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:
-    found = open_engine(database_url)
-    yield found
-    found.dispose()
+    result = open_engine(database_url)
+    yield result
+    result.dispose()
 
 
 def old(number: int = 0, **changes: Any) -> Any:
@@ -155,7 +157,7 @@ def test_eight_that_issue_again_at_once_end_with_one_more_issue(
         for item in engines:
             item.dispose()
     assert sorted(created for _, created in outcomes) == [False] * 7 + [True]
-    assert len({kept.result for kept, _ in outcomes}) == 1
+    assert len({stored.result for stored, _ in outcomes}) == 1
     with engine.connect() as connection:
         counted = [
             connection.execute(select(func.count()).select_from(table)).scalar_one()

@@ -33,11 +33,11 @@ def test_the_commands_of_the_page_run_in_their_order(
         token_for(settings, scope, name=scope) for scope in ("submit", "approve", "admin")
     )
     server.start()
-    given: dict[str, Any] = {
+    provided: dict[str, Any] = {
         "content": POLICY,
         "headers": {**dan, "content-type": "application/yaml"},
     }
-    assert httpx.post(f"{server.url}/v1/policies", **given).is_success
+    assert httpx.post(f"{server.url}/v1/policies", **provided).is_success
     result = httpx.post(f"{server.url}/v1/certificates", json=plan(), headers=ada).json()
     certificate = result["certificate"]
     monkeypatch.chdir(tmp_path)
@@ -53,10 +53,10 @@ def test_the_commands_of_the_page_run_in_their_order(
         if "verify" in line:
             where = f"{server.url}/v1/certificates/{certificate['id']}/bundle"
             Path("bundle.json").write_bytes(httpx.get(where, headers=bea).content)
-        found = run.invoke(app, shlex.split(filled, comments=True)[1:])
-        codes.append(found.exit_code)
-    assert codes == [2, 0, 0, 0, 1], found.output
-    assert "revoked:" in found.output
+        outcome = run.invoke(app, shlex.split(filled, comments=True)[1:])
+        codes.append(outcome.exit_code)
+    assert codes == [2, 0, 0, 0, 1], outcome.output
+    assert "revoked:" in outcome.output
 
 
 def test_every_status_and_reason_is_on_the_page() -> None:

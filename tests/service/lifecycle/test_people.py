@@ -33,27 +33,27 @@ def test_nobody_approves_what_they_asked_for_with_another_token(
     people: Company, plan: Plan
 ) -> None:
     people.require_approvals(1)
-    asked = people.submit(plan(), "ana-ci").json()
-    assert predicate(asked)["requester"] == "person:ana"
-    answer = people.decide("ana-laptop", asked)
+    requested = people.submit(plan(), "ana-ci").json()
+    assert predicate(requested)["requester"] == "person:ana"
+    answer = people.decide("ana-laptop", requested)
     assert (answer.status_code, answer.json()["code"]) == (403, "own_request")
     with pytest.raises(IntegrityError, match="four eyes"):
-        insert_approval(people, asked, approver="person:ana")
+        insert_approval(people, requested, approver="person:ana")
     # Nor by raw SQL in the name of a token, by which nobody would know her.
     with pytest.raises(IntegrityError, match="four eyes"):
-        insert_approval(people, asked, approver="token:ana-laptop")
-    approved = people.decide("bob-laptop", asked).json()
+        insert_approval(people, requested, approver="token:ana-laptop")
+    approved = people.decide("bob-laptop", requested).json()
     envelope = read_envelope(approved["certificate"]["bundle"]["envelope"])
     assert b"oidc:b-17" in envelope.payload
 
 
 def test_two_tokens_of_one_person_are_one_approval(people: Company, plan: Plan) -> None:
     people.require_approvals(2)
-    asked = people.submit(plan(), "bob-ci").json()
-    assert people.decide("ana-laptop", asked).status_code == 201
-    again = people.decide("ana-phone", asked)
+    requested = people.submit(plan(), "bob-ci").json()
+    assert people.decide("ana-laptop", requested).status_code == 201
+    again = people.decide("ana-phone", requested)
     assert (again.status_code, again.json()["code"]) == (409, "already_decided")
-    assert people.current(asked)["certificate"]["status"] == "awaiting_approval"
+    assert people.current(requested)["certificate"]["status"] == "awaiting_approval"
 
 
 @pytest.mark.parametrize("person", ["", "token:ci", "person:ana", "anonymous@loopback:x", "a b"])

@@ -25,8 +25,8 @@ from tests.service.lifecycle.conftest import Company
 
 
 def content(raw: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(read_envelope(json.loads(raw)).payload)
-    return found
+    result: dict[str, Any] = json.loads(read_envelope(json.loads(raw)).payload)
+    return result
 
 
 def rejected(company: Company, bundle: bytes, status: bytes) -> str:
@@ -41,12 +41,14 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
     verify(company.bundle(result), company.trusted, demands=VerificationOptions(status=before))
     answer = company.revoke("bea", result)
     assert answer.status_code == 201
-    kept = answer.json()
-    assert (kept["issue"], kept["code"], kept["revoked_by"]) == (1, "plan_error", "token:bea")
+    stored = answer.json()
+    assert (stored["issue"], stored["code"], stored["revoked_by"]) == (1, "plan_error", "token:bea")
     after = company.status()
     assert content(after)["sequence"] == content(before)["sequence"] + 1
     (listed,) = content(after)["listed"]
-    assert listed["envelope"] == result["certificate"]["envelope_digest"] == kept["envelope_digest"]
+    assert (
+        listed["envelope"] == result["certificate"]["envelope_digest"] == stored["envelope_digest"]
+    )
     assert "wrong data set" not in json.dumps(listed)
     assert rejected(company, company.bundle(result), after) == "revoked"
     # The list from before is well signed and not stale; only memory finds it out.
@@ -195,28 +197,28 @@ def test_a_list_is_signed_again_when_it_is_old_changed_or_its_key_is(
     company: Company, plan: Any
 ) -> None:
     result = company.submit(plan()).json()
-    made = company.client.app.state.services.status_lists
+    created = company.client.app.state.services.status_lists
     now = datetime.now(UTC)
-    first = made.at(now)
-    assert made.at(now + lists.MAX_AGE - timedelta(seconds=2)) == first
-    second = made.at(now + lists.MAX_AGE + timedelta(seconds=2))
+    first = created.at(now)
+    assert created.at(now + lists.MAX_AGE - timedelta(seconds=2)) == first
+    second = created.at(now + lists.MAX_AGE + timedelta(seconds=2))
     assert content(second)["sequence"] == content(first)["sequence"] + 1
     assert content(second)["issuer"] == content(first)["issuer"]
     good = lists.VALIDITY + lists.MAX_AGE
     current_status(second, company.trusted, {}, now + good - timedelta(seconds=5))
     company.change_key()
-    third = made.at(now + lists.MAX_AGE + timedelta(seconds=3))
+    third = created.at(now + lists.MAX_AGE + timedelta(seconds=3))
     assert content(third)["sequence"] == content(second)["sequence"] + 1
     assert set(content(second)["keys"]) < set(content(third)["keys"])
     company.revoke("bea", result)
-    fourth = content(made.at(now + lists.MAX_AGE + timedelta(seconds=4)))
+    fourth = content(created.at(now + lists.MAX_AGE + timedelta(seconds=4)))
     assert (fourth["sequence"], len(fourth["listed"])) == (content(third)["sequence"] + 1, 1)
 
 
 def test_lists_that_are_signed_at_once_are_one(company: Company) -> None:
     with ThreadPoolExecutor(6) as askers:
-        found = set(askers.map(lambda _: company.status(), range(6)))
-    numbers = [content(raw)["sequence"] for raw in found]
+        result = set(askers.map(lambda _: company.status(), range(6)))
+    numbers = [content(raw)["sequence"] for raw in result]
     assert sorted(numbers) == sorted(set(numbers))
 
 
@@ -225,10 +227,10 @@ def test_a_revoked_issue_is_listed_until_a_day_after_its_validity(
 ) -> None:
     result = company.submit(plan()).json()
     company.revoke("bea", result)
-    made = company.client.app.state.services.status_lists
+    created = company.client.app.state.services.status_lists
     ends = datetime.now(UTC) + timedelta(days=365)
-    assert content(made.at(ends + lists.LISTED_AFTER - timedelta(minutes=5)))["listed"]
-    assert not content(made.at(ends + lists.LISTED_AFTER + timedelta(minutes=5)))["listed"]
+    assert content(created.at(ends + lists.LISTED_AFTER - timedelta(minutes=5)))["listed"]
+    assert not content(created.at(ends + lists.LISTED_AFTER + timedelta(minutes=5)))["listed"]
 
 
 # ---- rows that stay ----------------------------------------------------------------------

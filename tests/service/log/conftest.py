@@ -69,16 +69,16 @@ class Log:
         sequencer = self.sequencer(**options)
         while sequencer.step():
             pass
-        found = sequencer.newest()
-        assert found is not None
-        return found
+        result = sequencer.newest()
+        assert result is not None
+        return result
 
     def grow(self, *batches: int) -> StoredCheckpoint:
         """Enter and sequence batch after batch."""
         for count in batches:
             self.enter(count)
-            kept = self.sequence()
-        return kept
+            stored = self.sequence()
+        return stored
 
     @property
     def reader(self) -> LogReader:
@@ -135,7 +135,7 @@ def tamper(log: Log) -> Callable[..., None]:
     def run(*statements: str, **parameters: Any) -> None:
         with log.as_owner() as connection:
             for statement in statements:
-                found = connection.execute(text(statement), parameters)
-                assert found.rowcount != 0, statement
+                result = connection.execute(text(statement), parameters)
+                assert result.rowcount != 0, statement
 
     return run

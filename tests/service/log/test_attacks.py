@@ -108,11 +108,11 @@ def test_a_leaf_is_changed(log: Log, tamper: Tamper, index: int) -> None:
 def test_an_entry_is_changed(log: Log, kept: StoredCheckpoint, tamper: Tamper, column: str) -> None:
     value = "'run 77'" if column == "subject" else "REPLACE(content, 'run 3', 'run 9')"
     tamper(f"UPDATE log_entries SET {column} = {value} WHERE subject = 'run 3'")
-    found = log.codes(kept.checkpoint)
-    assert "entry_changed" in found
+    result = log.codes(kept.checkpoint)
+    assert "entry_changed" in result
     if column == "content":
         # The bytes that are hashed: every root since then is another.
-        assert {"leaf_changed", "checkpoint_mismatch", "rewritten"} <= found
+        assert {"leaf_changed", "checkpoint_mismatch", "rewritten"} <= result
 
 
 def test_an_entry_is_changed_with_its_hash_and_every_node_above(

@@ -32,12 +32,12 @@ def issued(log: Log, document: Any) -> list[str]:
     plans += [document(target={"epsilon": 0.01, "delta": 1e-5})]
     plans += [document(optimizer={"name": "dp_dice"})]
     for plan in map(plan_from, plans):
-        made = sign(plan, certify(plan, second_opinion=False), KEY, requester="me", former=None)
+        created = sign(plan, certify(plan, second_opinion=False), KEY, requester="me", former=None)
         request = PlanRequest(
             requester="me", received_at=NOON, content_type="application/json", body=b"{}"
         )
-        store.add(made, KEY.public.as_record(), request)
-        ids.append(made.id)
+        store.add(created, KEY.public.as_record(), request)
+        ids.append(created.id)
     TokenRepository(log.engine).new("ci", [Scope.SUBMIT], 90, by="root", at=datetime.now(UTC))
     log.sequence()
     return ids[:3]
@@ -102,9 +102,9 @@ def test_columns_beside_the_signed_bytes_are_changed(
         "plan_digest": "'sha256:0'",
     }.items():
         tamper(f"UPDATE certificates SET {name} = {value} WHERE id = '{issued[1]}'")
-        (found,) = log.audit()
-        assert found.code == "row_changed"
-        assert name.removesuffix("_upper") in found.message
+        (result,) = log.audit()
+        assert result.code == "row_changed"
+        assert name.removesuffix("_upper") in result.message
     tamper(f"UPDATE certificates SET result = '{{}}' WHERE id = '{issued[0]}'")
     assert [item.code for item in log.audit()] == ["row_changed"] * 2
 
@@ -208,9 +208,9 @@ def test_mistakes_of_use_are_one_sentence(log: Log, run: Run, tmp_path: Path) ->
 
 
 def test_a_checkpoint_of_an_unknown_key_accuses_nobody(log: Log, run: Run, tmp_path: Path) -> None:
-    kept = log.grow(3)
+    stored = log.grow(3)
     forged = tmp_path / "forged"
-    forged.write_text(kept.note.replace("\n3\n", "\n4\n"))
+    forged.write_text(stored.note.replace("\n3\n", "\n4\n"))
     code, told = run("audit", "verify", "--checkpoint", str(forged))
     assert (code, str(forged) in told) == (2, True)
 

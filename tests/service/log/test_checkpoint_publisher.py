@@ -81,17 +81,17 @@ def test_a_file_holds_the_newest_checkpoint(log: Log, tmp_path: Path) -> None:
     destination = FileDestination(tmp_path / "checkpoint")
     assert destination.last() is None
     for count in (2, 3):
-        kept = log.grow(count)
-        destination.send(kept)
-        assert (tmp_path / "checkpoint").read_text() == kept.note
-        assert destination.last() == kept.checkpoint
+        stored = log.grow(count)
+        destination.send(stored)
+        assert (tmp_path / "checkpoint").read_text() == stored.note
+        assert destination.last() == stored.checkpoint
     assert [item.name for item in tmp_path.iterdir() if "checkpoint" in item.name] == ["checkpoint"]
 
 
 def test_an_unusable_file_is_an_error(log: Log, tmp_path: Path) -> None:
-    kept = log.grow(1)
+    stored = log.grow(1)
     with pytest.raises(PublishError, match="none"):
-        FileDestination(tmp_path / "none" / "checkpoint").send(kept)
+        FileDestination(tmp_path / "none" / "checkpoint").send(stored)
     (tmp_path / "other").write_text("a letter")
     with pytest.raises(LogDamaged, match="other"):
         published_checkpoints([FileDestination(tmp_path / "other")])
@@ -107,40 +107,40 @@ def test_a_url_gets_each_checkpoint_and_its_secret_is_not_repeated(
         return (503 if len(got) == 1 else 204), "text/plain", b""
 
     destination = UrlDestination(listening(answer))
-    kept = log.grow(1)
+    stored = log.grow(1)
     with pytest.raises(PublishError, match=r"^127\.0\.0\.1 answered 503$"):
-        destination.send(kept)
-    destination.send(kept)
-    assert got == [(kept.note, "text/plain; charset=utf-8")] * 2
+        destination.send(stored)
+    destination.send(stored)
+    assert got == [(stored.note, "text/plain; charset=utf-8")] * 2
     with pytest.raises(PublishError, match=r"127\.0\.0\.1") as caught:
-        UrlDestination("http://127.0.0.1:1/secret").send(kept)
+        UrlDestination("http://127.0.0.1:1/secret").send(stored)
     assert "secret" not in str(caught.value)
 
 
 def test_the_publisher_tries_again_and_sends_nothing_twice(log: Log, tmp_path: Path) -> None:
-    kept: list[StoredCheckpoint | None] = [None]
+    stored: list[StoredCheckpoint | None] = [None]
     place = tmp_path / "later" / "checkpoint"
     publisher = CheckpointPublisher(
-        [FileDestination(tmp_path / "first"), FileDestination(place)], lambda: kept[0]
+        [FileDestination(tmp_path / "first"), FileDestination(place)], lambda: stored[0]
     )
     assert publisher.publish() is True
-    kept[0] = log.grow(2)
+    stored[0] = log.grow(2)
     assert publisher.publish() is False
     place.parent.mkdir()
     (tmp_path / "first").unlink()
     assert publisher.publish() is True
-    assert place.read_text() == kept[0].note
+    assert place.read_text() == stored[0].note
     assert not (tmp_path / "first").exists()
-    kept[0] = log.grow(1)
+    stored[0] = log.grow(1)
     publisher.start()
     publisher.stop()
-    assert place.read_text() == (tmp_path / "first").read_text() == kept[0].note
+    assert place.read_text() == (tmp_path / "first").read_text() == stored[0].note
 
 
 def test_destinations_in_the_setting(log: Log) -> None:
-    found = destinations("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
-    assert [type(item) for item in found] == [FileDestination, UrlDestination, WitnessDestination]
-    assert [entry.name for entry in found] == ["/a/b", "x.example", "w.example"]
+    result = destinations("/a/b, https://x.example/y,,witness+https://w.example/add", log.reader)
+    assert [type(item) for item in result] == [FileDestination, UrlDestination, WitnessDestination]
+    assert [entry.name for entry in result] == ["/a/b", "x.example", "w.example"]
     assert destinations("", log.reader) == ()
 
 
@@ -158,8 +158,8 @@ def witness(database_url: str, tmp_path: Path, client_of: Any) -> Iterator[Any]:
         witness_name=NAME,
         witnessed_logs=(note_key(ORIGIN, KEY.public),),
     )
-    with client_of(settings) as found:
-        yield found
+    with client_of(settings) as result:
+        yield result
 
 
 def addition(note: str, proof: Consistency | None = None, old: int = 0) -> bytes:
@@ -298,8 +298,8 @@ def test_verifier_keys_come_from_a_file(tmp_path: Path) -> None:
     key = note_key(ORIGIN, KEY.public)
     path.write_text(f"# our own\n{key}\n\n")
     home = {"AFFIDAVIT_HOME": str(tmp_path)}
-    found = Settings.from_environment(home | {"AFFIDAVIT_WITNESSED_LOGS": str(path)})
-    assert found.witnessed_logs == (key,)
+    result = Settings.from_environment(home | {"AFFIDAVIT_WITNESSED_LOGS": str(path)})
+    assert result.witnessed_logs == (key,)
     path.write_text("not a key\n")
     for wrong in (
         {"AFFIDAVIT_WITNESSED_LOGS": str(path)},
@@ -371,10 +371,10 @@ def test_a_checkpoint_is_stamped_and_the_stamp_verified(
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path))
     monkeypatch.setenv("DATABASE_URL", log.url)
     url, root = authority
-    kept = log.grow(4)
+    stored = log.grow(4)
     path = tmp_path / "checkpoint"
     assert main(["audit", "export-checkpoint", str(path), "--stamp", url]) == 0
-    assert path.read_text() == kept.note
+    assert path.read_text() == stored.note
     verify = ["audit", "verify", f"--checkpoint={path}", f"--stamp-roots={root}"]
     assert main(verify) == 0
     assert str(path) in capsys.readouterr().err

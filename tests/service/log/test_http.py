@@ -45,8 +45,8 @@ def client(request: pytest.FixtureRequest, tmp_path: Path, client_of: Any) -> It
         log_origin="example.com/log",
         loopback=True,
     )
-    with client_of(settings) as found:
-        yield found
+    with client_of(settings) as result:
+        yield result
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> No
     for location in reversed(locations):
         raw = client.get(f"{location}/bundle").content
         demands = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
-        found = verify(raw, keys(client), demands=demands)
-        assert not {10, 11, 12} & set(found.unchecked)
-        assert found.checkpoint is not None
-        seen = {"example.com/log": found.checkpoint}
+        result = verify(raw, keys(client), demands=demands)
+        assert not {10, 11, 12} & set(result.unchecked)
+        assert result.checkpoint is not None
+        seen = {"example.com/log": result.checkpoint}
         # The signed envelope stands in it byte for byte, and the whole is canonical.
         stored = client.get(location).json()["certificate"]["bundle"]
         assert json.loads(raw)["envelope"] == stored["envelope"]
@@ -177,13 +177,13 @@ def test_entries_come_in_pages(
     monkeypatch.setattr("affidavit.service.routes.log.PAGE_SIZE", 2)
     for number in range(1, 6):
         certified(steps=number)
-    path, found = "/v1/log/entries?end=3", []
+    path, result = "/v1/log/entries?end=3", []
     while path is not None:
         page = client.get(path).json()
         assert len(page["entries"]) <= 2
-        found += [item["leafIndex"] for item in page["entries"]]
+        result += [item["leafIndex"] for item in page["entries"]]
         path = page["next"]
-    assert found == [0, 1, 2, 3]
+    assert result == [0, 1, 2, 3]
     assert client.get("/v1/log/entries?start=99").json() == {"entries": [], "next": None}
     assert client.get("/v1/log/entries?start=3&end=1").json()["entries"] == []
 

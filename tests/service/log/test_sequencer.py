@@ -44,7 +44,7 @@ def order(log: Log) -> list[int]:
 
 
 def test_entries_get_their_places_in_order_and_are_signed(log: Log) -> None:
-    kept = log.grow(1, 6, 130)
+    stored = log.grow(1, 6, 130)
     assert order(log) == list(range(137))
     tree = Frontier()
     with log.engine.connect() as connection:
@@ -52,10 +52,10 @@ def test_entries_get_their_places_in_order_and_are_signed(log: Log) -> None:
             tree.append(leaf_hash(content.encode()))
         sizes = connection.execute(select(log_checkpoints.c.tree_size).order_by("id")).scalars()
         assert list(sizes) == [1, 7, 137]
-    assert kept.checkpoint.root_hash == tree.root()
-    assert kept.checkpoint.origin == ORIGIN
+    assert stored.checkpoint.root_hash == tree.root()
+    assert stored.checkpoint.origin == ORIGIN
     assert log.value("SELECT COUNT(*) FROM log_pending") == 0
-    assert log.audit(kept.checkpoint) == []
+    assert log.audit(stored.checkpoint) == []
 
 
 def test_without_work_nothing_is_signed(log: Log) -> None:

@@ -28,10 +28,10 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "backup-and-res
 def commands(database: str, what: str) -> str:
     """The commands of the page in the section of that database."""
     section = PAGE.read_text().partition(f"## {database}\n")[2]
-    (found,) = re.findall(
+    (result,) = re.findall(
         rf"^### {what}\n.*?```sh\n(.*?)```", section.partition("\n## ")[0], re.DOTALL | re.MULTILINE
     )
-    return str(found)
+    return str(result)
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
     monkeypatch.setenv("DATABASE_URL", place.url)
     newer = place.directory / "newer.txt"
     with client_of(replace(settings, database_url=place.url)) as client:
-        kept = post(client, plan(steps=1)).json()["certificate"]["id"]
+        stored = post(client, plan(steps=1)).json()["certificate"]["id"]
         until_logged(client.app.state.services)
-        made = place.paste(commands(place.kind, "Back up"))  # while the service works
-        assert made.returncode == 0, made.stderr
+        created = place.paste(commands(place.kind, "Back up"))  # while the service works
+        assert created.returncode == 0, created.stderr
         post(client, plan(steps=2))
         until_logged(client.app.state.services)
         assert main(["audit", "export-checkpoint", str(newer)]) == 0
@@ -112,7 +112,7 @@ def test_a_restored_backup_is_whole_and_an_old_one_is_noticed(
 
     with client_of(replace(settings, database_url=after.url)) as client:
         keys = [PublicKey.from_record(item) for item in client.get("/v1/keys").json()["keys"]]
-        bundle = client.get(f"/v1/certificates/{kept}/bundle").content
+        bundle = client.get(f"/v1/certificates/{stored}/bundle").content
         assert 10 not in verify(bundle, keys).unchecked
 
 

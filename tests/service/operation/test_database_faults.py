@@ -36,9 +36,9 @@ def serving(settings: Settings, client_of: Any, tokens_for: Any) -> Callable[...
 
     def serving(url: str) -> Any:
         KeyStore(settings.key_directory).new("test")
-        given = replace(settings, database_url=url)
-        headers = tokens_for(given, {"all": [*Scope]})["all"]
-        return client_of(given), {**headers, "content-type": "application/json"}
+        provided = replace(settings, database_url=url)
+        headers = tokens_for(provided, {"all": [*Scope]})["all"]
+        return client_of(provided), {**headers, "content-type": "application/json"}
 
     return serving
 
@@ -84,8 +84,8 @@ def test_a_damaged_file_is_told_without_a_traceback(
         for read in READS:
             assert unavailable(client.get(read, headers=headers)), read
         for write, body in (("/v1/certificates", plan()), *WRITES):
-            given = json.dumps(body)
-            assert unavailable(client.post(write, content=given, headers=headers)), write
+            provided = json.dumps(body)
+            assert unavailable(client.post(write, content=provided, headers=headers)), write
         page = client.get("/certificates", headers={**headers, "accept": "text/html"})
         assert page.status_code == 503
         assert "database_unavailable" in page.text
@@ -150,10 +150,10 @@ def test_a_standby_is_not_ready(postgresql_url: str, serving: Any) -> None:
 def test_of_several_hosts_the_one_that_takes_writes_is_used(
     postgresql_url: str, serving: Any
 ) -> None:
-    found = make_url(postgresql_url)
-    hosts = [f"127.0.0.1:{port}" for port in (1, found.port)]  # nobody is at the first
+    result = make_url(postgresql_url)
+    hosts = [f"127.0.0.1:{port}" for port in (1, result.port)]  # nobody is at the first
     query = {"host": hosts, "target_session_attrs": "read-write"}
-    url = found.set(host=None, port=None, query=query).render_as_string(hide_password=False)
+    url = result.set(host=None, port=None, query=query).render_as_string(hide_password=False)
     app, _ = serving(database_url(url.replace("+psycopg", "")))
     with app as client:
         assert client.get("/readyz").status_code == 200

@@ -75,29 +75,31 @@ def test_the_service_does_its_work_as_the_role(
 
 def tables(url: str) -> list[str]:
     engine = create_engine(url)
-    found = sorted(inspect(engine).get_table_names())
+    result = sorted(inspect(engine).get_table_names())
     engine.dispose()
-    return found
+    return result
 
 
 def append_only(url: str) -> list[str]:
     engine = create_engine(url)
     query = "SELECT tgrelid::regclass::text FROM pg_trigger WHERE tgname LIKE '%_refuse_change'"
     with engine.connect() as connection:
-        found = sorted(connection.execute(text(query)).scalars())
+        result = sorted(connection.execute(text(query)).scalars())
     engine.dispose()
-    return found
+    return result
 
 
 def test_what_is_append_only_stays_so_even_without_its_triggers(
     working: Any, owner_url: str, app_url: str
 ) -> None:
     assert working
-    kept = append_only(owner_url)
-    assert {"certificates", "signing_keys", "log_entries", "log_checkpoints", "keysets"} <= {*kept}
+    stored = append_only(owner_url)
+    assert {"certificates", "signing_keys", "log_entries", "log_checkpoints", "keysets"} <= {
+        *stored
+    }
     engine = create_engine(app_url)
-    columns = {name: inspect(engine).get_columns(name)[0]["name"] for name in kept}
-    for table in kept:
+    columns = {name: inspect(engine).get_columns(name)[0]["name"] for name in stored}
+    for table in stored:
         statements(owner_url, f"ALTER TABLE {table} DISABLE TRIGGER ALL")
         column = columns[table]
         for attack in (
@@ -170,13 +172,13 @@ def _grants(url: str, role: str) -> dict[str, set[str]]:
         "SELECT table_name, privilege_type FROM information_schema.role_table_grants "
         "WHERE grantee = :role"
     )
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     engine = create_engine(url)
     with engine.connect() as connection:
         for table, privilege in connection.execute(query, {"role": role}).all():
-            found.setdefault(table, set()).add(privilege)
+            result.setdefault(table, set()).add(privilege)
     engine.dispose()
-    return found
+    return result
 
 
 def test_a_role_that_nothing_would_stop_is_refused(postgresql_url: str, sqlite_url: str) -> None:
@@ -186,13 +188,13 @@ def test_a_role_that_nothing_would_stop_is_refused(postgresql_url: str, sqlite_u
         "CREATE ROLE heir",
         "GRANT affidavit TO heir",
     )
-    for role, said in (
+    for role, stated in (
         ("none", "does not exist"),
         ("mighty", "superuser"),
         ("heir", "owner"),
         ("affidavit", "superuser"),
     ):
-        with pytest.raises(SettingsError, match=said):
+        with pytest.raises(SettingsError, match=stated):
             grant_application(postgresql_url, role)
     with pytest.raises(SettingsError, match="no roles"):
         grant_application(sqlite_url, "any")

@@ -67,21 +67,21 @@ def secret(plan: Plan) -> dict[str, Any]:
 def test_a_request_is_one_line_with_the_id_that_was_answered(
     client: Any, plan: Plan, post: Post, lines: Lines
 ) -> None:
-    made = post(client, plan())
+    created = post(client, plan())
     (line,) = lines.requests()
-    assert line["request_id"] == made.headers["x-request-id"]
+    assert line["request_id"] == created.headers["x-request-id"]
     assert (line["method"], line["route"], line["status"]) == ("POST", "/v1/certificates", 201)
     assert line["verdict"] == "certified"
     assert line["actor"].startswith("anonymous")
     assert line["duration_ms"] > 0
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["at"])
-    identity = made.json()["certificate"]["id"]
+    identity = created.json()["certificate"]["id"]
     client.get(f"/v1/certificates/{identity}", headers={"x-request-id": "my-1"})
     client.get("/v1/none")
-    found = lines.requests()[1:]
-    assert [line["route"] for line in found] == ["/v1/certificates/{certificate_id}", "unrouted"]
-    assert found[0]["request_id"] == "my-1"
-    assert found[1]["code"] == "not_found"
+    result = lines.requests()[1:]
+    assert [line["route"] for line in result] == ["/v1/certificates/{certificate_id}", "unrouted"]
+    assert result[0]["request_id"] == "my-1"
+    assert result[1]["code"] == "not_found"
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 65, "a\n", "é"])
@@ -132,8 +132,8 @@ def test_an_exception_is_told_of_by_type_and_place_and_not_by_its_message(
 
     object.__setattr__(app_client.app.state.services, "submit_plan", broken)
     with app_client as client:
-        found = post(client, secret(plan))
-        assert found.status_code == 500
+        result = post(client, secret(plan))
+        assert result.status_code == 500
     (line,) = lines.requests()
     assert (line["status"], line["code"]) == (500, "internal_error")
     try:
@@ -168,21 +168,21 @@ def test_spans_follow_the_callers_trace_and_name_the_route(
 
 def test_traces_are_off_until_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_tracing({}) is None
-    asked = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-    found = open_tracing(asked)
-    assert found is not None
-    found.close()
+    requested = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    result = open_tracing(requested)
+    assert result is not None
+    result.close()
     monkeypatch.setitem(__import__("sys").modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(TracingUnavailable, match=r"affidavit\[otel\]"):
-        open_tracing(asked)
+        open_tracing(requested)
 
 
 # ---- metrics -----------------------------------------------------------------------
 
 
 def value_of(metrics: str, sample: str) -> float:
-    (found,) = (line for line in metrics.splitlines() if line.startswith(sample + " "))
-    return float(found.rsplit(" ", 1)[1])
+    (result,) = (line for line in metrics.splitlines() if line.startswith(sample + " "))
+    return float(result.rsplit(" ", 1)[1])
 
 
 def test_metrics_count_by_route_verdict_and_code(client: Any, plan: Plan, post: Post) -> None:
@@ -248,9 +248,9 @@ def test_a_log_that_nobody_takes_up_is_not_ready(
     post(client, plan())
     assert client.get("/readyz").status_code == 200  # it has only just begun to wait
     monkeypatch.setattr(readiness, "BEHIND_SECONDS", 0.0)  # and now it has for too long
-    found = client.get("/readyz")
-    assert found.status_code == 503
-    assert [reason["code"] for reason in found.json()["reasons"]] == ["log_behind"]
+    result = client.get("/readyz")
+    assert result.status_code == 503
+    assert [reason["code"] for reason in result.json()["reasons"]] == ["log_behind"]
     while services.sequencer.step():
         pass
     assert client.get("/readyz").status_code == 200
@@ -262,8 +262,8 @@ def test_keys_that_may_not_sign_are_not_ready_and_no_development_key_steps_in(
     (record,) = settings.key_directory.glob("*.json")
     ended = {**json.loads(record.read_text()), "not_before": "2020-01-01T00:00:00Z"}
     record.write_text(json.dumps({**ended, "not_after": "2020-02-01T00:00:00Z"}))
-    found = client.get("/readyz")
-    assert [reason["code"] for reason in found.json()["reasons"]] == ["signer_unavailable"]
+    result = client.get("/readyz")
+    assert [reason["code"] for reason in result.json()["reasons"]] == ["signer_unavailable"]
     assert post(client, plan()).status_code == 503
     assert KeyStore(settings.key_directory).new()
     assert client.get("/readyz").json()["signer"]["development"] is False

@@ -52,8 +52,8 @@ def secrets(token: str) -> dict[str, bytes]:
 
 def require_none(where: str, content: bytes, token: str) -> None:
     assert content
-    found = [name for name, secret in secrets(token).items() if secret.lower() in content.lower()]
-    assert not found, f"{where} holds the {', '.join(found)}"
+    result = [name for name, secret in secrets(token).items() if secret.lower() in content.lower()]
+    assert not result, f"{where} holds the {', '.join(result)}"
 
 
 def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
@@ -67,14 +67,14 @@ def test_a_run_of_the_process_leaves_no_secret_in_its_files_or_lines(
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
     server.start()
     with httpx.Client(base_url=server.url, headers=headers) as client:
-        made = client.post("/v1/certificates", content=json.dumps(plan()))
-        assert made.status_code == 201
+        created = client.post("/v1/certificates", content=json.dumps(plan()))
+        assert created.status_code == 201
         assert client.post("/v1/certificates", content="{").status_code == 400
         assert client.get(f"/v1/certificates?cursor={token}").status_code in (401, 422)
         wrong = {"authorization": f"Bearer {token[:-1]}~"}
         assert client.get("/v1/certificates", headers=wrong).status_code == 401
         assert client.get("/metrics").status_code == 200
-    signature = made.json()["certificate"]["bundle"]["envelope"]["signatures"][0]
+    signature = created.json()["certificate"]["bundle"]["envelope"]["signatures"][0]
     assert signature["keyid"] == KEY.key_id
     server.stop(signal.SIGTERM)
     require_none("the log", "".join(server.log).encode(), token)
@@ -91,10 +91,10 @@ def test_no_table_of_either_database_holds_a_secret(
     KeyStore(settings.key_directory).keep(KEY.public)
     token = token_of(database_url)
     headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
-    given = replace(settings, database_url=database_url, halves=EnvironmentKey.of(PEM))
-    with client_of(given) as client:
-        made = client.post("/v1/certificates", content=json.dumps(plan()), headers=headers)
-        assert made.status_code == 201
+    provided = replace(settings, database_url=database_url, halves=EnvironmentKey.of(PEM))
+    with client_of(provided) as client:
+        created = client.post("/v1/certificates", content=json.dumps(plan()), headers=headers)
+        assert created.status_code == 201
     engine = open_engine(database_url)
     reflected = MetaData()
     reflected.reflect(engine)
@@ -105,7 +105,7 @@ def test_no_table_of_either_database_holds_a_secret(
             text = b"\n".join(_bytes(value) for row in rows for value in row) or b"empty"
             require_none(table.name, text, token)
     engine.dispose()
-    assert PEM not in repr(given)
+    assert PEM not in repr(provided)
 
 
 def _bytes(value: Any) -> bytes:

@@ -34,8 +34,8 @@ def test_a_request_in_flight_is_answered_kept_and_logged(
         identity = json.loads(answer.read())["certificate"]["id"]
     assert server.process.wait(30) == 0
     with closing(sqlite3.connect(server.home / "affidavit.db")) as connection:
-        kept = {row[0] for row in connection.execute("SELECT id FROM certificates")}
-        assert identity in kept
+        stored = {row[0] for row in connection.execute("SELECT id FROM certificates")}
+        assert identity in stored
         waiting = connection.execute("SELECT count(*) FROM log_pending").fetchone()
         logged = connection.execute("SELECT count(*) FROM log_leaves").fetchone()
         entered = connection.execute("SELECT count(*) FROM log_entries").fetchone()

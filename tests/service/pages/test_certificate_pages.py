@@ -74,14 +74,14 @@ def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[s
     (block,) = re.findall(r"<pre[^>]*><code>(curl.*?)</code></pre>", page.text, re.DOTALL)
     *fetched, verify = html.unescape(block).splitlines()
     for line in fetched:
-        curl, *given, url = shlex.split(line)
+        curl, *provided, url = shlex.split(line)
         headers = {}
-        if "-H" in given:
-            name, value = given[given.index("-H") + 1].split(": ")
+        if "-H" in provided:
+            name, value = provided[provided.index("-H") + 1].split(": ")
             headers[name] = value.replace("$AFFIDAVIT_TOKEN", yard.tokens["audit"])
         answer = yard.client.get(url, headers=headers)
         assert (curl, answer.status_code) == ("curl", 200), url
-        (home / given[given.index("-o") + 1]).write_bytes(answer.content)
+        (home / provided[provided.index("-o") + 1]).write_bytes(answer.content)
     program, *arguments = shlex.split(verify)
     assert program == "affidavit"
     files = [
@@ -92,8 +92,8 @@ def _offline(yard: Yard, page: Any, home: Path) -> subprocess.CompletedProcess[s
 
 def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path: Path) -> None:
     plan = yard.document(notes=HOSTILE)
-    said = yard.ask("POST", "/v1/certificates", "submit", plan).json()
-    certificate = said["certificate"]["id"]
+    stated = yard.ask("POST", "/v1/certificates", "submit", plan).json()
+    certificate = stated["certificate"]["id"]
     run = yard.request(certificate).json()
     job = yard.claim()
     yard.start(job)
@@ -106,8 +106,8 @@ def test_a_certificate_page_shows_guarantee_charts_and_runs(yard: Yard, tmp_path
     text = _main(page)
     shown = _get(yard, f"{path}.json").json()
     guarantee = shown["guarantee"]
-    assert float(guarantee["epsilon_at_most"]) >= said["epsilon"]["upper"]
-    assert float(guarantee["epsilon_at_least"]) <= said["epsilon"]["lower"]
+    assert float(guarantee["epsilon_at_most"]) >= stated["epsilon"]["upper"]
+    assert float(guarantee["epsilon_at_least"]) <= stated["epsilon"]["lower"]
     assert shown["sentence"] == (
         f"Certified: ε ≤ {guarantee['epsilon_at_most']} at δ = 1e-5 (add/remove, per record)."
     )
@@ -202,7 +202,7 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
     (bad,) = KeyStore(tmp_path / "keys").public_keys()
     KeyStore(tmp_path / "keys").new("next")
     root = SigningKey.generate("root")
-    made = draft_keyset(
+    created = draft_keyset(
         None,
         roots=Roots.of([root.public], threshold=1),
         keys=[bad],
@@ -212,14 +212,14 @@ def test_a_certificate_of_a_revoked_key_is_no_longer_active(yard: Yard, tmp_path
         issued_at=now,
         expires_at=now + timedelta(days=30),
     ).signed_by(root)
-    KeysetStore(yard.engine).publish(made.as_bytes(), actor="me", at=now)
+    KeysetStore(yard.engine).publish(created.as_bytes(), actor="me", at=now)
     text = _main(_get(yard, f"/certificates/{certificate}"))
     assert "The key that signed it was revoked" in text
     shown = _get(yard, f"/certificates/{certificate}.json").json()["verification"]
     assert (shown["code"], shown["steps"][5]["state"]) == ("key_revoked", "failed")
-    for standing, found in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
+    for standing, result in (("key_revoked", [certificate]), ("active", []), ("expired", [])):
         rows = _rows(yard, f"/certificates.csv?standing={standing}")
-        assert [row["id"] for row in rows] == found
+        assert [row["id"] for row in rows] == result
 
 
 @ON_SQLITE
@@ -264,18 +264,18 @@ def test_a_claim_is_diagnosed(yard: Yard) -> None:
 def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
+    created = [_certify(yard, name=f"plan-{number}", steps=number) for number in (1, 2, 3)]
     low = _certify(yard, name="loud", target={"epsilon": 0.1, "delta": 1e-5})
     monkeypatch.setattr(certificate_search, "LISTED", 2)
     for query in ("q=plan", "q=plan&requester=token:submit", "q=plan&mechanism=dp_sgd"):
         seen, cursor = [], ""
         while True:
-            found = _get(yard, f"/certificates.json?{query}{cursor}").json()
-            seen += [line["id"] for line in found["lines"]]
-            if not found["next"]:
+            result = _get(yard, f"/certificates.json?{query}{cursor}").json()
+            seen += [line["id"] for line in result["lines"]]
+            if not result["next"]:
                 break
-            cursor = f"&cursor={found['next']}"
-        assert seen == made[::-1], query
+            cursor = f"&cursor={result['next']}"
+        assert seen == created[::-1], query
     for narrowed, ids in (
         ("verdict=under_noised", [low]),
         (f"q={low[7:19]}", [low]),
@@ -291,19 +291,23 @@ def test_the_list_is_filtered_paged_and_refuses_unknown_parameters(
     ):
         lines = _get(yard, f"/certificates.json?{narrowed}").json()["lines"]
         assert [line["id"] for line in lines] == ids, narrowed
-    _revoke(yard, made[0])
-    for standing, ids in (("revoked", [made[0]]), ("rejected", []), ("active", [low, made[2]])):
+    _revoke(yard, created[0])
+    for standing, ids in (
+        ("revoked", [created[0]]),
+        ("rejected", []),
+        ("active", [low, created[2]]),
+    ):
         lines = _get(yard, f"/certificates.json?standing={standing}").json()["lines"]
         assert [line["id"] for line in lines] == ids, standing
     for wrong in ("verdict=fine", "epsilons=to_1", "cursor=zz", "q=" + "a" * 129):
         _get(yard, f"/certificates?{wrong}", status=422)
-    facets = {item["name"]: item["choices"] for item in found["facets"]}
+    facets = {item["name"]: item["choices"] for item in result["facets"]}
     assert {c["value"]: c["count"] for c in facets["verdict"]}["certified"] == "3"
     # Of the two newest one is certified: that is the least there is, and the total is whole.
     monkeypatch.setattr(certificate_search, "COUNTED", 2)
-    found = _get(yard, "/certificates.json?verdict=under_noised").json()
-    verdicts = {c["value"]: c["count"] for c in found["facets"][0]["choices"]}
-    assert (verdicts["certified"], verdicts["refused"], found["total"]) == ("2+", "0+", "1")
+    result = _get(yard, "/certificates.json?verdict=under_noised").json()
+    verdicts = {c["value"]: c["count"] for c in result["facets"][0]["choices"]}
+    assert (verdicts["certified"], verdicts["refused"], result["total"]) == ("2+", "0+", "1")
 
 
 def test_expired_certificates_are_sorted_by_expiry(
@@ -315,9 +319,9 @@ def test_expired_certificates_are_sorted_by_expiry(
     later = datetime.now(UTC) + timedelta(days=4000)
     engine = open_engine(database_url)
     with engine.connect() as connection:
-        for wanted in ({"ends": "over"}, {"standing": "expired"}, {"ends": "over", "q": "plan"}):
-            first = certificate_list(connection, CertificateSearch.model_validate(wanted), later)
-            rest = CertificateSearch.model_validate({**wanted, "cursor": first.next})
+        for requested in ({"ends": "over"}, {"standing": "expired"}, {"ends": "over", "q": "plan"}):
+            first = certificate_list(connection, CertificateSearch.model_validate(requested), later)
+            rest = CertificateSearch.model_validate({**requested, "cursor": first.next})
             second = certificate_list(connection, rest, later)
             ends = [line.not_after for line in (*first.lines, *second.lines)]
             assert len(ends) == 3
@@ -328,19 +332,19 @@ def test_expired_certificates_are_sorted_by_expiry(
 
 def test_the_list_states_its_order(yard: Yard) -> None:
     _certify(yard, name="plan", steps=1)
-    for query, order, said in (
+    for query, order, stated in (
         ("", "created_at", "newest first"),
         ("?ends=over", "not_after", "latest expiry first"),
         ("?ends=over&mechanism=dp_sgd", "created_at", "newest first"),
     ):
         assert _get(yard, f"/certificates.json{query}").json()["order"] == order
-        assert f", {said}." in _main(_get(yard, f"/certificates{query}"))
+        assert f", {stated}." in _main(_get(yard, f"/certificates{query}"))
 
 
 def test_a_saved_search_is_private_to_its_owner(yard: Yard) -> None:
     name, query = f"{MARKUP} =1+1", "verdict=refused"
-    kept = _post(yard, "/certificates/views", "audit", name=name, query=query)
-    assert kept.headers["location"] == f"/certificates?{query}"
+    stored = _post(yard, "/certificates/views", "audit", name=name, query=query)
+    assert stored.headers["location"] == f"/certificates?{query}"
     again = _post(yard, "/certificates/views", "audit", name=name, query=query)
     assert again.status_code == 422
     page = _get(yard, "/certificates")
@@ -372,14 +376,14 @@ def test_the_registry_entry_matches_the_registry_schema(yard: Yard) -> None:
     shared = {"dataset": {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 2}}
     for changes in ({}, {"name": ...}, {"adjacency": "zero_out"}, shared):
         answer = yard.ask("POST", "/v1/certificates", "submit", yard.document(**changes))
-        said = answer.json()
-        if said["verdict"] != "certified":
+        stated = answer.json()
+        if stated["verdict"] != "certified":
             continue
-        path = f"/certificates/{said['certificate']['id']}/registry.yaml"
+        path = f"/certificates/{stated['certificate']['id']}/registry.yaml"
         entry = YAML(typ="safe").load(_get(yard, path).text)
         assert [error.message for error in validator.iter_errors(entry)] == []
         loss = entry["deployment"]["privacy_loss"]["privacy_parameters"]
-        assert loss["epsilon"] >= said["epsilon"]["upper"]
+        assert loss["epsilon"] >= stated["epsilon"]["upper"]
         assert loss["delta"] == 1e-5
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entry["url_slug"])
     assert at_least("0.1000000000000000055511151231257828") > 0.1
@@ -392,8 +396,8 @@ def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
     assert printed.headers["content-type"] == "application/pdf"
     assert certificate[7:19] in printed.headers["content-disposition"]
     text = _written(printed.content)
-    for said in (certificate, "Certified: ", "0.561285", "Trade-off function", "whoever deploys"):
-        assert said in text, said
+    for stated in (certificate, "Certified: ", "0.561285", "Trade-off function", "whoever deploys"):
+        assert stated in text, stated
     # Greek letters and relations come from the Symbol font: an escape is no letter.
     assert "\\u03b5" not in text
     assert "\\u2264" not in text
@@ -401,11 +405,11 @@ def test_the_pdf_shows_what_the_page_shows(yard: Yard) -> None:
 
 def _written(pdf: bytes) -> str:
     """The texts of a PDF in the order in which they are drawn, without their fonts."""
-    found = []
+    result = []
     for stream in re.findall(rb"stream\n(.*?)\nendstream", pdf, re.DOTALL):
         try:
             content = zlib.decompress(stream)
         except zlib.error:
             continue
-        found += re.findall(rb"\((.*?)(?<!\\)\) ?Tj", content, re.DOTALL)
-    return b"".join(found).decode("latin-1").replace("\xa0", " ")
+        result += re.findall(rb"\((.*?)(?<!\\)\) ?Tj", content, re.DOTALL)
+    return b"".join(result).decode("latin-1").replace("\xa0", " ")

@@ -38,15 +38,15 @@ def _other(text: str) -> bytes:
 
 
 def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) -> None:
-    kept = _newest(yard)
-    said = read_checkpoint(kept)
+    stored = _newest(yard)
+    stated = read_checkpoint(stored)
     yard.certify()
-    now = read_checkpoint(_newest(yard, said.size))
-    held = _held(yard, kept)["held"]
+    now = read_checkpoint(_newest(yard, stated.size))
+    held = _held(yard, stored)["held"]
     assert (held["extended"], held["signed"]) == (True, True)
-    assert (held["then"], held["now"]) == (said.size, now.size)
+    assert (held["then"], held["now"]) == (stated.size, now.size)
     # As a form sends it, and without the last line end that a text area may lose.
-    assert _held(yard, kept.replace("\n", "\r\n").strip())["held"]["extended"]
+    assert _held(yard, stored.replace("\n", "\r\n").strip())["held"]["extended"]
 
     key = KeyStore(tmp_path / "keys").signing_key()
     assert key is not None
@@ -54,20 +54,27 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     at = datetime.now(UTC)
 
     def of(who: Any, **changes: Any) -> Any:
-        given = {"origin": said.origin, "size": said.size, "root_hash": said.root_hash, **changes}
-        return _held(yard, sign_checkpoint(who, at=at, **given))["held"]
+        provided = {
+            "origin": stated.origin,
+            "size": stated.size,
+            "root_hash": stated.root_hash,
+            **changes,
+        }
+        return _held(yard, sign_checkpoint(who, at=at, **provided))["held"]
 
     # What the service signed once, and what it now says was there, are not the same.
-    rewritten = of(key, root_hash=_other(kept))
+    rewritten = of(key, root_hash=_other(stored))
     assert (rewritten["extended"], rewritten["signed"]) == (False, True)
     assert "have changed since" in rewritten["said"]
     lost = of(key, size=now.size + 100)
     assert (lost["extended"], lost["signed"]) == (False, True)
     assert "entries are missing" in lost["said"]
     # What somebody else signed accuses nobody.
-    assert not of(stranger, root_hash=_other(kept))["signed"]
+    assert not of(stranger, root_hash=_other(stored))["signed"]
     assert of(stranger)["extended"]
-    forged = sign_checkpoint(key, origin=said.origin, size=said.size, root_hash=_other(kept), at=at)
+    forged = sign_checkpoint(
+        key, origin=stated.origin, size=stated.size, root_hash=_other(stored), at=at
+    )
     page = yard.client.get(
         "/audit",
         params={"kept": forged},
@@ -75,9 +82,9 @@ def test_a_saved_checkpoint_detects_a_rewritten_log(yard: Yard, tmp_path: Path) 
     )
     assert "Stop the service, keep a copy" in page.text
 
-    other = sign_checkpoint(key, origin="log.example", size=1, root_hash=said.root_hash, at=at)
+    other = sign_checkpoint(key, origin="log.example", size=1, root_hash=stated.root_hash, at=at)
     assert "of another log" in _held(yard, other, 422)["not_held"]
-    for text in ("no note", "<script>", "a\x00b", "\n\n— x y\n", kept[: len(kept) // 2]):
+    for text in ("no note", "<script>", "a\x00b", "\n\n— x y\n", stored[: len(stored) // 2]):
         assert "ot a checkpoint" in _held(yard, text, 422)["not_held"], text
 
 

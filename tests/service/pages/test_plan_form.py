@@ -72,9 +72,9 @@ def test_text_stays_one_yaml_string(text: str) -> None:
     except MalformedPlan:
         assert any("\ud800" <= item <= "\udfff" or item == "\x00" for item in text)
         return
-    wanted = text.strip()
-    if wanted:
-        assert (read["name"], read["dataset"]["name"]) == (wanted, wanted)
+    requested = text.strip()
+    if requested:
+        assert (read["name"], read["dataset"]["name"]) == (requested, requested)
     else:
         assert read == {"version": 1}
 

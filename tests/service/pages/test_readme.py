@@ -36,8 +36,8 @@ def test_the_commands_of_the_readme_open_the_pages(
         assert main(shlex.split(line)) == 0
     token = capsys.readouterr().out.split()[-1]
     with client_of(Settings.from_environment()) as browser:
-        asked = browser.get("/", headers={"accept": "text/html"})
-        (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', asked.text)
+        requested = browser.get("/", headers={"accept": "text/html"})
+        (csrf,) = re.findall(r'name="csrf" value="([^"]+)"', requested.text)
         page = browser.post("/sign-in", data={"csrf": csrf, "next": "/", "token": token})
         assert "<title>Overview · Affidavit</title>" in page.text
         browser.cookies.clear()

@@ -32,9 +32,9 @@ class Door:
         self.tokens = TokenRepository(self.engine)
 
     def token(self, *scopes: str, days: int = 30) -> tuple[str, str]:
-        wanted = [Scope(item) for item in scopes or ("audit",)]
-        made, found = self.tokens.new("eve", wanted, days, by="test", at=datetime.now(UTC))
-        return made.id, found.text
+        requested = [Scope(item) for item in scopes or ("audit",)]
+        created, result = self.tokens.new("eve", requested, days, by="test", at=datetime.now(UTC))
+        return created.id, result.text
 
     def csrf(self, path: str = "/sign-in") -> str:
         page = self.client.get(path, headers=HTML)
@@ -59,9 +59,9 @@ class Door:
 def door(settings: Settings, client_of: Callable[..., Any]) -> Iterator[Door]:
     with client_of(settings) as client:
         client.follow_redirects = False
-        found = Door(client, settings)
-        yield found
-        found.engine.dispose()
+        result = Door(client, settings)
+        yield result
+        result.engine.dispose()
 
 
 def _cookie(answer: Any, name: str = "affidavit_session") -> tuple[str, set[str]]:
@@ -129,11 +129,11 @@ def test_an_expired_session_returns_to_sign_in(
 
 
 def test_a_session_ends_with_its_token_and_has_its_scopes(door: Door) -> None:
-    made, token = door.token("admin")
+    created, token = door.token("admin")
     door.sign_in(token)
     assert door.client.get("/tokens", headers=HTML).status_code == 200
     assert door.client.get("/audit", headers=HTML).status_code == 403
-    door.tokens.revoke(made, "left", by="test", at=datetime.now(UTC))
+    door.tokens.revoke(created, "left", by="test", at=datetime.now(UTC))
     assert door.client.get("/tokens", headers=HTML).status_code == 303
 
 

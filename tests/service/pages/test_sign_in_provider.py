@@ -59,8 +59,8 @@ class TokenEndpoint:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[TokenEndpoint]:
-    with _endpoint() as found:
-        yield found
+    with _endpoint() as result:
+        yield result
 
 
 @contextmanager
@@ -116,27 +116,27 @@ def leave(browser: Any, endpoint: TokenEndpoint, to: str = "/keys") -> dict[str,
     gone = browser.get("/sign-in/provider", params={"next": to})
     assert gone.status_code == 303
     where = urlsplit(gone.headers["location"])
-    asked = {name: values[0] for name, values in parse_qs(where.query).items()}
-    assert asked["code_challenge_method"] == "S256"
-    endpoint.challenges["good"] = asked["code_challenge"]
-    endpoint.changes = {"aud": CLIENT, "nonce": asked["nonce"]}
-    return asked
+    requested = {name: values[0] for name, values in parse_qs(where.query).items()}
+    assert requested["code_challenge_method"] == "S256"
+    endpoint.challenges["good"] = requested["code_challenge"]
+    endpoint.changes = {"aud": CLIENT, "nonce": requested["nonce"]}
+    return requested
 
 
 def arrive(browser: Any, asked: dict[str, str], **changes: str) -> Any:
     """Come back from the provider."""
-    given = {"code": "good", "state": asked["state"], "iss": ISSUER} | changes
-    return browser.get("/sign-in/callback", params=given)
+    provided = {"code": "good", "state": asked["state"], "iss": ISSUER} | changes
+    return browser.get("/sign-in/callback", params=provided)
 
 
 def test_the_provider_signs_in_the_subject_with_the_scopes_of_its_groups(
     browser: Any, endpoint: TokenEndpoint
 ) -> None:
     assert "Sign in with your organisation" in browser.get("/sign-in").text
-    asked = leave(browser, endpoint, "/keys?x=1")
-    assert asked["tenant"] == "1"
-    assert asked["redirect_uri"] == f"{PUBLIC}/sign-in/callback"
-    done = arrive(browser, asked)
+    requested = leave(browser, endpoint, "/keys?x=1")
+    assert requested["tenant"] == "1"
+    assert requested["redirect_uri"] == f"{PUBLIC}/sign-in/callback"
+    done = arrive(browser, requested)
     assert (done.status_code, done.headers["location"]) == (303, "/keys?x=1")
     cookie = next(
         item for item in done.headers.get_list("set-cookie") if "affidavit_session=" in item
@@ -154,9 +154,9 @@ def test_the_provider_signs_in_the_subject_with_the_scopes_of_its_groups(
 
 
 def test_a_callback_is_valid_once_and_in_one_browser(browser: Any, endpoint: TokenEndpoint) -> None:
-    asked = leave(browser, endpoint)
-    assert arrive(browser, asked).status_code == 303
-    again = arrive(browser, asked)
+    requested = leave(browser, endpoint)
+    assert arrive(browser, requested).status_code == 303
+    again = arrive(browser, requested)
     assert again.status_code == 422
     assert "not begun in this browser" in again.text.lower()
 
@@ -191,23 +191,23 @@ def test_a_callback_of_another_sign_in_is_refused(
         ({"exp": 1}, "expired"),
         ({"groups": ["strangers"]}, "none of your groups"),
     ],
-    ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
+    ids=lambda item: "-".join(item) if isinstance(item, dict) else "",
 )
 def test_an_id_token_for_another_sign_in_is_refused(
     browser: Any, endpoint: TokenEndpoint, changes: dict[str, Any], said: str
 ) -> None:
-    asked = leave(browser, endpoint)
+    requested = leave(browser, endpoint)
     endpoint.changes |= changes
-    answer = arrive(browser, asked)
+    answer = arrive(browser, requested)
     assert answer.status_code == 422
     assert said in answer.text.lower()
     assert "affidavit_session" not in answer.headers.get("set-cookie", "")
 
 
 def test_a_failing_provider_is_reported(browser: Any, endpoint: TokenEndpoint) -> None:
-    asked = leave(browser, endpoint)
+    requested = leave(browser, endpoint)
     endpoint.status = 500
-    answer = arrive(browser, asked)
+    answer = arrive(browser, requested)
     assert answer.status_code == 503
     assert "does not answer" in answer.text
 
@@ -251,8 +251,11 @@ def test_an_incomplete_client_configuration_is_refused_at_start(
 def test_the_client_needs_a_public_url() -> None:
     with pytest.raises(SettingsError, match="AFFIDAVIT_PUBLIC_URL is not set"):
         Settings.from_environment(BASE | {"AFFIDAVIT_HOME": "/x"})
-    given = BASE | {"AFFIDAVIT_HOME": "/x", "AFFIDAVIT_PUBLIC_URL": "https://DP.example.com:443/"}
-    assert Settings.from_environment(given).public_url == PUBLIC
+    provided = BASE | {
+        "AFFIDAVIT_HOME": "/x",
+        "AFFIDAVIT_PUBLIC_URL": "https://DP.example.com:443/",
+    }
+    assert Settings.from_environment(provided).public_url == PUBLIC
     for wrong in ("dp.example.com", "https://dp.example.com/path", "ftp://x", "https://a b"):
         with pytest.raises(SettingsError, match="AFFIDAVIT_PUBLIC_URL is"):
-            Settings.from_environment(given | {"AFFIDAVIT_PUBLIC_URL": wrong})
+            Settings.from_environment(provided | {"AFFIDAVIT_PUBLIC_URL": wrong})

@@ -44,26 +44,26 @@ class Reader(HTMLParser):
         self.titles: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.forbidden += [f"{tag} {name}" for name in given if name.startswith("on")]
-        if "style" in given or tag in ("style", "iframe", "object", "embed", "base"):
+        provided = dict(attrs)
+        self.forbidden += [f"{tag} {name}" for name in provided if name.startswith("on")]
+        if "style" in provided or tag in ("style", "iframe", "object", "embed", "base"):
             self.forbidden.append(tag)
-        if tag == "script" and not (given.get("src") or "").startswith("/static/"):
+        if tag == "script" and not (provided.get("src") or "").startswith("/static/"):
             self.forbidden.append("script")
-        if tag == "a" and given.get("href"):
-            self.links.append(str(given["href"]))
+        if tag == "a" and provided.get("href"):
+            self.links.append(str(provided["href"]))
         if tag == "form":
-            self.forms.append({"method": given.get("method"), "action": given.get("action")})
-        if tag == "input" and given.get("name") == "csrf":
-            self.forms[-1]["csrf"] = given["value"]
+            self.forms.append({"method": provided.get("method"), "action": provided.get("action")})
+        if tag == "input" and provided.get("name") == "csrf":
+            self.forms[-1]["csrf"] = provided["value"]
         if tag == "h1":
             self.titles.append(tag)
 
 
 def read(html: str) -> Reader:
-    found = Reader()
-    found.feed(html)
-    return found
+    result = Reader()
+    result.feed(html)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def company(
 def sign_in(company: Company, token: str) -> Any:
     client = company.site.client
     client.cookies.clear()
-    asked = client.get("/sign-in", headers={"accept": "text/html"})
-    sent = {"csrf": read(asked.text).forms[0]["csrf"], "token": token, "next": "/"}
+    requested = client.get("/sign-in", headers={"accept": "text/html"})
+    sent = {"csrf": read(requested.text).forms[0]["csrf"], "token": token, "next": "/"}
     assert client.post("/sign-in", data=sent).status_code == 200
     return client
 
@@ -121,9 +121,9 @@ def test_no_page_links_to_a_forbidden_page(company: Company, scope: str) -> None
         pages += 1
         if "text/html" not in page.headers["content-type"]:
             continue
-        found = read(page.text)
-        assert len(found.titles) == 1, path
-        for form in found.forms:
+        result = read(page.text)
+        assert len(result.titles) == 1, path
+        for form in result.forms:
             if form["method"] == "post" and not ENDS.search(form["action"]):
                 assert "csrf" in form, (path, form)
                 forms[form["action"]] = (path, form["csrf"])
@@ -184,7 +184,7 @@ def test_every_response_has_security_headers(company: Company) -> None:
 
 def test_errors_are_pages_with_advice(company: Company) -> None:
     client = sign_in(company, company.tokens["submit"])
-    for path, said in (
+    for path, stated in (
         ("/tokens", "needs the scope admin"),
         ("/runs/00000000-0000-4000-8000-000000000000", "run"),
         ("/datasets/..%2Fx", "name"),
@@ -193,11 +193,11 @@ def test_errors_are_pages_with_advice(company: Company) -> None:
     ):
         page = client.get(path, headers={"accept": "text/html"})
         assert page.status_code in (403, 404, 422), path
-        found = read(page.text)
+        result = read(page.text)
         assert "text/html" in page.headers["content-type"], path
-        assert not found.forbidden
-        assert said in page.text.lower() or said in page.text, (path, page.text)
-        assert "/" in found.links, path
+        assert not result.forbidden
+        assert stated in page.text.lower() or stated in page.text, (path, page.text)
+        assert "/" in result.links, path
         assert MARKUP not in page.text
 
 

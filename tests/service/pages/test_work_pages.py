@@ -102,9 +102,9 @@ def test_runs_are_started_and_stopped_with_the_right_scopes(yard: Yard) -> None:
     assert _post(yard, "/runs/new", "audit", **fields).status_code == 403
     unknown = _post(yard, "/runs/new", "submit", **{**fields, "certificate": "sha256:" + "0" * 64})
     assert unknown.status_code == 409
-    made = _post(yard, "/runs/new", "submit", **fields)
-    assert made.status_code == 303
-    path = made.headers["location"]
+    created = _post(yard, "/runs/new", "submit", **fields)
+    assert created.status_code == 303
+    path = created.headers["location"]
     assert _post(yard, f"{path}/cancel", "work", reason="x").status_code == 403
     stopped = _post(yard, f"{path}/cancel", "admin", reason=f"{BIDI} {MARKUP}")
     assert stopped.headers["location"] == f"{path}?done=stopped"
@@ -123,9 +123,9 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
     (waiting,) = _csv(yard, "/approvals.csv")
     assert waiting["id"] == pending["id"]
     path = f"/approvals/{pending['id']}"
-    found = yard.ask("GET", path + ".json", "approve").json()["found"]
-    assert found["base"]["id"] == base
-    assert [(c["pointer"], c["before"], c["after"]) for c in found["changes"]] == [
+    result = yard.ask("GET", path + ".json", "approve").json()["found"]
+    assert result["base"]["id"] == base
+    assert [(c["pointer"], c["before"], c["after"]) for c in result["changes"]] == [
         ("/notes", None, MARKUP),
         ("/steps", "10", "20"),
     ]
@@ -152,7 +152,7 @@ def test_an_approval_shows_the_changes_since_the_last_usable_certificate(yard: Y
 def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("affidavit.service.pages.approvals.LISTED", 2)
     _set_policy(yard, approvals=1)
-    made = {
+    created = {
         yard.ask("POST", "/v1/certificates", "submit", yard.document(steps=steps)).json()[
             "certificate"
         ]["id"]
@@ -161,13 +161,13 @@ def test_pending_approvals_are_paged(yard: Yard, monkeypatch: pytest.MonkeyPatch
     seen: list[str] = []
     cursor = ""
     for _ in range(4):
-        found = yard.ask("GET", f"/approvals.json{cursor}", "audit").json()
-        seen += [item["id"] for item in found["lines"]]
-        if found["next"] is None:
+        result = yard.ask("GET", f"/approvals.json{cursor}", "audit").json()
+        seen += [item["id"] for item in result["lines"]]
+        if result["next"] is None:
             break
-        cursor = f"?cursor={found['next']}"
+        cursor = f"?cursor={result['next']}"
     assert len(seen) == 5
-    assert set(seen) == made
+    assert set(seen) == created
     assert _get(yard, "/approvals?cursor=forged", status=422)
 
 
@@ -235,8 +235,8 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
     certificate = yard.certify()
     for _ in range(3):
         yard.request(certificate)
-    found = yard.ask("GET", f"/datasets/toy.json?composed=yes&certificate={certificate}", "audit")
-    view = found.json()
+    result = yard.ask("GET", f"/datasets/toy.json?composed=yes&certificate={certificate}", "audit")
+    view = result.json()
     api = yard.ask("GET", f"/v1/ledgers/toy?certificate={certificate}", "audit").json()["ledgers"][
         0
     ]
@@ -299,9 +299,9 @@ def test_a_data_set_with_a_file_ending_has_its_own_page(yard: Yard) -> None:
 
 
 def test_a_key_is_exported_unchanged(yard: Yard) -> None:
-    (kept,) = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
+    (stored,) = yard.ask("GET", "/v1/keys", "audit").json()["keys"]
     (line,) = _csv(yard, "/keys.csv")
-    assert line["public_key"] == kept["public_key"]
+    assert line["public_key"] == stored["public_key"]
     assert line["public_key"].startswith("-----BEGIN PUBLIC KEY-----\n")
 
 
@@ -340,8 +340,8 @@ def test_a_plan_is_previewed_and_submitted(yard: Yard) -> None:
     claimed = _post(yard, "/plans/new", "submit", do="check", mode="yaml", yaml=text)
     assert "is proved, but the plan claims less." in _main(claimed.text)
     assert yard.ask("GET", "/v1/certificates", "audit").json()["items"] == before
-    made = _post(yard, "/plans/new", "submit", do="certify", **fields)
-    assert made.headers["location"] == f"/certificates/{yard.certify()}"
+    created = _post(yard, "/plans/new", "submit", do="certify", **fields)
+    assert created.headers["location"] == f"/certificates/{yard.certify()}"
     wrong = _post(yard, "/plans/new", "submit", do="certify", **{**fields, "steps": MARKUP})
     assert wrong.status_code == 422
     assert MARKUP not in wrong.text
@@ -366,11 +366,11 @@ def test_incomparable_certificates_are_not_ranked(
         ]["id"]
         for changes in ({"steps": 20}, {"adjacency": "zero_out"})
     ]
-    found = yard.ask("GET", f"/compare.json?first={first}&second={ids[0]}", "audit").json()
-    assert (found["ranking"], found["furthest"]) == ("first", "/steps")
-    found = yard.ask("GET", f"/compare.json?first={first}&second={ids[1]}", "audit").json()
-    assert found["ranking"] is None
-    assert [item["code"] for item in found["obstacles"]] == ["different_adjacency"]
+    result = yard.ask("GET", f"/compare.json?first={first}&second={ids[0]}", "audit").json()
+    assert (result["ranking"], result["furthest"]) == ("first", "/steps")
+    result = yard.ask("GET", f"/compare.json?first={first}&second={ids[1]}", "audit").json()
+    assert result["ranking"] is None
+    assert [item["code"] for item in result["obstacles"]] == ["different_adjacency"]
     missing = f"/compare?first={first}&second=sha256:{'0' * 64}"
     assert "does not exist" in _main(_get(yard, missing, status=404))
     texts = _post(yard, "/compare", "audit", first="version: 1", second=f"<b>{BIDI}")
@@ -397,8 +397,8 @@ def test_a_form_without_its_token_is_refused(yard: Yard) -> None:
 
 def test_tokens_of_a_person_are_one_identity(yard: Yard) -> None:
     """Two tokens of one person are one identity: they cannot approve what they asked for."""
-    made = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")
-    assert made.status_code == 201
+    created = _post(yard, "/tokens", "admin", name="priya-ci", person="priya", scope="audit")
+    assert created.status_code == 201
     lines = yard.ask("GET", "/tokens.json", "admin").json()["tokens"]
     (line,) = [item for item in lines if item["name"] == "priya-ci"]
     assert line["person"] == "person:priya"

@@ -58,8 +58,8 @@ class House:
         """A policy for the data set ``toy`` with some fields set, active from now on."""
         answer = self.ask("ada", "POST", "/v1/policies", policy(**changes))
         assert answer.status_code == 201, answer.text
-        found: dict[str, Any] = answer.json()
-        return found
+        result: dict[str, Any] = answer.json()
+        return result
 
     def waive(self, who: str = "amy", **changes: Any) -> Any:
         """The answer to asking for a waiver of the cap for ``toy``."""
@@ -100,7 +100,7 @@ def policy(**changes: Any) -> dict[str, Any]:
 
 def wanted(**changes: Any) -> dict[str, Any]:
     """What asks for a waiver of the cap for ``toy``, with fields changed or left out."""
-    given = {
+    provided = {
         "rule": "policy_epsilon_cap",
         "policy": "toys",
         "dataset": "toy",
@@ -109,7 +109,7 @@ def wanted(**changes: Any) -> dict[str, Any]:
         "expires_at": in_days(30),
         **changes,
     }
-    return {key: value for key, value in given.items() if value is not ...}
+    return {key: value for key, value in provided.items() if value is not ...}
 
 
 def in_days(days: float) -> str:

@@ -53,8 +53,8 @@ def test_a_plan_that_accountancy_refuses_is_not_told_of_a_budget(
     house: Any, plan: Document
 ) -> None:
     house.activate(budget="required")
-    found = house.submit("sam", plan(target={"epsilon": 0.01, "delta": 1e-5}))
-    assert (found.json()["verdict"], codes(found)) == ("under_noised", ["under_noised"])
+    result = house.submit("sam", plan(target={"epsilon": 0.01, "delta": 1e-5}))
+    assert (result.json()["verdict"], codes(result)) == ("under_noised", ["under_noised"])
 
 
 def test_a_reservation_cannot_be_waived(house: Any) -> None:

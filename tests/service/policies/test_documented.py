@@ -42,17 +42,17 @@ def test_answers_fit_their_documentation(
     ask("ann", "POST", "/v1/policies/simulate?limit=1", document=policy(epsilon_cap=9, version=2))
     ask("ann", "POST", "/v1/policies/simulate?limit=0", document=policy())
     ask("ann", "POST", "/v1/policies/simulate", document=policy(name="b"))
-    made = ask("amy", "POST", "/v1/waivers", document=wanted()).json()["id"]
+    created = ask("amy", "POST", "/v1/waivers", document=wanted()).json()["id"]
     ask("amy", "POST", "/v1/waivers", document=wanted(owner="amy"))
     ask("amy", "POST", "/v1/waivers", document=wanted(policy="none"))
     ask("amy", "POST", "/v1/waivers", document={})
     house.submit("sam", plan())
     for _ in range(2):
         ask("sam", "GET", "/v1/waivers")
-        for which in (made, UNKNOWN, "1"):
+        for which in (created, UNKNOWN, "1"):
             ask("sam", "GET", "/v1/waivers/{waiver_id}", which)
-        ask("amy", "DELETE", "/v1/waivers/{waiver_id}?reason=over", made)
-    ask("amy", "DELETE", "/v1/waivers/{waiver_id}", made)
+        ask("amy", "DELETE", "/v1/waivers/{waiver_id}?reason=over", created)
+    ask("amy", "DELETE", "/v1/waivers/{waiver_id}", created)
     assert {status for _, _, status in seen} == {200, 201, 400, 403, 404, 409, 422}
     _log_and_tables_agree(house)
 

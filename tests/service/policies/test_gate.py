@@ -48,8 +48,8 @@ def test_the_service_s_reasons_block_and_its_waivers_stay_visible(house: Any, ch
     assert check()[0] == 0
     house.activate(epsilon_cap=0.5)
     code, findings = check()
-    (found,) = [finding for finding in findings if finding["blocks"]]
-    assert (code, found["rule"], found["line"]) == (1, "policy_epsilon_cap", 1)
+    (result,) = [finding for finding in findings if finding["blocks"]]
+    assert (code, result["rule"], result["line"]) == (1, "policy_epsilon_cap", 1)
     waiver = house.waive().json()
     code, findings = check()
     (waived,) = [item for item in findings if item["waiver"]]
@@ -85,8 +85,8 @@ def test_an_outage_is_judged_by_the_policy_s_last_word(
     house.activate(on_outage=word)
     assert check()[0] == 0
     house.client = None
-    found, findings = check()
-    assert (found, findings[-1]["rule"], findings[-1]["blocks"]) == (
+    result, findings = check()
+    assert (result, findings[-1]["rule"], findings[-1]["blocks"]) == (
         code,
         "server_unreachable",
         word == "block",
@@ -110,10 +110,10 @@ def test_a_token_that_does_not_count_decides_nothing(
 def test_a_service_that_says_otherwise_is_not_believed(
     house: Any, check: Check, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], rule: str
 ) -> None:
-    asked = httpx.request
+    requested = httpx.request
 
     def lies(method: str, url: str, **sent: Any) -> Any:
-        answer = asked(method, url, **sent)
+        answer = requested(method, url, **sent)
         if method == "GET":
             return answer
         return httpx.Response(200, json=answer.json() | change)

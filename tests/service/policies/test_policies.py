@@ -20,8 +20,8 @@ Document = Callable[..., dict[str, Any]]
 def statement(answer: Any) -> dict[str, Any]:
     """The predicate that an answer's bundle signs."""
     payload = answer.json()["certificate"]["bundle"]["envelope"]["payload"]
-    found: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
-    return found
+    result: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
+    return result
 
 
 def code(answer: Any) -> tuple[int, str]:
@@ -31,15 +31,18 @@ def code(answer: Any) -> tuple[int, str]:
 def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Document) -> None:
     answer = house.ask("ada", "POST", "/v1/policies", policy(epsilon_cap=0.5))
     assert answer.status_code == 201
-    made = answer.json()
+    created = answer.json()
     digest = policy_from(policy(epsilon_cap=0.5)).digest()
-    assert (made["name"], made["version"], made["digest"]) == ("toys", 1, digest)
-    assert (made["active"], made["created_by"]) == (True, "token:ada")
+    assert (created["name"], created["version"], created["digest"]) == ("toys", 1, digest)
+    assert (created["active"], created["created_by"]) == (True, "token:ada")
     (public,) = KeyStore(house.settings.key_directory).public_keys()
-    assert open_document("policy", json.dumps(made["envelope"]).encode(), public) == made["policy"]
+    assert (
+        open_document("policy", json.dumps(created["envelope"]).encode(), public)
+        == created["policy"]
+    )
     (entry,) = house.entries("policy")
     assert (entry["subject"], entry["actor"]) == (digest, "token:ada")
-    assert entry["body"]["policy"] == made["policy"]
+    assert entry["body"]["policy"] == created["policy"]
 
     listed = house.ask("ann", "GET", "/v1/policies").json()["policies"]
     assert [(item["name"], item["active"]) for item in listed] == [
@@ -47,7 +50,7 @@ def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Doc
         ("default", True),
     ]
     one = house.ask("sam", "GET", "/v1/policies/toys/1")
-    assert one.json() == made
+    assert one.json() == created
     built_in = house.ask("sam", "GET", f"/v1/policies/default/{BUILT_IN.version}").json()
     assert (built_in["policy"], built_in["envelope"]) == (BUILT_IN.as_document(), None)
     assert code(house.ask("sam", "GET", "/v1/policies/toys/2")) == (404, "not_found")
@@ -66,19 +69,22 @@ def test_yaml_is_taken_and_the_same_policy_again_changes_nothing(house: Any) -> 
 def test_plans_are_judged_by_the_policy_of_their_data_set(house: Any, plan: Document) -> None:
     before = house.submit("sam", plan())
     assert before.json()["policy"] == BUILT_IN.reference()
-    made = house.activate(epsilon_cap=0.5, adjacencies=["zero_out"])
+    created = house.activate(epsilon_cap=0.5, adjacencies=["zero_out"])
 
     after = house.submit("sam", plan())
     assert (before.status_code, after.status_code) == (201, 201)
-    found = after.json()
-    assert found["verdict"] == "refused"
-    assert [item["code"] for item in found["reasons"]] == ["policy_adjacency", "policy_epsilon_cap"]
-    assert found["epsilon"] == before.json()["epsilon"]
-    assert found["policy"] == {key: made[key] for key in ("name", "version", "digest")}
-    assert found["certificate"]["id"] != before.json()["certificate"]["id"]
-    said = statement(after)
-    assert (said["verdict"], said["policy"]) == ("refused", found["policy"])
-    assert said["guarantee"]["epsilon"] == statement(before)["guarantee"]["epsilon"]
+    result = after.json()
+    assert result["verdict"] == "refused"
+    assert [item["code"] for item in result["reasons"]] == [
+        "policy_adjacency",
+        "policy_epsilon_cap",
+    ]
+    assert result["epsilon"] == before.json()["epsilon"]
+    assert result["policy"] == {key: created[key] for key in ("name", "version", "digest")}
+    assert result["certificate"]["id"] != before.json()["certificate"]["id"]
+    stated = statement(after)
+    assert (stated["verdict"], stated["policy"]) == ("refused", result["policy"])
+    assert stated["guarantee"]["epsilon"] == statement(before)["guarantee"]["epsilon"]
     bundle = house.ask("sam", "GET", f"{after.headers['location']}/bundle").content
     verify(bundle, KeyStore(house.settings.key_directory).public_keys())
 
@@ -97,11 +103,11 @@ def test_a_new_version_asks_anew_and_the_old_certificate_stays(house: Any, plan:
     assert (refused.json()["verdict"], certified.json()["verdict"]) == ("refused", "certified")
     assert (refused.status_code, certified.status_code) == (201, 201)
     assert house.submit("sam", plan()).status_code == 200
-    kept = house.ask("sam", "GET", refused.headers["location"]).json()
-    assert kept["policy"]["version"] == 1
-    said = statement(certified)
-    assert said["policy"]["version"] == 2
-    assert said["validity"]["not_after"][:4].isdigit()
+    stored = house.ask("sam", "GET", refused.headers["location"]).json()
+    assert stored["policy"]["version"] == 1
+    stated = statement(certified)
+    assert stated["policy"]["version"] == 2
+    assert stated["validity"]["not_after"][:4].isdigit()
     listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
     assert [(item["version"], item["active"]) for item in listed[:2]] == [(2, True), (1, False)]
 
@@ -111,8 +117,8 @@ def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document)
     house.activate(epsilon_cap=3)
     assert house.submit("sam", plan()).json()["policy"]["name"] == "toys"
     for dataset in ({"name": "other", "size": 1000}, {"size": 1000}):
-        found = house.submit("sam", plan(dataset=dataset)).json()
-        assert (found["policy"]["name"], found["verdict"]) == ("everything", "refused")
+        result = house.submit("sam", plan(dataset=dataset)).json()
+        assert (result["policy"]["name"], result["verdict"]) == ("everything", "refused")
     house.activate(version=2, datasets=[])
     assert house.submit("sam", plan()).json()["policy"]["name"] == "everything"
     listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
@@ -130,8 +136,8 @@ def test_approvals_that_a_policy_asks_for_stand_in_the_certificate(
     house: Any, plan: Document
 ) -> None:
     house.activate(approvals=2)
-    found = house.submit("sam", plan()).json()
-    assert found["certificate"]["status"] == "awaiting_approval"
+    result = house.submit("sam", plan()).json()
+    assert result["certificate"]["status"] == "awaiting_approval"
     assert statement(house.submit("sam", plan()))["approvals"]["required"] == 2
 
 
@@ -208,11 +214,11 @@ def test_rows_cannot_be_changed_or_replaced(house: Any) -> None:
 def laxer(envelope: bytes) -> bytes:
     """The envelope with a payload whose cap is higher, and the signature that it had."""
     document = json.loads(envelope)
-    said = json.loads(base64.b64decode(document["payload"]))
-    said["predicate"]["epsilon_cap"] = 1000
-    changed = policy_from(said["predicate"])
-    said["subject"][0]["digest"]["sha256"] = changed.digest().removeprefix("sha256:")
-    document["payload"] = base64.b64encode(json.dumps(said).encode()).decode()
+    stated = json.loads(base64.b64decode(document["payload"]))
+    stated["predicate"]["epsilon_cap"] = 1000
+    changed = policy_from(stated["predicate"])
+    stated["subject"][0]["digest"]["sha256"] = changed.digest().removeprefix("sha256:")
+    document["payload"] = base64.b64encode(json.dumps(stated).encode()).decode()
     return json.dumps(document).encode()
 
 
@@ -221,9 +227,9 @@ def test_a_policy_row_that_was_changed_is_noticed_and_nothing_is_certified(
     house: Any, plan: Document, what: str
 ) -> None:
     """By the database's owner, with the triggers dropped."""
-    made = house.activate(epsilon_cap=0.5)
-    raw = laxer(json.dumps(made["envelope"]).encode())
-    other = policy_from({**made["policy"], "epsilon_cap": 1000}).digest()
+    created = house.activate(epsilon_cap=0.5)
+    raw = laxer(json.dumps(created["envelope"]).encode())
+    other = policy_from({**created["policy"], "epsilon_cap": 1000}).digest()
     if what == "key":
         stranger = KeyStore(house.settings.key_directory.parent / "stranger").new("stranger")
         record = json.dumps(stranger.public.as_record())

@@ -26,20 +26,20 @@ def test_a_plan_in_flight_is_judged_by_the_policy_that_is_active_when_it_is_kept
     calls = []
 
     async def meanwhile(pool: Any, work: Any, *given: Any, **named: Any) -> Any:
-        found = await accounted(pool, work, *given, **named)
+        result = await accounted(pool, work, *given, **named)
         calls.append(work)
         if len(calls) == 1:
             await run_in_threadpool(_activate, house, 2, 0.5)
-        return found
+        return result
 
     monkeypatch.setattr(AccountingPool, "run", meanwhile)
-    found = house.submit("sam", plan()).json()
-    assert (found["policy"]["version"], found["verdict"]) == (2, "refused")
+    result = house.submit("sam", plan()).json()
+    assert (result["policy"]["version"], result["verdict"]) == (2, "refused")
     assert len(calls) == 1, "what was found was judged anew, not accounted anew"
     assert house.submit("sam", plan()).status_code == 200
     with house.engine.connect() as connection:
-        kept = connection.execute(text("SELECT count(*) FROM certificates")).scalar_one()
-    assert kept == 1
+        stored = connection.execute(text("SELECT count(*) FROM certificates")).scalar_one()
+    assert stored == 1
 
 
 def test_a_change_at_the_last_moment_is_noticed_within_the_transaction(
@@ -57,8 +57,8 @@ def test_a_change_at_the_last_moment_is_noticed_within_the_transaction(
         return add(store, *given, **named)
 
     monkeypatch.setattr(CertificateStore, "add", late)
-    found = house.submit("sam", plan()).json()
-    assert (found["policy"]["version"], found["verdict"]) == (2, "refused")
+    result = house.submit("sam", plan()).json()
+    assert (result["policy"]["version"], result["verdict"]) == (2, "refused")
     assert [entry["kind"] for entry in house.entries("certificate")] == []
 
 
@@ -92,7 +92,7 @@ def test_no_certificate_by_an_old_policy_follows_the_new_one_in_the_log(
     entries = [
         entry for kind in ("policy", "certificate", "refusal") for entry in _placed(house, kind)
     ]
-    for _, kind, entry in sorted(entries, key=lambda each: each[0]):
+    for _, kind, entry in sorted(entries, key=lambda item: item[0]):
         if kind == "policy":
             assert entry["body"]["version"] == active + 1
             active += 1

@@ -30,17 +30,17 @@ def stocked(house: Any, plan: Document) -> Any:
 def simulated(house: Any, document: dict[str, Any], query: str = "") -> dict[str, Any]:
     answer = house.ask("ann", "POST", f"/v1/policies/simulate{query}", document)
     assert answer.status_code == 200, answer.text
-    found: dict[str, Any] = answer.json()
-    return found
+    result: dict[str, Any] = answer.json()
+    return result
 
 
 def test_a_simulation_says_what_activating_does(
     stocked: Any, plan: Document, policy: Document
 ) -> None:
     draft = policy(adjacencies=["add_remove"], epsilon_cap=0.8)
-    found = simulated(stocked, draft)
-    assert (found["judged"], found["next"]) == (5, None)
-    told = {item["certificate_id"]: item for item in found["changes"]}
+    result = simulated(stocked, draft)
+    assert (result["judged"], result["next"]) == (5, None)
+    told = {item["certificate_id"]: item for item in result["changes"]}
     assert {entry["dataset"] for entry in told.values()} == {"toy"}
 
     stocked.ask("ada", "POST", "/v1/policies", draft)
@@ -53,8 +53,8 @@ def test_a_simulation_says_what_activating_does(
     ):
         now = stocked.submit("sam", plan(**changes)).json()
         path = f"/v1/certificates?plan_digest={now['plan_digest']}"
-        kept = [element["id"] for element in stocked.ask("sam", "GET", path).json()["items"]]
-        lines = [told[member] for member in kept if member in told]
+        stored = [element["id"] for element in stocked.ask("sam", "GET", path).json()["items"]]
+        lines = [told[member] for member in stored if member in told]
         assert bool(lines) == (now["verdict"] == "refused")
         for line in lines:
             changed += 1
@@ -74,9 +74,9 @@ def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
     stocked: Any, policy: Document
 ) -> None:
     stocked.activate(epsilon_cap=100)
-    found = simulated(stocked, policy(name="rest", datasets="default", epsilon_cap=0.01))
-    assert found["judged"] == 2
-    assert {item["dataset"] for item in found["changes"]} == {"other", None}
+    result = simulated(stocked, policy(name="rest", datasets="default", epsilon_cap=0.01))
+    assert result["judged"] == 2
+    assert {item["dataset"] for item in result["changes"]} == {"other", None}
     assert simulated(stocked, policy(name="none", datasets=[]))["judged"] == 0
 
 

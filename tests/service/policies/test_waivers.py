@@ -25,13 +25,15 @@ def code(answer: Any) -> tuple[int, str]:
 
 def predicate(answer: Any) -> dict[str, Any]:
     payload = answer.json()["certificate"]["bundle"]["envelope"]["payload"]
-    found: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
-    return found
+    result: dict[str, Any] = json.loads(base64.b64decode(payload))["predicate"]
+    return result
 
 
 def status(house: Any, answer: Any) -> str:
-    found: str = house.ask("sam", "GET", answer.headers["location"]).json()["certificate"]["status"]
-    return found
+    result: str = house.ask("sam", "GET", answer.headers["location"]).json()["certificate"][
+        "status"
+    ]
+    return result
 
 
 def test_a_waiver_lets_one_reason_pass_and_is_seen(
@@ -54,9 +56,9 @@ def test_a_waiver_lets_one_reason_pass_and_is_seen(
     assert passed.json()["certificate"]["id"] != refused.json()["certificate"]["id"]
     (seen,) = passed.json()["waived"]
     assert (seen["code"], seen["waiver"]["id"]) == ("policy_epsilon_cap", waiver["id"])
-    said = predicate(passed)
-    assert said["waived"] == [seen]
-    assert said["validity"]["not_after"] == waiver["waiver"]["expires_at"] <= in_days(30)
+    stated = predicate(passed)
+    assert stated["waived"] == [seen]
+    assert stated["validity"]["not_after"] == waiver["waiver"]["expires_at"] <= in_days(30)
     assert house.submit("sue", plan()).content == passed.content
     assert house.ask("ann", "GET", f"/v1/waivers/{waiver['id']}").json() == waiver
     assert house.ask("sam", "GET", "/v1/waivers").json() == {"waivers": [waiver]}
@@ -123,8 +125,8 @@ def test_a_waiver_of_another_rule_or_plan_does_not_help(house: Any, plan: Docume
     house.activate(epsilon_cap=0.5, datasets=["toy", "other"])
     for changes in (*HELPLESS, {"dataset": "other"}):
         assert house.waive(**changes).status_code == 201
-    found = house.submit("sam", plan()).json()
-    assert (found["verdict"], found["waived"]) == ("refused", [])
+    result = house.submit("sam", plan()).json()
+    assert (result["verdict"], result["waived"]) == ("refused", [])
 
 
 def test_a_waiver_ends_with_the_version_that_it_was_granted_against(
@@ -175,9 +177,9 @@ def test_who_asked_for_a_plan_does_not_approve_what_their_waiver_had_certified(
     house.activate(epsilon_cap=0.5, approvals=1)
     assert house.submit("pat", plan()).json()["verdict"] == "refused"
     assert house.waive("pat").status_code == 201
-    found = house.submit("sam", plan()).json()["certificate"]
-    path = f"/v1/certificates/{found['id']}/approvals"
-    seen = {"envelope": found["envelope_digest"]}
+    result = house.submit("sam", plan()).json()["certificate"]
+    path = f"/v1/certificates/{result['id']}/approvals"
+    seen = {"envelope": result["envelope_digest"]}
     assert code(house.ask("pat", "POST", path, seen)) == (403, "own_request")
     approved = house.ask("amy", "POST", path, seen)
     assert approved.json()["certificate"]["status"] == "active"
@@ -233,15 +235,15 @@ def test_a_waiver_that_cannot_be_is_refused_and_nothing_is_kept(house: Any) -> N
 
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:
     house.activate(epsilon_cap=0.5)
-    made = house.waive().json()["waiver"]
+    created = house.waive().json()["waiver"]
     for column, value in (("expires_at", format_instant(datetime.now(UTC) + timedelta(days=300))),
                           ("created_by", "token:sue")):  # fmt: skip
-        kept = made[column]
+        stored = created[column]
         house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, value))
         house.restarted()
         answer = house.ask("sam", "POST", "/v1/certificates", plan())
         assert code(answer) == (503, "policy_altered")
-        house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, kept))
+        house.tamper("waivers", f"UPDATE waivers SET {column} = :v", v=_of(house, column, stored))
     house.restarted()
     assert house.submit("sam", plan()).json()["verdict"] == "certified"
 

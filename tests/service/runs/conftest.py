@@ -39,8 +39,8 @@ class Yard:
         return self.client.request(method, path, headers=sent, json=body)
 
     def certify(self) -> str:
-        found = self.ask("POST", "/v1/certificates", "submit", self.document()).json()
-        return str(found["certificate"]["id"])
+        result = self.ask("POST", "/v1/certificates", "submit", self.document()).json()
+        return str(result["certificate"]["id"])
 
     def request(self, certificate: str, **more: Any) -> Any:
         body = {"certificate": certificate, "data": "digits", "model": "mlp:8", "output": "o"}
@@ -60,8 +60,8 @@ class Yard:
 
     def predicate(self, job: Any) -> dict[str, Any]:
         bundle = self.ask("GET", f"/v1/runs/{job['run']}/bundle", "work").json()
-        found: dict[str, Any] = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
-        return found
+        result: dict[str, Any] = json.loads(read_envelope(bundle["envelope"]).payload)["predicate"]
+        return result
 
     def complete(
         self,
@@ -94,8 +94,8 @@ class Yard:
         return self.say(job, "complete", provenance=envelope)
 
     def charged(self, run: Any) -> tuple[str, int | None]:
-        found = self.ask("GET", f"/v1/reservations/{run['reservation']}", "audit").json()
-        return found["state"], found["steps"]["run"]
+        result = self.ask("GET", f"/v1/reservations/{run['reservation']}", "audit").json()
+        return result["state"], result["steps"]["run"]
 
     def run(self, run: Any) -> Any:
         return self.ask("GET", f"/v1/runs/{run['id']}", "audit").json()
@@ -109,8 +109,10 @@ class Yard:
         with self.engine.connect() as connection:
             columns = (run_events.c.kind, run_events.c.fence, run_events.c.body)
             query = select(*columns).where(run_events.c.run_id == run["id"])
-            found = connection.execute(query.order_by(run_events.c.seq)).all()
-        return [{"kind": item.kind, "fence": item.fence, **json.loads(item.body)} for item in found]
+            result = connection.execute(query.order_by(run_events.c.seq)).all()
+        return [
+            {"kind": item.kind, "fence": item.fence, **json.loads(item.body)} for item in result
+        ]
 
 
 @pytest.fixture
@@ -126,8 +128,8 @@ def yard(
     engine = open_engine(database_url)
     tokens = token_texts(engine, EACH_SCOPE)
     with client_of(settings) as client:
-        found = Yard(client, tokens, engine, key, document)
+        result = Yard(client, tokens, engine, key, document)
         budget = {"adjacency": "add_remove", "epsilon": 500, "delta": 1e-3}
-        assert found.ask("POST", "/v1/ledgers/toy/budget", "admin", budget).is_success
-        yield found
+        assert result.ask("POST", "/v1/ledgers/toy/budget", "admin", budget).is_success
+        yield result
     engine.dispose()

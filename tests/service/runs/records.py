@@ -50,10 +50,10 @@ class Record:
         return b"".join(self.lines).decode()
 
     def copy(self) -> Record:
-        made = Record.__new__(Record)
-        made.__dict__ |= self.__dict__
-        made.lines, made.charge_heads = [*self.lines], [*self.charge_heads]
-        return made
+        created = Record.__new__(Record)
+        created.__dict__ |= self.__dict__
+        created.lines, created.charge_heads = [*self.lines], [*self.charge_heads]
+        return created
 
     def add(self, entry: dict[str, Any]) -> None:
         line, self.head = encode_line(entry, self.head)
@@ -115,8 +115,8 @@ class Record:
     def release(self) -> None:
         self.parameters = digest()
         self.released += 1
-        said = {"lot_size_commitment": digest(), "parameters": self.parameters}
-        self.add({"type": "release", "step": self.charged - 1, **said})
+        stated = {"lot_size_commitment": digest(), "parameters": self.parameters}
+        self.add({"type": "release", "step": self.charged - 1, **stated})
 
     def step(self, **changes: Any) -> None:
         self.charge(**changes)
@@ -126,8 +126,8 @@ class Record:
         self.parameters = self.checkpoint_parameters
         lost = self.charged - self.checkpoint_at
         at = {"step": self.charged, "from_step": self.checkpoint_at, "lost": lost}
-        said = {"parameters": self.parameters, "performance": {}, "at": now()}
-        self.add({"type": "resumed", **at, **said})
+        stated = {"parameters": self.parameters, "performance": {}, "at": now()}
+        self.add({"type": "resumed", **at, **stated})
 
     def go_on(self, granted: int) -> None:
         """Go on behind ``granted`` steps, each charged with the key that it had."""
@@ -140,14 +140,14 @@ class Record:
 
     def end(self, ended: str = "completed") -> Record:
         counts = {"charged": self.charged, "released": self.released}
-        said = {"parameters": self.parameters, "at": now()}
-        self.add({"type": "final", "ended": ended, **counts, **said})
+        stated = {"parameters": self.parameters, "at": now()}
+        self.add({"type": "final", "ended": ended, **counts, **stated})
         return self
 
 
 def record_of(predicate: Mapping[str, Any], steps: int) -> Record:
     """The record of a run of so many steps, ended early where that are not all."""
-    made = Record(predicate)
+    created = Record(predicate)
     for _ in range(steps):
-        made.step()
-    return made.end("completed" if steps == made.execution.steps else "stopped")
+        created.step()
+    return created.end("completed" if steps == created.execution.steps else "stopped")

@@ -21,30 +21,30 @@ ASKED = ClaimRequest(queue="default", worker="w", seconds=60, gpu=False, memory_
 
 def asked_for(engine: Engine) -> tuple[str, Any]:
     """The statement by which a claim looks for a run, and its parameters."""
-    found: list[tuple[str, Any]] = []
+    result: list[tuple[str, Any]] = []
 
     def look(_connection: Any, _cursor: Any, statement: str, given: Any, *_: Any) -> None:
         if "ORDER BY run_leases.priority DESC" in statement:
-            found.append((statement, given))
+            result.append((statement, given))
 
     event.listen(engine, "before_cursor_execute", look)
     assert RunQueue(engine).claim(ASKED, "w", datetime.now(UTC)) is None
     event.remove(engine, "before_cursor_execute", look)
-    return found[0]
+    return result[0]
 
 
 def test_a_claim_reads_the_queue_in_the_order_of_an_index(database_url: str) -> None:
     engine = open_engine(database_url)
-    statement, given = asked_for(engine)
+    statement, provided = asked_for(engine)
     with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             # An empty table is sorted in no time, so that alone would be no reason against it.
             for way in ("sort", "incremental_sort", "seqscan", "bitmapscan"):
                 connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
-            rows = connection.exec_driver_sql(f"EXPLAIN {statement}", given)
+            rows = connection.exec_driver_sql(f"EXPLAIN {statement}", provided)
             plan = "\n".join(row[0] for row in rows)
         else:
-            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", given)
+            rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", provided)
             plan = "\n".join(row[-1] for row in rows)
     engine.dispose()
     assert "run_leases_next" in plan

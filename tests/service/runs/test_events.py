@@ -27,12 +27,12 @@ Event = dict[str, Any]
 
 def events_of(text: str) -> list[Event]:
     """The events of a stream as it was sent; a block without an id is none."""
-    found = []
+    result = []
     for block in text.split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.splitlines() if line.strip())
         if "id" in lines:
-            found.append({**lines, "data": json.loads(lines["data"])})
-    return found
+            result.append({**lines, "data": json.loads(lines["data"])})
+    return result
 
 
 def ended(yard: Yard, steps: int = 7) -> str:
@@ -69,16 +69,16 @@ def test_the_events_of_a_run_that_ended_are_told_once_from_any_place(
     ]
     assert events[-1]["data"]["code"] == "conformant"
     assert events[-1]["data"]["steps_charged"] == 10
-    for number, each in enumerate(events[:-1]):
-        rest = events_of(ask(yard, run, each["id"]).text)
-        assert rest == events[number + 1 :], each["id"]
+    for number, item in enumerate(events[:-1]):
+        rest = events_of(ask(yard, run, item["id"]).text)
+        assert rest == events[number + 1 :], item["id"]
     assert ask(yard, run, events[-1]["id"]).status_code == 204
 
 
 def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
     yard: Yard,
 ) -> None:
-    found = {}
+    result = {}
     for steps in (1, 7, 10):
         run = ended(yard, steps)
         (progress,) = (
@@ -86,11 +86,11 @@ def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
         )
         assert (progress["steps"], progress["certified"]) == (steps, 10)
         assert progress["spent"]["steps"] >= steps
-        found[steps] = float(progress["spent"]["epsilon"])
-    assert 0 < found[1] < found[7] < found[10]
+        result[steps] = float(progress["spent"]["epsilon"])
+    assert 0 < result[1] < result[7] < result[10]
     reservation = yard.ask("GET", f"/v1/runs/{run}", "audit").json()["reservation"]
     whole = yard.ask("GET", f"/v1/reservations/{reservation}", "audit").json()["reserved"]
-    assert found[10] == float(whole["epsilon"])
+    assert result[10] == float(whole["epsilon"])
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -188,9 +188,9 @@ def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
             assert time.monotonic() < end, answer.text
             time.sleep(0.1)
         job = answer.json()
-        said = {"fence": job["fence"]}
-        client.post(f"/v1/runs/{run}/start", json={**said, "plan_digest": job["plan_digest"]})
-        client.post(f"/v1/runs/{run}/heartbeat", json={**said, "steps": 4})
+        stated = {"fence": job["fence"]}
+        client.post(f"/v1/runs/{run}/start", json={**stated, "plan_digest": job["plan_digest"]})
+        client.post(f"/v1/runs/{run}/heartbeat", json={**stated, "steps": 4})
         for reader in readers:
             reader.wait("1-0", "2-0", "3-0", "3-4")
         began = time.monotonic()

@@ -33,8 +33,8 @@ def begun(yard: Yard, granted: int = 4, **more: Any) -> tuple[Any, Any]:
     run = yard.request(yard.certify(), **more).json()
     job = yard.claim(place=PLACE)
     assert yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE).is_success
-    said = yard.say(job, "heartbeat", steps=0, wants=granted).json()
-    assert said == {"cancel": False, "granted": min(granted, STEPS)}
+    stated = yard.say(job, "heartbeat", steps=0, wants=granted).json()
+    assert stated == {"cancel": False, "granted": min(granted, STEPS)}
     return run, job
 
 
@@ -56,8 +56,8 @@ def steps_of(record: Record, count: int) -> Record:
 def test_who_goes_on_passes_over_what_was_granted(yard: Yard) -> None:
     run, zombie = begun(yard)
     record = steps_of(Record(yard.predicate(zombie)), 3)
-    said = {"steps": 3, "head": record.charge_heads[-2]}
-    assert yard.say(zombie, "heartbeat", **said).json()["granted"] == 4  # it asked for no more
+    stated = {"steps": 3, "head": record.charge_heads[-2]}
+    assert yard.say(zombie, "heartbeat", **stated).json()["granted"] == 4  # it asked for no more
     job = taken(yard)
     assert (job["granted"], job["previous"], job["fence"]) == (4, 1, 2)
     for late in (
@@ -168,8 +168,8 @@ POISSON = {"sampling": {"scheme": "poisson", "lot_size": 50}}
 
 
 def test_a_run_may_be_begun_anew_where_its_steps_stand_alone(yard: Yard) -> None:
-    made = yard.document
-    yard.document = lambda: made(**POISSON)
+    created = yard.document
+    yard.document = lambda: created(**POISSON)
     run, zombie = begun(yard)
     yard.say(zombie, "heartbeat", steps=3, head=digest())
     job = taken(yard)
@@ -211,9 +211,9 @@ def stopped_by(yard: Yard, what: str) -> None:
         assert yard.ask("POST", path, "approve", body).is_success
     if what == "settled":  # which nobody can over HTTP
         with writer(yard.engine).begin() as connection:
-            found = transitions.hold_reservation(connection, run["reservation"])
+            result = transitions.hold_reservation(connection, run["reservation"])
             call = CommandContext(actor="owner", at=datetime.now(UTC))
-            transitions.settle(connection, *found, call, steps_run=STEPS, record=None, cost=None)
+            transitions.settle(connection, *result, call, steps_run=STEPS, record=None, cost=None)
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
     plan = digest() if what == "other_plan" else job["plan_digest"]

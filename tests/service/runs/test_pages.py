@@ -20,7 +20,7 @@ def listed(yard: Yard, query: str) -> list[str]:
 def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     """Every run once, latest first, whatever is asked for meanwhile; filters join."""
     certificate = yard.certify()
-    made = [yard.request(certificate, queue=f"q{number % 2}").json() for number in range(5)]
+    created = [yard.request(certificate, queue=f"q{number % 2}").json() for number in range(5)]
     seen, path = [], "/v1/runs?limit=2"
     while path is not None:
         answer = yard.ask("GET", path, "audit")
@@ -30,7 +30,7 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
         assert ("link" in answer.headers) == (path is not None)
         if len(seen) == 2:
             late = yard.request(certificate).json()
-    ids = [item["id"] for item in made]
+    ids = [item["id"] for item in created]
     assert seen == ids[::-1]
     assert listed(yard, "queue=q1") == [ids[3], ids[1]]
     assert listed(yard, "queue=q1&limit=1") == [ids[3]]
@@ -46,15 +46,17 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     yard.ask("POST", f"/v1/runs/{ids[0]}/cancel", "submit", {"reason": "no"})
     assert listed(yard, "state=cancelled") == [ids[0]]
     assert listed(yard, "state=queued") == ids[:0:-1]
-    states = [yard.run(entry)["state"] for entry in (late, *made)]
+    states = [yard.run(entry)["state"] for entry in (late, *created)]
     for state in ("queued", "claimed", "running", "settled", "failed", "cancelled"):
         assert len(listed(yard, f"state={state}")) == states.count(state)
 
-    after = quote(made[2]["requested_at"][:-1] + "999Z")  # milliseconds are shown
+    after = quote(created[2]["requested_at"][:-1] + "999Z")  # milliseconds are shown
     assert listed(yard, f"requested_after={after}&queue=q1") == [ids[3]]
     assert listed(yard, f"requested_before={after}&queue=q0") == [ids[2], ids[0]]
     assert listed(yard, f"certificate={certificate}&limit=200") == [late["id"], *ids[::-1]]
-    assert listed(yard, f"requested_by={quote(made[0]['requested_by'])}&queue=q0&state=cancelled")
+    assert listed(
+        yard, f"requested_by={quote(created[0]['requested_by'])}&queue=q0&state=cancelled"
+    )
     assert listed(yard, "requested_by=nobody") == []
 
 

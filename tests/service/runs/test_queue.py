@@ -24,9 +24,9 @@ HEAD = "sha256:" + "1" * 64
 
 def test_a_run_goes_its_way_once(yard: Yard) -> None:
     certificate = yard.certify()
-    asked = yard.request(certificate)
-    assert asked.status_code == 201, asked.text
-    run = asked.json()
+    requested = yard.request(certificate)
+    assert requested.status_code == 201, requested.text
+    run = requested.json()
     assert yard.charged(run)[0] == "reserved"
     job = yard.claim()
     assert (job["run"], job["fence"]) == (run["id"], 1)
@@ -171,7 +171,7 @@ def test_what_a_run_may_not_ask_for(yard: Yard, field: str, value: Any) -> None:
 
 def test_twenty_runs_over_four_workers_each_once_and_by_priority(yard: Yard) -> None:
     certificate = yard.certify()
-    asked = [yard.request(certificate, priority=number % 3).json() for number in range(20)]
+    requested = [yard.request(certificate, priority=number % 3).json() for number in range(20)]
     needy = yard.request(certificate, priority=9, requirements={"gpu": True}).json()
     queue = RunQueue(yard.engine)
     wanting = ClaimRequest(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
@@ -183,9 +183,11 @@ def test_twenty_runs_over_four_workers_each_once_and_by_priority(yard: Yard) -> 
         return claimed
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(worker, range(4)))
-    assert sorted(run for entry in found for run, _ in entry) == sorted(run["id"] for run in asked)
-    for item in found:
+        result = list(pool.map(worker, range(4)))
+    assert sorted(run for entry in result for run, _ in entry) == sorted(
+        run["id"] for run in requested
+    )
+    for item in result:
         priorities = [priority for _, priority in item]
         assert priorities == sorted(priorities, reverse=True)
     assert yard.claim(gpu=True)["run"] == needy["id"]

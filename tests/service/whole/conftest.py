@@ -39,14 +39,14 @@ class Asked:
 
     def furnish(self, plan: Any) -> None:
         """A certificate, a policy, a budget and a reservation."""
-        made = self.ask("submit", "/v1/certificates", plan)["certificate"]["id"]
+        created = self.ask("submit", "/v1/certificates", plan)["certificate"]["id"]
         policy = {"schema_version": 1, "name": "toys", "version": 1, "datasets": ["toy"]}
         self.ask("admin", "/v1/policies", policy)
         budget = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
         self.ask("admin", "/v1/ledgers/toy/budget", budget)
-        reserved = self.ask("submit", "/v1/ledgers/toy/reservations", {"certificate": made})
+        reserved = self.ask("submit", "/v1/ledgers/toy/reservations", {"certificate": created})
         self.known = {
-            "certificate_id": made,
+            "certificate_id": created,
             "issue": "1",
             "name": "toys",
             "version": "1",
@@ -89,6 +89,6 @@ def asked(
         patch.setattr(AccountingPool, "run", _here)
         patch.setattr(AccountingPool, "warm_up", lambda _: None)
         with client_of(settings, address="192.0.2.1") as client:
-            found = Asked(client, headers)
-            found.furnish(document())
-            yield found
+            result = Asked(client, headers)
+            result.furnish(document())
+            yield result

@@ -35,14 +35,14 @@ def arm(moment: str, statement: str) -> None:
     inside: set[int] = set()
     numbers = count(1)
     many = statement.startswith("MANY ")
-    wanted = statement.removeprefix("MANY ")
+    requested = statement.removeprefix("MANY ")
     held_up = count(1)
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def is_it(text: str, rows: Any) -> bool:
-        if not text.lstrip().startswith(wanted):
+        if not text.lstrip().startswith(requested):
             return False
         if many and not (isinstance(rows, list) and len(rows) > 1):
             if next(held_up) == 1:
@@ -66,8 +66,8 @@ def arm(moment: str, statement: str) -> None:
     commit: Callable[[Any, Any], None] = DefaultDialect.do_commit
 
     def committing(self: Any, connection: Any) -> None:
-        found = getattr(connection, "dbapi_connection", connection)
-        if id(found) not in inside:
+        result = getattr(connection, "dbapi_connection", connection)
+        if id(result) not in inside:
             return commit(self, connection)
         if moment == "uncommitted":
             die()

@@ -47,14 +47,14 @@ def engine(
     else:
         lender: Migrated = request.getfixturevalue("migrated_postgresql")
         url = f"{lender.server}/{lender.lend()}"
-    found = create_engine(url)
+    result = create_engine(url)
     try:
-        with found.begin() as connection, unguarded(connection):
+        with result.begin() as connection, unguarded(connection):
             for table in metadata.sorted_tables:
                 connection.execute(sa.insert(table).values(row_of(table)))
-        yield found
+        yield result
     finally:
-        found.dispose()
+        result.dispose()
 
 
 @contextmanager
@@ -71,9 +71,9 @@ def unguarded(connection: Connection) -> Iterator[None]:
         for name, _ in triggers:
             connection.exec_driver_sql(f"DROP TRIGGER {name}")
         yield
-        for name, made in triggers:
+        for name, created in triggers:
             if "_refuse_" in name:
-                connection.exec_driver_sql(made)
+                connection.exec_driver_sql(created)
         connection.exec_driver_sql("PRAGMA ignore_check_constraints=OFF")
         return
     query = (
@@ -115,12 +115,12 @@ def value_of(column: sa.Column[Any], second: bool) -> Any:
 
 def keys_of(engine: Engine, table: sa.Table) -> list[frozenset[str]]:
     """Every set of columns that the database keeps unique in a table."""
-    found = inspect(engine)
-    keys = [found.get_pk_constraint(table.name)["constrained_columns"]]
-    keys += [constraint["column_names"] for constraint in found.get_unique_constraints(table.name)]
+    result = inspect(engine)
+    keys = [result.get_pk_constraint(table.name)["constrained_columns"]]
+    keys += [constraint["column_names"] for constraint in result.get_unique_constraints(table.name)]
     keys += [
         [name for name in index["column_names"] if name]
-        for index in found.get_indexes(table.name)
+        for index in result.get_indexes(table.name)
         if index["unique"]
     ]
     declared = [list(table.primary_key.columns.keys())]

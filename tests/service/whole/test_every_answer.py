@@ -79,9 +79,9 @@ def made_for(operation: Any) -> list[Any]:
 
 def sent(asked: Asked, role: str, case: Any) -> Any:
     """The answer to what schemathesis would have sent with its own client."""
-    given = case.as_transport_kwargs(base_url="http://127.0.0.1")
-    made = requests.Request(**{key: given[key] for key in PARTS & given.keys()}).prepare()
+    provided = case.as_transport_kwargs(base_url="http://127.0.0.1")
+    created = requests.Request(**{key: provided[key] for key in PARTS & provided.keys()}).prepare()
     # It makes up tokens too, from what the document says of them.
-    made.headers.pop("authorization", None)
-    headers = {**made.headers, **asked.headers[role]}
-    return asked.client.request(made.method, made.url, content=made.body, headers=headers)
+    created.headers.pop("authorization", None)
+    headers = {**created.headers, **asked.headers[role]}
+    return asked.client.request(created.method, created.url, content=created.body, headers=headers)

@@ -83,14 +83,14 @@ class Mortal:
         with (self.home / "said").open("wb") as said_to:
             module = "tests.service.whole.mortal"
             self.process = fork(module, [point], self.environment, said_to.fileno())
-        found = None
+        result = None
         end = time.monotonic() + 30
-        while found is None:
-            said = (self.home / "said").read_text()
-            assert time.monotonic() < end, said
-            found = re.search(r"listening on (http://127\.0\.0\.1:\d+)", said)
+        while result is None:
+            stated = (self.home / "said").read_text()
+            assert time.monotonic() < end, stated
+            result = re.search(r"listening on (http://127\.0\.0\.1:\d+)", stated)
             time.sleep(0.01)
-        self.client.base_url = httpx.URL(found[1])
+        self.client.base_url = httpx.URL(result[1])
 
     def arm(self) -> None:
         self.send(signal.SIGUSR1)
@@ -125,8 +125,8 @@ class Mortal:
     def count(self, table: str, where: str = "1 = 1") -> int:
         with self.engine.connect() as connection:
             query = text(f"SELECT COUNT(*) FROM {table} WHERE {where}")
-            found: int = connection.execute(query).scalar_one()
-            return found
+            result: int = connection.execute(query).scalar_one()
+            return result
 
 
 @pytest.fixture
@@ -135,15 +135,15 @@ def mortal(database_url: str, tmp_path: Path, tokens_for: Any) -> Iterator[Morta
     settings = Settings(database_url=database_url, key_directory=tmp_path / "keys")
     people = {"sam": ["submit"], "pat": ["approve"], "wim": ["work"], "ada": ["admin"]}
     headers = tokens_for(settings, people)
-    made = {"AFFIDAVIT_HOME": str(tmp_path), "DATABASE_URL": database_url}
-    environment = {**os.environ, **made, "AFFIDAVIT_RATE_LIMIT": "1000000"}
+    created = {"AFFIDAVIT_HOME": str(tmp_path), "DATABASE_URL": database_url}
+    environment = {**os.environ, **created, "AFFIDAVIT_RATE_LIMIT": "1000000"}
     engine = open_engine(database_url)
-    found = Mortal(tmp_path, database_url, headers, engine, environment)
-    yield found
-    if found.process is not None:
-        found.process.kill()
-        found.process.wait(30)
-    found.client.close()
+    result = Mortal(tmp_path, database_url, headers, engine, environment)
+    yield result
+    if result.process is not None:
+        result.process.kill()
+        result.process.wait(30)
+    result.client.close()
     engine.dispose()
 
 
@@ -205,8 +205,8 @@ class Work:
             assert mortal.count("log_entries", f"subject = '{identity}'") == 3
         elif self.kind == "settle":
             assert answer.status_code == 200, answer.text
-            found = answer.json()
-            assert (found["state"], found["steps"]["run"]) == ("settled", 4)
+            result = answer.json()
+            assert (result["state"], result["steps"]["run"]) == ("settled", 4)
             events = f"reservation_id = '{self.reservation}' AND kind = 'settle'"
             assert mortal.count("ledger_events", events) == 1
         else:
@@ -227,16 +227,16 @@ def works(mortal: Mortal, kinds: list[str], plan: Any) -> list[Work]:
     budget = {"adjacency": "add_remove", "epsilon": 100, "delta": 1e-2}
     answer = mortal.ask("ada", "/v1/ledgers/toy/budget", budget)
     assert answer.status_code == 201, answer.text
-    made = []
+    created = []
     for number, kind in enumerate(kinds, 5):
         dataset = {"name": "careful" if kind == "approve" else "toy", "size": 1000}
-        made.append(Work(mortal, kind, plan(steps=number, dataset=dataset)))
-        made[-1].prepare()
+        created.append(Work(mortal, kind, plan(steps=number, dataset=dataset)))
+        created[-1].prepare()
     mortal.remember()
     mortal.send(signal.SIGKILL)
     assert mortal.died() == -signal.SIGKILL
     mortal.look()
-    return made
+    return created
 
 
 def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_twice(
@@ -244,8 +244,8 @@ def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_tw
 ) -> None:
     assert len(POINTS) == 20
     unanswered = None
-    made = works(mortal, [each for each, _ in POINTS], plan)
-    for work, (_, point) in zip(made, POINTS, strict=True):
+    created = works(mortal, [item for item, _ in POINTS], plan)
+    for work, (_, point) in zip(created, POINTS, strict=True):
         mortal.start(point)
         if unanswered is not None:
             unanswered.finish()
@@ -261,7 +261,7 @@ def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_tw
     mortal.start(NEVER)
     assert unanswered is not None
     unanswered.finish()
-    assert any(work.answered for work in made)
+    assert any(work.answered for work in created)
     mortal.remember()
     mortal.look()
 

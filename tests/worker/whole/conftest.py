@@ -59,11 +59,11 @@ class Crowd:
 
     def happened(self) -> dict[str, list[str]]:
         """What happened to each run after it was queued."""
-        found: dict[str, list[str]] = {}
+        result: dict[str, list[str]] = {}
         query = "SELECT run_id, kind FROM run_events ORDER BY run_id, seq"
         for run, kind in self.rows(query):
-            found.setdefault(run, []).append(kind)
-        return {run: kinds[1:] for run, kinds in found.items()}
+            result.setdefault(run, []).append(kind)
+        return {run: kinds[1:] for run, kinds in result.items()}
 
     def require_each_once(self, runs: list[str]) -> None:
         """Every run was begun, trained, settled and charged once, and the log agrees."""

