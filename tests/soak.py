@@ -25,7 +25,8 @@ from pathlib import Path
 REPORT = Path("build/soak-report.md")
 NO_END = 1800.0
 """Seconds after which a slice that has not ended has failed."""
-PYTEST = ("pytest", "-q", "-p", "no:cacheprovider")
+PYTEST = ("pytest", "-q", "-p", "no:cacheprovider", "-m", "")
+"""With the tests that are marked ``soak``, which ``make test`` leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,12 @@ class Part:
 
 PARTS = (
     Part(
+        name="slow tests",
+        of="every test that is too slow for make test",
+        module=(*PYTEST, "-m", "soak", "tests"),
+        draws=1,
+    ),
+    Part(
         name="soundness",
         of="plans held to every law of a bracket",
         module=("tests.accountants.soak", "{seed}", "20"),
@@ -60,7 +67,7 @@ PARTS = (
         module=(
             *PYTEST,
             "tests/accountants/test_two_steps.py",
-            "tests/accountants/filter/test_rule.py",
+            "tests/accountants/privacy_filter/test_rule.py",
         ),
         draws=11,
     ),
