@@ -2,8 +2,8 @@
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder:
-...     write_whole(Path(folder) / "a", b"old")
-...     write_whole(Path(folder) / "a", b"new")
+...     write_atomically(Path(folder) / "a", b"old")
+...     write_atomically(Path(folder) / "a", b"new")
 ...     [(path.name, path.read_bytes()) for path in Path(folder).iterdir()]
 [('a', b'new')]
 """

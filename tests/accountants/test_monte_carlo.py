@@ -271,6 +271,7 @@ def test_the_interval_covers_a_known_delta_at_99_percent() -> None:
     assert narrow > 100
 
 
+@pytest.mark.soak
 def test_the_bracket_of_epsilon_covers_two_bins_from_two_hundred_seeds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -49,9 +49,15 @@ KINDS = (
 )
 
 
-@pytest.fixture(params=KINDS, ids=str)
+@pytest.fixture(
+    params=[
+        pytest.param(kind, marks=() if kind.scheme == "light" else pytest.mark.soak)
+        for kind in KINDS
+    ],
+    ids=str,
+)
 def kind(request: pytest.FixtureRequest) -> Kind:
-    """Each of the four."""
+    """Each of the four; ``make test`` opens the light ones alone."""
     result: Kind = request.param
     return result
 

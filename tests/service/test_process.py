@@ -31,6 +31,7 @@ MOMENTS = (0.0, 0.02, 0.3)
 """Seconds into a stream of POSTs at which the process is killed."""
 
 
+@pytest.mark.soak
 def test_killed_during_posts_it_keeps_whole_certificates_and_a_retry_succeeds(
     server: Any, plan: Plan, post: Post
 ) -> None:

@@ -58,6 +58,7 @@ def attained(matrix: Array, participation: Participation) -> float:
 class TestGolden:
     """T = 1000, b = 100, k = 10, prefix sum, μ = 1, and single participation."""
 
+    @pytest.mark.soak
     def test_ten_epochs(self) -> None:
         epochs = Participation.fixed_epoch(participations=10, separation=100)
         strategy, gap = optimal_dense(np.tri(1000), epochs)

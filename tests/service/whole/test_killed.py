@@ -239,6 +239,7 @@ def works(mortal: Mortal, kinds: list[str], plan: Any) -> list[Work]:
     return created
 
 
+@pytest.mark.soak
 def test_killed_at_twenty_points_nothing_answered_is_lost_and_nothing_happens_twice(
     mortal: Mortal, plan: Any
 ) -> None:

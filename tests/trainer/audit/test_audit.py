@@ -59,23 +59,27 @@ def test_a_plain_fault_is_falsified(fault: type[TrainingState], claims: Claims) 
     assert result.falsified, result
 
 
+@pytest.mark.soak
 def test_noise_of_every_block_as_if_it_were_alone_is_falsified(claims: Claims) -> None:
     """Each block by itself has what it was certified for: σ/√K shows jointly or not at all."""
     result = attacked(SILENT, claims, faults.build_of(faults.RootK))
     assert result.falsified, result
 
 
+@pytest.mark.soak
 def test_shuffled_lots_under_a_poisson_certificate_are_falsified(claims: Claims) -> None:
     result = attacked(OPPOSED, claims, faults.build_of(faults.Shuffled), FEW)
     assert result.falsified, result
 
 
+@pytest.mark.soak
 def test_norms_in_bfloat16_are_falsified(claims: Claims) -> None:
     with faults.norms_in_bfloat16():
         result = attacked(SILENT, claims, training_of, FEW)
     assert result.falsified, result
 
 
+@pytest.mark.soak
 def test_an_audit_can_be_repeated(claims: Claims) -> None:
     def once() -> Finding:
         return attacked(SILENT, claims, training_of, Sizes(calibration=4, counted=6))

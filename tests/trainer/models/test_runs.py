@@ -70,6 +70,7 @@ def test_a_small_gpt2_learns_the_generated_corpus_under_dp_muon(tmp_path: Path) 
     assert after < before - 1.0
 
 
+@pytest.mark.soak
 def test_the_demonstration_trains_both_and_prints_their_accuracies(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, str(TRAIN / "demo.py")],

@@ -6,6 +6,8 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from tests.worker.whole.conftest import STEPS, Crowd
 
 RUNS, WORKERS, SLOTS = 200, 4, 2
@@ -31,6 +33,7 @@ def by(field: str, trainings: list[dict[str, Any]]) -> dict[Any, list[dict[str, 
     return result
 
 
+@pytest.mark.soak
 def test_two_hundred_runs_each_once_by_priority_and_within_the_slots(crowd: Crowd) -> None:
     certificate, drawn = crowd.shop.certify(STEPS), random.Random(200)
     priority = {

@@ -1,0 +1,1 @@
+"""Demonstrations and plans to start from."""
