@@ -28,7 +28,7 @@ True
 
 Confirmation: the noise that a target needs, where each evaluation takes seconds.
 
-An accountant that draws gives its bound with confidence, at the price of seconds a bracket,
+An accountant that draws gives its bound with confidence, at the cost of seconds a bracket,
 and its upper end wobbles with the design of the draws. So the search is done on the guess,
 and the engine is asked to confirm: a few brackets at scales that should meet the target by a
 little, each of which counts towards what the engine's confidence covers.
@@ -272,7 +272,7 @@ def _most(excess: Callable[[int], float], ceiling: int, start: int, slope: float
             fails, above = at, value
         if fits and fails <= ceiling:
             at = _inside(fits, fails, below, above)
-            # Regula falsi that halves the end it keeps, so that neither end stays for ever.
+            # Regula falsi that halves the end it keeps, so that neither end stays forever.
             below, above = (below, above / 2) if value <= 0 else (below / 2, above)
         elif math.isfinite(value):
             aim = round(at * math.exp(max(-3.0, min(3.0, -value / slope))))
@@ -326,7 +326,7 @@ def _root(
             result = value(middle)
             if abs(result) <= _AIM / 20:
                 break
-            # The end that is kept counts half, so that it does not stay for ever.
+            # The end that is kept counts half, so that it does not stay forever.
             if result > 0:
                 low, above, below = middle, result, below / 2
             else:

@@ -222,7 +222,7 @@ def _required_scale(lowered: Lowered, answer: _Answer, names: tuple[str, ...]) -
 
 
 def _question(target: Target) -> tuple[float, float | None]:
-    """ε and δ of the target; ε stands alone only where δ is what is asked for."""
+    """ε and δ of the target; ε stands alone only where the plan solves for δ."""
     if target.delta is None and target.epsilon is None:
         raise ValueError("a valid plan has a target")
     return target.epsilon or 0.0, target.delta

@@ -5,7 +5,7 @@ The signed bytes are the pre-authentication encoding
     "DSSEv1" SP LEN(type) SP type SP LEN(payload) SP payload
 
 so a payload cannot pass as one of another type. Verification reads the bytes as signed and
-never serialises anything anew. Base64 must be canonical, or two different files could carry
+never serialises anything again. Base64 must be canonical, or two different files could carry
 one signature.
 
 An ``Envelope`` has one signature. A ``CosignedEnvelope`` collects signatures one after

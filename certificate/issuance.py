@@ -115,7 +115,7 @@ def issue_approved(
     issued_at: datetime,
     former: PreviousIssue,
 ) -> Certificate:
-    """Sign the statement ``pending`` anew, with its approvals and as the issue after ``former``.
+    """Sign the statement ``pending`` again, with its approvals and as the issue after ``former``.
 
     It ends when the one that was approved would have ended.
     """

@@ -3,7 +3,7 @@
 A keyset is a numbered document: the keys that sign, each with its window, those that were
 revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and
 each version also by t of the roots of the version before, so that the roots themselves
-can be replaced without anybody having to be told anew (as in TUF, whose keys only sign
+can be replaced without telling anybody again (as in TUF, whose keys only sign
 metadata and never come near the service). A version names the digest of the one before.
 
 ``revoked`` names an instant: what the key signed for an earlier one still counts. That

@@ -43,7 +43,7 @@ def sampling_of(lowered: Lowered) -> tuple[dict[str, Any], ...]:
     """One entry a phase: scheme, probability, steps, lot size if there is one, and more.
 
     With one lot an epoch also the participations of a record; the bins where there are any;
-    where lots are cut, their largest size. What is asked for is null.
+    where lots are cut, their largest size. Unknowns that the plan solves for are null.
     """
     result = []
     asks_for_rate = lowered.plan.asks_for_lot_size or lowered.plan.asks_for_probability

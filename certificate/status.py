@@ -1,4 +1,4 @@
-"""The status list: which signed certificates no longer count, signed anew every few minutes.
+"""The status list: which signed certificates are no longer valid, signed again every few minutes.
 
 A certificate cannot be called back, so whoever relies on one asks what became of it. The
 answer is one short-lived document for all certificates of a service, a DSSE envelope of
@@ -152,7 +152,7 @@ def check_status(
     envelope: Envelope,
     predicate: Mapping[str, Any],
     trusted: Iterable[PublicKey],
-    demands: VerificationOptions,
+    options: VerificationOptions,
     now: datetime,
 ) -> StatusCheck:
     """Step 13: approved by as many as it needs, and not called back since.
@@ -161,15 +161,15 @@ def check_status(
     ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.
     """
     _require_approved(predicate)
-    if demands.status is None:
-        if demands.require_status:
+    if options.status is None:
+        if options.require_status:
             raise _error(
                 "no_status",
                 "no status list is at hand.",
                 "Fetch one with `affidavit status` and pass --status.",
             )
         return StatusCheck("revocation not checked: no status list at hand", False)
-    status_list, _ = current_status(demands.status, trusted, demands.status_seen, now)
+    status_list, _ = current_status(options.status, trusted, options.status_seen, now)
     if envelope.key_id not in status_list.keys:
         raise _error(
             "other_status",

@@ -150,7 +150,7 @@ def _after(candidate: SignedKeyset, last: SignedKeyset) -> None:
                 "keyset_unrevoked",
                 f"the key {key_id[:16]} was revoked from {since:%Y-%m-%d %H:%M:%S}Z on, and "
                 "this keyset takes that back.",
-                "A revocation is for ever; issue the keyset anew with it.",
+                "A revocation is permanent; issue the keyset again with it.",
             )
 
 

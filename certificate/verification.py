@@ -17,7 +17,7 @@
 Each step raises ``VerificationError`` with its own number and code; there is no boolean
 to forget. A verified certificate may still be a refusal: read its verdict. A bundle made
 offline was never logged; then steps 10 to 12 have nothing to look at and are listed as
-unchecked, unless the verifier demands them; so is revocation without a status list.
+unchecked, unless the verifier requires them; so is revocation without a status list.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ def verify(
     *,
     plan: Plan | None = None,
     now: datetime | None = None,
-    demands: VerificationOptions | None = None,
+    options: VerificationOptions | None = None,
 ) -> VerifiedCertificate:
     """Check ``bundle`` against ``trusted`` keys and, if given, the plan at hand."""
-    trusted, options = tuple(trusted), demands or VerificationOptions()
+    trusted, options = tuple(trusted), options or VerificationOptions()
     report = _Report()
     envelope, log = _form(bundle)
     report.passed(1, f"{len(bundle)} bytes")

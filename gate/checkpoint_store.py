@@ -136,13 +136,13 @@ class StatusStore(Store):
         except (ValueError, KeyError, TypeError) as error:
             raise self._bad(str(error)) from None
 
-    def update(self, demands: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
+    def update(self, options: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
         """Store a valid status list, whatever it says about the certificate at hand."""
-        if demands.status is None:
+        if options.status is None:
             return
         now = datetime.now(UTC)
         try:
-            status, envelope = current_status(demands.status, trusted, demands.status_seen, now)
+            status, envelope = current_status(options.status, trusted, options.status_seen, now)
         except VerificationError:
             return  # a later step reports it, unless an earlier one fails
         try:

@@ -72,7 +72,7 @@ def verify(
     trust = TrustRoot(keys or [], keyset or [], root)
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
-        demands = VerificationOptions(
+        options = VerificationOptions(
             accountants=minimum_versions(accountants),
             policies=accepted_policies(policies),
             floors=required_policies(policies),
@@ -86,9 +86,9 @@ def verify(
         )
         raw = read_bytes(bundle)
         trusted = trust.public_keys()
-        lists.update(demands, trusted)
+        lists.update(options, trusted)
         expected = None if file is None else file.plan
-        verified = verify_bundle(raw, trusted, plan=expected, demands=demands)
+        verified = verify_bundle(raw, trusted, plan=expected, options=options)
         if verified.checkpoint is not None:
             checkpoints.update(verified.checkpoint)
     except VerificationError as error:

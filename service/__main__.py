@@ -2,7 +2,7 @@
 
 The command line itself must work without a server, so it does not import this room; it
 starts this module instead. Nothing expected ends in a traceback. Exit codes: 0 done, 1 an
-audit found something, 2 something that the operator must mend (a setting, the schema, an
+audit found something, 2 something that the operator must fix (a setting, the schema, an
 address in use), 3 the database cannot be reached.
 """
 
@@ -37,7 +37,7 @@ EXPECTED = (
     PublishError,
     BackupError,
 )
-"""What the operator must mend; the text of each says what."""
+"""What the operator must fix; each message says what."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The context of a change: who asks for it, when, and how a repetition is recognised."""
+"""The context of a change: the caller, the time, and the idempotency key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IdempotencyKey = Annotated[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandContext:
-    """Who asks for a change, when, and how a repetition of the request is recognised."""
+    """The caller of a change, the time, and how a repeated request is recognised."""
 
     actor: str
     at: datetime

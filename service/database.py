@@ -144,9 +144,9 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
 
 
 def _require_open(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
-    """A check that has the pool open a connection anew when the server closed it meanwhile.
+    """A check that makes the pool reopen a connection that the server closed.
 
-    A server says nothing to who asks nothing, but that it closes; so only a connection that has
+    A server sends nothing to an idle client except that it closes; so only a connection that has
     something to be read is asked for an answer.
     """
 
@@ -164,7 +164,7 @@ def _require_open(dialect: Dialect) -> Callable[[Any, Any, Any], None]:
 
 
 def _leave_a_standby(context: Any) -> None:
-    """Have all connections opened anew once the server takes no writes any more.
+    """Reopen all connections once the server no longer accepts writes.
 
     It became a standby, whose connections live on; the name in the URL leads to the new primary.
     """

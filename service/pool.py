@@ -8,7 +8,7 @@ requests never wait for it.
 Processes come from a fork server that has imported the accountants once: forking the
 service itself would copy its threads' locks in whatever state they are in. A pool that
 broke (a worker that was killed while idle, say by the kernel for want of memory) is
-thrown away and made anew by the next plan.
+discarded and replaced for the next plan.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def invalid_cursor(error: InvalidCursor) -> Problem:
         code="invalid_cursor",
         pointer="/query/cursor",
         message=f"cursor: {error}.",
-        remedy="Follow the next link of a page, or leave cursor out to start anew.",
+        remedy="Follow the next link of a page, or leave cursor out to start again.",
     )
     return Problem(422, "invalid_parameter", str(reason), reason)
 

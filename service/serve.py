@@ -62,7 +62,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     configure_logging()
     tracing = open_tracing(os.environ)
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
-    # stop is no failure, so that by then the signal means nothing any more.
+    # stop is no failure, so that the signal no longer means anything then.
     signal.signal(signal.SIGTERM, lambda *_: None)
     app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
     prepare_process()

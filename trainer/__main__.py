@@ -92,7 +92,7 @@ def main(
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Let --data and --model name no file at all.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16 (autocast).")] = "float32",
@@ -153,7 +153,7 @@ def main(
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
-    demands = VerificationOptions(
+    options = VerificationOptions(
         status=None if status is None else _bytes(status),
         require_status=status is not None,
         require_log=require_log,
@@ -163,7 +163,7 @@ def main(
         outcome = train(
             bundle=bundle,
             trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),
-            demands=demands,
+            options=options,
             plan=read,
             data=records,
             model=adapter,

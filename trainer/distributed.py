@@ -137,7 +137,7 @@ class Peers:
             raise RunFailure(
                 "ranks_differ",
                 "the parameters are not the same on all ranks: one of them computes otherwise. The "
-                "run was stopped; go on with --resume on machines that are alike.",
+                "run was stopped; resume with --resume on identical machines.",
             )
 
 
@@ -149,6 +149,6 @@ def _while_all_live() -> Iterator[None]:
     except RuntimeError as error:
         raise RunFailure(
             "rank_lost",
-            f"another rank does not answer any more ({str(error).splitlines()[0]}). Go on with "
+            f"another rank does not answer any more ({str(error).splitlines()[0]}). Resume with "
             "--resume.",
         ) from None

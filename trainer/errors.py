@@ -7,8 +7,8 @@
     ├── Interrupted            asked to stop; it may be resumed (exit code 3)
     └── Diverged               a parameter is not finite any more (exit code 1)
 
->>> str(RunFailure("no_run", "there is nothing to go on with."))
-'there is nothing to go on with.'
+>>> str(RunFailure("no_run", "there is nothing to resume."))
+'there is nothing to resume.'
 """
 
 from __future__ import annotations

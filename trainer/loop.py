@@ -5,7 +5,7 @@
     charge t (on the disk) -> lot t -> clipped sums -> noise t, once -> update -> release t
 
 A step that was charged counts whether or not it was finished. When a run goes on, steps that
-were charged and are not in the checkpoint are lost: training goes on with the step after them,
+were charged and are not in the checkpoint are lost: training continues with the step after them,
 with its own lot, row of the noise and key. So no key is used for two lots, no row of
 correlated noise twice, and there are never more steps than certified. The same is done with
 steps that another process may have charged of this run (``affidavit.trainer.step_grants``).
@@ -72,7 +72,7 @@ def train(
     quiet: bool = False,
     peers: Peers | None = None,
     now: datetime | None = None,
-    demands: VerificationOptions | None = None,
+    options: VerificationOptions | None = None,
     entropy: Entropy = os.urandom,
     supervision: Supervision | None = None,
 ) -> Outcome:
@@ -82,7 +82,7 @@ def train(
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
     settings = settings or Settings()
-    config = bind(bundle, trusted, plan, records=len(data), now=now, demands=demands)
+    config = bind(bundle, trusted, plan, records=len(data), now=now, options=options)
     run = _Run(
         config=config,
         model=model,
@@ -225,7 +225,7 @@ class _Run:
 
     def _steps(self, training: TrainingState, first: int, secrets: RunSecrets) -> Outcome:
         steps = self._config.execution.steps
-        shown = Quiet() if self._quiet else Shown(steps, self._config.said)
+        shown = Quiet() if self._quiet else Shown(steps, self._config.summary)
         with shown, _asked_to_stop() as requested:
             for step in range(first, steps):
                 due = self._charged(training, step, secrets, requested)
@@ -243,7 +243,7 @@ class _Run:
                 except torch.OutOfMemoryError:
                     raise RunFailure(
                         "out_of_memory",
-                        f"a microbatch of {self._settings.microbatch} records does not fit; go on "
+                        f"a microbatch of {self._settings.microbatch} records does not fit; resume "
                         "with --resume and a smaller --microbatch. The step stays charged.",
                     ) from None
                 except Diverged:
@@ -301,7 +301,7 @@ class _Run:
             charged=standing.charged,
             released=standing.released,
             head=standing.head,
-            guarantee=self._config.said,
+            guarantee=self._config.summary,
         )
 
     def close(self) -> None:
@@ -318,7 +318,7 @@ def _require_going_on(run_log: RunLog) -> None:
         raise RunFailure(
             "ended",
             f"the run in {run_log.folder} has ended ({run_log.standing.ended}); there is nothing "
-            "to go on with.",
+            "to resume.",
         )
 
 

@@ -20,7 +20,7 @@ FOLDERS: ContextVar[tuple[Path, ...] | None] = ContextVar("FOLDERS", default=Non
 
 
 class WrongOption(ValueError):
-    """An option that is unknown, missing or out of range; the message says how to mend it."""
+    """An option that is unknown, missing or out of range; the message says how to fix it."""
 
 
 class FileRefused(WrongOption):

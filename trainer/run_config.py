@@ -86,7 +86,7 @@ class RunConfig:
     guarantee: dict[str, Any]
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """The guarantee of the whole run, in words."""
         epsilon, delta = self.guarantee["epsilon"]["upper"], self.guarantee["delta"]["upper"]
         return f"ε ≤ {epsilon} at δ = {delta} under {self.guarantee['adjacency']}"
@@ -99,15 +99,15 @@ def bind(
     *,
     records: int,
     now: datetime | None = None,
-    demands: VerificationOptions | None = None,
+    options: VerificationOptions | None = None,
 ) -> RunConfig:
     """The run that ``bundle`` certifies ``plan`` for, on ``records`` records.
 
-    ``demands`` is what its verification asks beyond what every certificate must pass.
+    ``options`` is what its verification asks beyond what every certificate must pass.
     Raises ``NotCertified`` with the code of what is wrong.
     """
     try:
-        predicate = verify(bundle, trusted, plan=plan, now=now, demands=demands).predicate
+        predicate = verify(bundle, trusted, plan=plan, now=now, options=options).predicate
     except VerificationError as error:
         raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
     _require_certified(predicate)

@@ -103,7 +103,7 @@ class RunLog:
             if _holds_a_run(folder / NAME):
                 raise RunFailure(
                     "run_exists",
-                    f"{folder} holds a run already. Go on with it by --resume, or choose another "
+                    f"{folder} holds a run already. Resume it with --resume, or choose another "
                     "folder.",
                 )
             return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), Standing())
@@ -115,7 +115,7 @@ class RunLog:
     def resumed(cls, folder: Path) -> RunLog:
         """The record of a run that goes on; raises ``RunFailure`` where it is broken."""
         if not (folder / NAME).is_file():
-            raise RunFailure("no_run", f"{folder} holds no run to go on with.")
+            raise RunFailure("no_run", f"{folder} holds no run to resume.")
         lock = _locked(folder)
         try:
             standing, length = _read(folder / NAME)
@@ -194,9 +194,7 @@ def _read(path: Path) -> tuple[Standing, int]:
             ) from None
         standing.take(entry, entry["digest"])
     if not standing.begun:
-        raise RunFailure(
-            "no_run", f"nothing was run in {path.parent} yet. Start it anew, without --resume."
-        )
+        raise RunFailure("no_run", f"nothing was run in {path.parent} yet. Start without --resume.")
     return standing, sum(len(line) + 1 for line in lines)
 
 
@@ -228,5 +226,5 @@ def unwritable(path: Path, error: OSError) -> RunFailure:
     """A file of the run that could not be written."""
     return RunFailure(
         "not_written",
-        f"{path} cannot be written: {error.strerror}. Mend that and go on with --resume.",
+        f"{path} cannot be written: {error.strerror}. Fix that and resume with --resume.",
     )

@@ -151,7 +151,7 @@ def _prepare(config: WorkerConfig, job: Job) -> tuple[Path, dict[str, Any]]:
     status = retry(config.source.status)
     trusted = TrustRoot(config.keys).public_keys()
     verified = verify(
-        bundle, trusted, demands=VerificationOptions(status=status, require_status=True)
+        bundle, trusted, options=VerificationOptions(status=status, require_status=True)
     )
     predicate: dict[str, Any] = verified.statement["predicate"]
     (subject,) = verified.statement["subject"]

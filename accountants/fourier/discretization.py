@@ -133,18 +133,18 @@ class Laws:
     def cut(self, mass: float) -> tuple[tuple[tuple[Atoms, int], ...], tuple[float, ...]]:
         """Atoms below the losses exceeded with probability ``mass`` in all, and these (nats)."""
         rare = down(mass / self.steps, _RARES)
-        found = [
+        cuts = [
             self.shared.get(
                 ("cut", law, rare),
                 partial(_cut, law, atoms, rare),
-                lambda found: _bytes(found[0]),
+                lambda cuts: _bytes(cuts[0]),
             )
             for (law, _), (atoms, _) in zip(self.direction.laws, self.atoms, strict=True)
         ]
-        stored = zip(found, self.atoms, strict=True)
+        stored = zip(cuts, self.atoms, strict=True)
         return (
             tuple((atoms, count) for (atoms, _), (_, count) in stored),
-            tuple(top for _, top in found),
+            tuple(top for _, top in cuts),
         )
 
     def grids(

@@ -182,9 +182,9 @@ def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
         p[-1], q[-1] = _rest(cells, slice(None, 2 * last + 1))
     losses = grid.losses()[first : last + 1]
     alpha = np.exp(losses)
-    p, q = _with_insolvent_lowered(p, q, alpha)
-    signed = _pulled_together(p, p - alpha * q, grid.step)
-    result = _without_debts(signed, losses)
+    p, q = _lower_negative_mass(p, q, alpha)
+    signed = _merge_steep_cells(p, p - alpha * q, grid.step)
+    result = _clip_negative_mass(signed, losses)
     masses[first : first + result.size] = np.maximum(result, 0.0) * (1.0 - 2.0 * _ARITHMETIC)
     return LatticeMeasure(grid=grid, masses=masses, infinite=0.0)
 
@@ -200,7 +200,7 @@ def _rest(cells: HalfCells, others: slice) -> tuple[float, float]:
     return max(0.0, p - slack), q + slack
 
 
-def _with_insolvent_lowered(p: Array, q: Array, alpha: Array) -> tuple[Array, Array]:
+def _lower_negative_mass(p: Array, q: Array, alpha: Array) -> tuple[Array, Array]:
     """Cells that would draw from above what is hardly there join a cell below instead.
 
     A cell below its node needs its gap of the curve of everything above it. One that takes
@@ -209,15 +209,15 @@ def _with_insolvent_lowered(p: Array, q: Array, alpha: Array) -> tuple[Array, Ar
     """
     above_p = np.append(np.cumsum(p[::-1])[::-1][1:], 0.0)
     above_q = np.append(np.cumsum(q[::-1])[::-1][1:], 0.0)
-    insolvent = alpha * q - p > 0.5 * (above_p - alpha * above_q)
-    insolvent[0] = False
-    targets = np.maximum.accumulate(np.where(insolvent, 0, np.arange(p.size)))
+    negative = alpha * q - p > 0.5 * (above_p - alpha * above_q)
+    negative[0] = False
+    targets = np.maximum.accumulate(np.where(negative, 0, np.arange(p.size)))
     merged_p: Array = np.bincount(targets, p, p.size).astype(np.float64)
     merged_q: Array = np.bincount(targets, q, q.size).astype(np.float64)
     return merged_p, merged_q
 
 
-def _pulled_together(p: Array, gap: Array, step: float) -> Array:
+def _merge_steep_cells(p: Array, gap: Array, step: float) -> Array:
     """Masses of the nodes when every cell has drawn on a neighbour; some may be negative."""
     from_below = np.maximum(gap, 0.0) / np.expm1(step)
     from_above = np.maximum(-gap, 0.0) / -np.expm1(-step)
@@ -235,27 +235,28 @@ def _pulled_together(p: Array, gap: Array, step: float) -> Array:
     return lowered
 
 
-def _without_debts(signed: Array, losses: Array) -> Array:
+def _clip_negative_mass(signed: Array, losses: Array) -> Array:
     """``signed`` without its negative masses, its curve nowhere raised.
 
     A run of negative masses leaves, divided between the nodes beside it, which puts a chord
     in place of concave kinks; at the lower end it moves up to the first node that can pay.
-    At the upper end there is none, and the measure is cut. Most debts are paid beside them
-    within a few rounds over all nodes; one that needs many payers is followed by itself.
+    At the upper end there is none, and the measure is cut. Most negative masses are paid
+    beside them within a few rounds over all nodes; one that needs many payers is followed by
+    itself.
     """
     nodes, masses = np.arange(signed.size), signed
     for _ in range(4):
         owing = masses < 0
         if not owing.any() or owing[-1]:
             break
-        stored, debts = np.flatnonzero(~owing), np.flatnonzero(owing)
-        after = np.searchsorted(stored, debts)
+        stored, negative_masses = np.flatnonzero(~owing), np.flatnonzero(owing)
+        after = np.searchsorted(stored, negative_masses)
         before = np.maximum(after - 1, 0)
         first = after == 0
-        at, beside = losses[nodes[debts]], losses[nodes[stored]]
+        at, beside = losses[nodes[negative_masses]], losses[nodes[stored]]
         width = np.where(first, 1.0, np.expm1(beside[before] - beside[after]))
         shares = np.where(first, 1.0, np.expm1(beside[before] - at) / width)
-        amounts = masses[debts] * (1.0 + _ARITHMETIC)
+        amounts = masses[negative_masses] * (1.0 + _ARITHMETIC)
         nodes, masses = nodes[stored], masses[stored]
         masses = masses + np.bincount(after, amounts * shares, masses.size)
         masses += np.bincount(before, amounts * (1.0 - shares), masses.size)

@@ -18,7 +18,7 @@ from affidavit.accountants.fourier.privacy_loss import Atoms, LossLaw
 from affidavit.accountants.fourier.tail_bounds import tilted_floor
 
 _MOST_JOINED = 16
-"""Cells that join the first at most; by then next to nothing is left above them."""
+"""Most cells that may join the first; beyond them next to nothing is left."""
 
 
 def grids_of(
@@ -49,7 +49,7 @@ def grids_of(
     if anchor is None:
         anchor = _bulk_cell(law, center, step)
     elif first is not None:
-        anchor, joined = _with_insolvent_joined(law, first, step, hair, most)
+        anchor, joined = _merge_negative_mass(law, first, step, hair, most)
     anchor = _settled(law, anchor - hair, step, first is not None, last is not None, joined)
     below = max(1, math.ceil((anchor - floor) / step) + 1)
     above = max(1, math.ceil((top - anchor) / step) + 1, joined + 1)
@@ -64,7 +64,7 @@ def grids_of(
     return upper, lower
 
 
-def _with_insolvent_joined(
+def _merge_negative_mass(
     law: LossLaw, anchor: float, step: float, hair: float, most: int
 ) -> tuple[float, int]:
     """The barycentre of a first cell that takes in the cells above that could not pay.

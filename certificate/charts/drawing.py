@@ -2,7 +2,7 @@
 
 Text, axes and grid are drawn in ``currentColor``, so that an SVG inside a page follows the
 page's colours, light or dark; a file of its own carries a style that follows the reader's
-preference. Series differ in colour and in dash, for who cannot tell the colours apart.
+preference. Series differ in colour and in dash, so that they are distinct without colour.
 Titles and descriptions are there for screen readers, every text is escaped, and identifiers
 are derived from the content, so that two charts on a page do not meet and the same chart is
 the same bytes.

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
@@ -131,10 +130,6 @@ class Account:
         for part, times in self.extra:
             counts[part] += times
         return tuple(counts.items())
-
-    def each(self, change: Callable[[PhaseAccount], PhaseAccount]) -> Account:
-        """The account with every phase changed."""
-        return replace(self, phases=tuple(change(phase) for phase in self.phases))
 
 
 def event_of(parts: Parts) -> Event:

@@ -74,7 +74,7 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 
 class Frontier:
-    """A tree's perfect subtrees from left to right: all that it takes to go on with it.
+    """A tree's perfect subtrees from left to right: all that it takes to append to it.
 
     ``append`` costs one hash on average and log2 n at most.
     """

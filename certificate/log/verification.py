@@ -20,9 +20,9 @@ from affidavit.certificate.log.tree import ProofError, verify_consistency, verif
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 
 
-def require_logged(demands: VerificationOptions) -> None:
+def require_logged(options: VerificationOptions) -> None:
     """Reject a bundle without a log part where the verifier asks for one."""
-    if demands.require_log:
+    if options.require_log:
         raise VerificationError(
             10,
             "not_logged",
@@ -112,9 +112,9 @@ class Link(NamedTuple):
     keep: bool
 
 
-def consistent(checkpoint: Checkpoint, demands: VerificationOptions) -> Link:
+def consistent(checkpoint: Checkpoint, options: VerificationOptions) -> Link:
     """Step 12: the checkpoint and the last one seen of its log are of one growing tree."""
-    note = demands.seen.get(checkpoint.origin)
+    note = options.seen.get(checkpoint.origin)
     if note is None:
         return Link(f"the first checkpoint of {checkpoint.origin} seen here", True, True)
     last = _last(note, checkpoint.origin)
@@ -122,9 +122,9 @@ def consistent(checkpoint: Checkpoint, demands: VerificationOptions) -> Link:
     if older.size > 0:
         hashes: tuple[bytes, ...] = ()
         if older.size != newer.size:
-            proof = demands.consistency
+            proof = options.consistency
             if proof is None or (proof.first, proof.second) != (older.size, newer.size):
-                return Link(_unlinked(older, newer, demands), False, False)
+                return Link(_unlinked(older, newer, options), False, False)
             hashes = proof.hashes
         _require_consistency(older, newer, hashes)
     grew = checkpoint.size >= last.size
@@ -157,9 +157,9 @@ def _require_consistency(older: Checkpoint, newer: Checkpoint, hashes: tuple[byt
         ) from None
 
 
-def _unlinked(older: Checkpoint, newer: Checkpoint, demands: VerificationOptions) -> str:
+def _unlinked(older: Checkpoint, newer: Checkpoint, options: VerificationOptions) -> str:
     where = f"/v1/log/proof/consistency?first={older.size}&second={newer.size}"
-    if demands.require_log:
+    if options.require_log:
         raise VerificationError(
             12,
             "consistency_unproved",

@@ -7,7 +7,7 @@
 * ``under_noised`` stays, with the policy's reasons beside its own.
 * ``refused`` and ``undecided`` stay: there is nothing to allow.
 
-``policy_floor`` checks a signed certificate against the policy that its verifier demands, which
+``policy_floor`` checks a signed certificate against the policy that its verifier options, which
 need not be the one it was issued under: plan, numbers and engines against every rule, validity,
 and approvals. A waived reason counts as satisfied only under the very policy (by digest) that
 the waiver was granted against. Whether a reservation is possible is not a fact of a certificate

@@ -2,7 +2,8 @@
 
 A waiver is kept by the service and never stands in a plan. It names who answers for it
 (``owner``), who granted it (``created_by``), why, and until when; its id is the digest of all
-that. It is about the very policy that it was granted against: a new version asks anew. Nobody
+that. It applies to the policy version that it was granted against: a new version needs a new
+waiver. Nobody
 is helped by a waiver that they granted themselves. What a waiver lets through stays visible
 in the certificate, which ends no later than the waiver does.
 

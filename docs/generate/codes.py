@@ -27,7 +27,7 @@ HEAD = """# Codes
 
 Written from the source by `make docs`; change the source, not this file.
 
-A code is published once and keeps its meaning for ever; a new meaning is a new code. Messages may
+A published code keeps its meaning permanently; a new meaning is a new code. Messages may
 change. `…` stands for what is filled in. A code that is met in several ways has the text of the
 first. The mistakes that `diagnose` names are in [known mistakes](../mistakes.md).
 

@@ -64,7 +64,7 @@ class Guard:
         probability: float | None = None,
         keys: Keys = None,
         record: str | Path = "run",
-        demands: VerificationOptions | None = None,
+        options: VerificationOptions | None = None,
         now: datetime | None = None,
     ) -> None:
         self._stop_state, self._noise_test, self._open = StopState(), NoiseTest(), False
@@ -72,7 +72,7 @@ class Guard:
         self.notes: tuple[str, ...] = ()
         with self._stop_state.guarded():
             self.certified = certified_run(
-                certificate, plan=plan, keys=keys, demands=demands, now=now
+                certificate, plan=plan, keys=keys, options=options, now=now
             )
             _require_sampler(self.certified, sampler, dataset_size, lot_size, probability)
             self._tensors = assign_tensors(self.certified, blocks)

@@ -96,14 +96,14 @@ def certified_run(
     *,
     plan: str | Path | Plan | None = None,
     keys: Keys = None,
-    demands: VerificationOptions | None = None,
+    options: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> CertifiedRun:
     """The run that ``certificate`` allows; raises ``GuardStop`` if it allows none."""
     try:
         raw = certificate if isinstance(certificate, bytes) else read_bytes(str(certificate))
         expected = read_plan(str(plan)).plan if isinstance(plan, str | Path) else plan
-        predicate = verify(raw, _trusted(keys), plan=expected, demands=demands, now=now).predicate
+        predicate = verify(raw, _trusted(keys), plan=expected, options=options, now=now).predicate
     except VerificationError as error:
         raise GuardStop(error.code, error.message, error.remedy) from None
     except MalformedPlan as error:

@@ -69,7 +69,7 @@ def opacus(
     blocks: dict[str, list[str]] | None = None,
     module: Any = None,
     generator: Generator = "chacha20",
-    demands: VerificationOptions | None = None,
+    options: VerificationOptions | None = None,
     now: datetime | None = None,
 ) -> OpacusRun:
     """Guard the result of ``make_private``; raises ``GuardStop`` if it violates the certificate.
@@ -82,7 +82,7 @@ def opacus(
     with stop_state.guarded():
         if generator not in ("chacha20", "opacus"):
             raise GuardStop("bad_argument", f"generator is {generator!r}.", 'Say "chacha20".')
-        certified = certified_run(certificate, plan=plan, keys=keys, demands=demands, now=now)
+        certified = certified_run(certificate, plan=plan, keys=keys, options=options, now=now)
         checks.require_optimizer(certified, privacy_engine, optimizer)
         sampler = checks.poisson_sampler(certified, data_loader)
         notes = checks.align(certified, optimizer, sampler)

@@ -84,7 +84,7 @@ class Blt(Toeplitz):
 
     @property
     def bands(self) -> int:
-        """T: every buffer is felt for ever."""
+        """T: every buffer has an effect for all steps."""
         return self.steps
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Who may ask: every route says so, by ``needs`` or by ``open_to_all``.
+"""Access control: every route declares its access, by ``needs`` or by ``open_to_all``.
 
 ::
 
@@ -45,12 +45,12 @@ class Guard:
     scopes: tuple[Scope, ...]
 
     async def __call__(self, request: Request) -> Actor:
-        """Who asks, counted while they are answered; raises like ``authenticated``."""
+        """The caller, counted while the request is answered; raises like ``authenticated``."""
         authorized: Actor | None = _authorized_before(self, request)
         return authorized or await self.authenticated(request)
 
     async def authenticated(self, request: Request) -> Actor:
-        """Who asks, counted while they are answered.
+        """The caller, counted while the request is answered.
 
         Raises the problem of not knowing them (401), of their scopes (403) or of their
         asking too much (429).
@@ -70,7 +70,7 @@ class Guard:
         return caller.actor
 
     async def identify(self, services: Services, request: Request) -> Caller:
-        """Who asks, by what a program shows; what shows no known identity is counted.
+        """The caller, by a program's credentials; requests without an identity are counted.
 
         Raises ``Problem``.
         """

@@ -1,4 +1,4 @@
-"""Who asks, and what they may do: a name for the records, and scopes.
+"""The caller and their permissions: a name for the records, and scopes.
 
 >>> Actor("token:ci", frozenset({Scope.SUBMIT})).may(Scope.APPROVE)
 False
@@ -29,7 +29,7 @@ class Actor:
 
     @property
     def anonymous(self) -> bool:
-        """Whether it is not known who this is, so that they count as nobody in particular."""
+        """Whether the caller is unknown and counts as nobody in particular."""
         return self.name.startswith("anonymous@")
 
     def may(self, scope: Scope) -> bool:

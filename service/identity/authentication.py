@@ -50,7 +50,7 @@ log = logging.getLogger("affidavit.service")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and under which name their requests are counted."""
+    """The caller, and the name under which their requests are counted."""
 
     actor: Actor
     counted_as: str

@@ -61,7 +61,7 @@ log = logging.getLogger("affidavit.service")
 
 
 class ProviderUnavailable(Exception):
-    """It cannot be told who asks, because the provider's keys cannot be read."""
+    """The caller cannot be authenticated, because the provider's keys cannot be read."""
 
 
 class UnknownKey(Exception):
@@ -117,7 +117,7 @@ class ProviderKeys:
     def _again(self) -> CachedKeys | None:
         """What is kept, read again if it is time to.
 
-        No thread waits for another's reading while there is something to go on with.
+        No thread waits for another's reading while earlier keys are usable.
         """
         if not self._lock.acquire(timeout=WAIT_SECONDS if self._cached is None else 0):
             return self._cached

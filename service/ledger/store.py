@@ -2,7 +2,7 @@
 
 A run goes one way: reserved, then committed, then settled on the steps that were run, or
 released instead of committed. What it reserved counts against the budget until it is
-settled; a settled run counts for what it cost for ever.
+settled; a settled run counts permanently for what it cost.
 
 Rules it keeps:
 

@@ -4,7 +4,7 @@ Templates escape everything and refuse undefined names. Whatever they put out pa
 ``visible`` first, so that no user text can reorder or hide the text around it.
 
 The name of a static file carries the first 16 hexadecimal digits of its SHA-256, so that a
-browser may keep it for ever and still gets the new one after an upgrade.
+browser may cache it permanently and still gets the new one after an upgrade.
 """
 
 from __future__ import annotations

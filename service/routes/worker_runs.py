@@ -94,7 +94,7 @@ def start(actor: Worker, services: TheServices, run_id: RunId, request: StartReq
 def heartbeat(
     actor: Worker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> RenewedLease:
-    """The lease begins anew from now."""
+    """The lease starts again now."""
     lease = _lease(run_id, request.fence, actor)
     renewal = services.runs.queue.renew(
         lease, request.steps, wants=request.wants, head=request.head

@@ -11,7 +11,7 @@ progress: it may be what kills workers.
 
 A run continues from its checkpoint, so it waits for a worker of the same place (``place`` is the
 name of a folder that workers share, or that a single worker has) for ``ELSEWHERE`` seconds before
-any other may begin it anew. One that was given back waits longer after each failed attempt.
+any other may start it again. One that was given back waits longer after each failed attempt.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _of_attempts(
 ) -> Iterator[ConformanceFinding]:
     """What does not fit in with the attempts that there were.
 
-    Where a run goes on it may be begun anew only if its steps stand alone, and its record
+    Where a run continues it may start again only if its steps are independent, and its record
     has nothing then of the record before. Either way every step that was granted before is
     passed over, so that the record has a line that says that it went on from there.
     """
@@ -126,8 +126,8 @@ def _of_attempts(
         if attempt.granted not in resumed:
             message = f"{attempt.granted} steps were granted under token {attempt.fence}."
             yield _finding("granted_not_passed", message)
-    anew = before and _steps_stand_alone(predicate)
-    heads = [reported, *(() if anew else (attempt.head for attempt in before))]
+    restarted = before and _steps_stand_alone(predicate)
+    heads = [reported, *(() if restarted else (attempt.head for attempt in before))]
     for head in heads:
         if head is not None and f'"digest":"{head}"'.encode() not in record:
             yield _finding("other_history", f"{head} was reported of the record, and is not in it.")

@@ -1,7 +1,7 @@
 """A run's events as they happen, as server-sent events, with the ε spent so far.
 
 An event is ``state`` (a numbered event of the run) or ``progress`` (steps so far, and what they
-have spent). Its id is ``SEQ-STEPS``, the last numbered event and the steps reported by then: a
+have spent). Its id is ``SEQ-STEPS``, the last numbered event and the steps reported so far: a
 client that reconnects with the last id it saw misses no ``state``, gets none twice, and gets
 ``progress`` if there was any.
 

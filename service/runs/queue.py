@@ -224,7 +224,7 @@ class RunQueue:
     def start(
         self, held: HeldLease, plan_digest: str, wants: int | None = None, place: str | None = None
     ) -> StoredRun:
-        """Begin a run, or go on with it: check everything again, in one transaction.
+        """Start or continue a run: check everything again, in one transaction.
 
         The first time its budget is committed. ``wants`` as in ``renew``; without it every
         step is granted, and the run is not handed over. ``place`` is where its checkpoint will
@@ -340,7 +340,7 @@ class RunQueue:
     def fail(self, held: HeldLease, code: str, message: str, *, again: bool = False) -> StoredRun:
         """End a run: free if it was not begun, charged in full if it was.
 
-        With ``again`` it is given back instead, for somebody to go on with it, unless it is
+        With ``again`` it is given back instead, for another worker to continue it, unless it is
         over anyhow. Raises ``LeaseLost``.
         """
         with self._writer.begin() as connection:

@@ -80,13 +80,13 @@ def listing(certificate: Certificate, status: str = "revoked") -> dict[str, Any]
     }
 
 
-def code(certificate: Certificate, key: SigningKey, status: bytes | None, **demands: Any) -> str:
+def code(certificate: Certificate, key: SigningKey, status: bytes | None, **options: Any) -> str:
     with pytest.raises(VerificationError) as caught:
         verify(
             certificate.bundle,
             [key.public],
             now=NOW,
-            demands=VerificationOptions(status=status, **demands),
+            options=VerificationOptions(status=status, **options),
         )
     assert (caught.value.step, caught.value.step_name) == (13, "status")
     assert caught.value.remedy
@@ -99,7 +99,7 @@ def test_an_empty_list_lets_it_pass_and_without_one_it_is_said(
     checked = verify(
         usable.bundle,
         [key.public],
-        demands=VerificationOptions(status=sign_status(content(key), key)),
+        options=VerificationOptions(status=sign_status(content(key), key)),
     )
     assert 13 not in checked.unchecked
     assert checked.steps[-1][2] == "not listed in status list 5 of a"
@@ -120,7 +120,7 @@ def test_a_listed_certificate_is_rejected_by_its_envelope(
     verify(
         usable.bundle,
         [key.public],
-        demands=VerificationOptions(status=sign_status(content(key, listed=(other,)), key)),
+        options=VerificationOptions(status=sign_status(content(key, listed=(other,)), key)),
     )
 
 
@@ -133,7 +133,7 @@ def test_a_list_is_good_until_its_next_update(usable: Certificate, key: SigningK
             usable.bundle,
             [key.public],
             now=end + timedelta(seconds=1),
-            demands=VerificationOptions(status=status),
+            options=VerificationOptions(status=status),
         )
     assert caught.value.code == "stale_status"
     ahead = content(
@@ -153,7 +153,7 @@ def test_a_number_never_goes_back_and_stands_for_one_list(
         verify(
             usable.bundle,
             [key.public],
-            demands=VerificationOptions(status=status, status_seen=seen),
+            options=VerificationOptions(status=status, status_seen=seen),
         )
     assert code(usable, key, status, status_seen={"a": (6, "x")}) == "status_rollback"
     assert code(usable, key, status, status_seen={"a": (5, "x")}) == "status_rollback"
@@ -167,7 +167,7 @@ def test_a_list_speaks_for_the_keys_that_it_names_and_no_others(
     status = sign_status(content(other), other)
     with pytest.raises(VerificationError) as caught:
         verify(
-            usable.bundle, [key.public, other.public], demands=VerificationOptions(status=status)
+            usable.bundle, [key.public, other.public], options=VerificationOptions(status=status)
         )
     assert caught.value.code == "other_status"
 

@@ -96,6 +96,7 @@ def test_every_file_that_a_page_names_is_there() -> None:
     missing = {
         (page.name, path)
         for page in (*DOCS.rglob("*.md"), *ROOT.glob("*.md"))
+        if page.name != "mutation.md"  # a report on an earlier revision
         for path in named.findall(page.read_text(encoding="utf-8"))
         if not (ROOT / path).exists() and not {"NEW.py", "VERSION"} & set(path.split("/"))
     }

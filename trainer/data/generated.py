@@ -83,7 +83,7 @@ def word_list() -> list[str]:
 
 
 class _Draw:
-    """Choices from the digest of seed and number: the same everywhere and for ever."""
+    """Choices from the digest of seed and number: the same on every machine."""
 
     def __init__(self, seed: int, number: int) -> None:
         self._rest = int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest(), "big")

@@ -9,7 +9,7 @@ to be added once a lot whatever its size, and to an empty one as well.
 Guarantees
     * Steps are taken in order, each once, and none beyond those of the strategy.
     * No two tensors, and no two steps under one key, share any word of a stream. A run that
-      goes on after a crash goes on with a new key (``rekey``) and what was kept.
+      is resumed after a crash continues with a new key (``rekey``) and the stored state.
     * The state has what is kept, not the key; it is secret like the noise itself.
 
 >>> source = NoiseSource(bytes(32), {"w": TensorNoise(shape=(2,), scale=0.5)})

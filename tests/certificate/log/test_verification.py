@@ -47,14 +47,14 @@ def log(certificate: Certificate) -> Log:
     return log_of(certificate, index=11, size=40)
 
 
-def passed(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> VerifiedCertificate:
+def passed(bundle: Mapping[str, Any], *keys: PublicKey, **options: Any) -> VerifiedCertificate:
     raw = json.dumps(bundle).encode()
-    return verify(raw, keys or [KEY.public], demands=VerificationOptions(**demands))
+    return verify(raw, keys or [KEY.public], options=VerificationOptions(**options))
 
 
-def rejected(bundle: Mapping[str, Any], *keys: PublicKey, **demands: Any) -> tuple[int, str]:
+def rejected(bundle: Mapping[str, Any], *keys: PublicKey, **options: Any) -> tuple[int, str]:
     with pytest.raises(VerificationError) as caught:
-        passed(bundle, *keys, **demands)
+        passed(bundle, *keys, **options)
     assert caught.value.remedy
     return caught.value.step, caught.value.code
 
@@ -336,4 +336,4 @@ def test_no_changed_byte_of_the_log_part_passes(log: Log) -> None:
     for place in range(begin, len(raw)):
         changed = raw[:place] + bytes([raw[place] ^ (1 << (place % 7))]) + raw[place + 1 :]
         with pytest.raises(VerificationError):
-            verify(changed, [KEY.public], demands=VerificationOptions(log_origin=ORIGIN))
+            verify(changed, [KEY.public], options=VerificationOptions(log_origin=ORIGIN))

@@ -22,9 +22,9 @@ def predicate(result: dict[str, Any]) -> dict[str, Any]:
     return outcome
 
 
-def rejected(bundle: bytes, company: Company, **demands: Any) -> VerificationError:
+def rejected(bundle: bytes, company: Company, **options: Any) -> VerificationError:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, demands=VerificationOptions(**demands))
+        verify(bundle, company.trusted, options=VerificationOptions(**options))
     return caught.value
 
 

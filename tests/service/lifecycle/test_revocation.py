@@ -31,14 +31,14 @@ def content(raw: bytes) -> dict[str, Any]:
 
 def rejected(company: Company, bundle: bytes, status: bytes) -> str:
     with pytest.raises(VerificationError) as caught:
-        verify(bundle, company.trusted, demands=VerificationOptions(status=status))
+        verify(bundle, company.trusted, options=VerificationOptions(status=status))
     return caught.value.code
 
 
 def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> None:
     result = company.submit(plan()).json()
     before = company.status()
-    verify(company.bundle(result), company.trusted, demands=VerificationOptions(status=before))
+    verify(company.bundle(result), company.trusted, options=VerificationOptions(status=before))
     answer = company.revoke("bea", result)
     assert answer.status_code == 201
     stored = answer.json()
@@ -57,7 +57,7 @@ def test_a_revoked_certificate_verifies_no_more(company: Company, plan: Any) -> 
         verify(
             company.bundle(result),
             company.trusted,
-            demands=VerificationOptions(status=before, **seen),
+            options=VerificationOptions(status=before, **seen),
         )
     assert caught.value.code == "status_rollback"
 
@@ -89,7 +89,7 @@ def test_only_a_decision_issues_it_again_and_the_old_issue_stays_revoked(
     statuses = [(issue["issue"], issue["status"]) for issue in company.issues(result)]
     assert statuses == [(2, "active"), (1, "revoked")]
     status = company.status()
-    verify(company.bundle(fresh), company.trusted, demands=VerificationOptions(status=status))
+    verify(company.bundle(fresh), company.trusted, options=VerificationOptions(status=status))
     assert rejected(company, company.bundle(result), status) == "revoked"
     # Revoked once more, both are.
     company.revoke("bea", fresh, code="run_error", reason="not as certified")
@@ -117,7 +117,7 @@ def test_a_usable_issue_that_was_superseded_is_listed(company: Company, plan: An
     second = company.submit(plan()).json()
     status = company.status()
     assert rejected(company, company.bundle(first), status) == "superseded"
-    verify(company.bundle(second), company.trusted, demands=VerificationOptions(status=status))
+    verify(company.bundle(second), company.trusted, options=VerificationOptions(status=status))
 
 
 def test_who_may_revoke_may_revoke_their_own_and_once_is_enough(

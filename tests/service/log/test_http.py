@@ -75,8 +75,8 @@ def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> No
     seen: dict[str, str] = {}
     for location in reversed(locations):
         raw = client.get(f"{location}/bundle").content
-        demands = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
-        result = verify(raw, keys(client), demands=demands)
+        options = VerificationOptions(require_log=True, log_origin="example.com/log", seen=seen)
+        result = verify(raw, keys(client), options=options)
         assert not {10, 11, 12} & set(result.unchecked)
         assert result.checkpoint is not None
         seen = {"example.com/log": result.checkpoint}
@@ -212,7 +212,7 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
         bundle = client.get(f"{item}/bundle")
         assert bundle.status_code == 200
         with pytest.raises(VerificationError, match="does not say where"):
-            verify(bundle.content, keys(client), demands=VerificationOptions(require_log=True))
+            verify(bundle.content, keys(client), options=VerificationOptions(require_log=True))
 
 
 @pytest.mark.usefixtures("database_url")

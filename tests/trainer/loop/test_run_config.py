@@ -63,7 +63,7 @@ def test_a_certificate_without_its_approvals_is_refused(run: Run, tmp_path: Path
 
 
 def test_a_status_list_that_is_demanded_cannot_be_left_out(run: Run, tmp_path: Path) -> None:
-    code = refused(run, tmp_path / "run", demands=VerificationOptions(require_status=True))
+    code = refused(run, tmp_path / "run", options=VerificationOptions(require_status=True))
     assert "status" in code
 
 

@@ -1,0 +1,79 @@
+"""Texts use the glossary's words: no phrase and no identifier that ``docs/style`` refuses."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from tests.docs.pages import ROOT
+
+STYLE = ROOT / "docs" / "style"
+ROOMS = sorted(link.name for link in (ROOT / "src/affidavit").iterdir() if link.is_symlink())
+TERMS = YAML(typ="safe").load(STYLE / "Affidavit" / "Terms.yml")["swap"]
+PATTERN = re.compile("|".join(f"(?:{phrase})" for phrase in TERMS), re.IGNORECASE)
+IDENTIFIERS = frozenset(
+    line.split()[0]
+    for line in (STYLE / "identifiers.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+)
+
+
+def texts() -> Iterator[Path]:
+    """Every file with text that a person reads."""
+    yield from (page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md")
+    yield from (page for page in (ROOT / "docs").rglob("*.md") if "mutation" not in page.name)
+    for room in ROOMS:
+        yield from (ROOT / room).rglob("*.py")
+        yield from (ROOT / room).rglob("*.html")
+
+
+def sources() -> Iterator[Path]:
+    """Every Python file of the product."""
+    for room in ROOMS:
+        yield from (ROOT / room).rglob("*.py")
+
+
+def test_no_phrase_that_the_style_refuses() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {match.group()}"
+        for path in texts()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in PATTERN.finditer(line)
+    ]
+    assert not wrong, "see docs/style/Affidavit/Terms.yml\n" + "\n".join(wrong)
+
+
+def test_no_identifier_that_the_style_refuses() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {name}"
+        for path in sources()
+        for name, number in ((path.stem, 1), *bound_names(path.read_text()))
+        if name in IDENTIFIERS
+    ]
+    assert not wrong, "see docs/style/identifiers.txt\n" + "\n".join(wrong)
+
+
+def bound_names(source: str) -> Iterator[tuple[str, int]]:
+    """The variables, functions and classes of a module, with their lines."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                yield name, node.lineno
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                yield name, node.lineno
+
+
+def test_a_phrase_and_a_name_are_noticed() -> None:
+    """The checks can fail."""
+    assert PATTERN.search("Certify it anew.")
+    assert "found" in {
+        name for name, _ in bound_names("def f(x):\n    found = x\n    return found\n")
+    }
