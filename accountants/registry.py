@@ -1,6 +1,7 @@
 """Versions of the libraries that compute, as certificates name them.
 
-The engines, in order of preference; a new one is a file and a line here.
+The engines, in order of preference; a new one is a file and a line here. Those that installed
+packages add (entry points ``affidavit.accountants``) come after ours, by name.
 
 The first engine that supports a run decides; the first of another library that reaches
 it gives the second opinion. Preference goes to the exact one, then to quick two-sided ones, then
@@ -18,6 +19,7 @@ from importlib.metadata import version
 
 from affidavit import __version__
 from affidavit.accountants.protocol import Accountant
+from affidavit.plan import extension, installed
 
 OURS = __version__
 DP_ACCOUNTING = f"dp-accounting {version('dp-accounting')}"
@@ -45,7 +47,8 @@ _PLACES = {
     "rdp": (DP_ACCOUNTING, "affidavit.accountants.rdp", "RdpAccountant"),
     "prv": (PRV_ACCOUNTANT, "affidavit.accountants.prv", "PrvAccountant"),
 }
-NAMES = tuple(_PLACES)
+_INSTALLED = tuple(sorted(installed("affidavit.accountants").keys() - _PLACES.keys()))
+NAMES = (*_PLACES, *_INSTALLED)
 """Every engine, in order of preference."""
 SOLVERS = ("gaussian", "fourier", "allocation", "allocation_rdp", "monte_carlo", "rdp")
 """The engines that a search asks: all answer in milliseconds, ``monte_carlo`` in seconds."""
@@ -57,11 +60,22 @@ for allocations, which nobody else's reaches, one of another method."""
 @cache
 def accountant(name: str) -> Accountant:
     """The engine called ``name``; raises ``KeyError`` for a name that is not in ``NAMES``."""
-    _, module, kind = _PLACES[name]
-    engine: Accountant = getattr(import_module(module), kind)()
+    if name in _INSTALLED:
+        engine_class = extension("affidavit.accountants", name)
+    else:
+        _, module, kind = _PLACES[name]
+        engine_class = getattr(import_module(module), kind)
+    engine: Accountant = engine_class()
     return engine
 
 
 def versions() -> list[dict[str, str]]:
     """Name and version of every engine, in order of preference, without importing any."""
-    return [{"name": name, "version": version} for name, (version, _, _) in _PLACES.items()]
+    ours = [{"name": name, "version": version} for name, (version, _, _) in _PLACES.items()]
+    return ours + [{"name": name, "version": _installed_version(name)} for name in _INSTALLED]
+
+
+def _installed_version(name: str) -> str:
+    package = installed("affidavit.accountants")[name].dist
+    assert package is not None  # entry points of installed packages have one
+    return f"{package.name} {package.version}"

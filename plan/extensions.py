@@ -1,13 +1,15 @@
-"""Extensions: the strategies and mechanisms that installed packages add, by entry points.
+"""Extensions: what installed packages add by entry points.
 
 ==========================  ==========================  ====================================
 group                       name of the entry point     object
 ==========================  ==========================  ====================================
 ``affidavit.strategies``    a ``kind`` of ``noise``     ``mechanisms.strategies.StrategyForm``
 ``affidavit.mechanisms``    an ``optimizer.name``       ``mechanisms.Mechanism``
+``affidavit.accountants``   an engine                   a class: ``accountants.Accountant``
+``affidavit.optimizers``    an ``optimizer.name``       a class: the trainer's ``DPOptimizer``
 ==========================  ==========================  ====================================
 
-A package is loaded when a plan first names what it adds, not before. Names that this package
+A package is loaded when what it adds is first used, not before. Names that this package
 defines cannot be taken.
 
 References: https://packaging.python.org/en/latest/specifications/entry-points/
@@ -32,7 +34,12 @@ from pydantic_core import CoreSchema, core_schema
 
 from affidavit.plan.strategies import FORMS, NOISE_KINDS, NoiseForm
 
-Group = Literal["affidavit.strategies", "affidavit.mechanisms"]
+Group = Literal[
+    "affidavit.strategies",
+    "affidavit.mechanisms",
+    "affidavit.accountants",
+    "affidavit.optimizers",
+]
 
 
 @cache

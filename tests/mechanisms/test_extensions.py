@@ -1,4 +1,4 @@
-"""One file and one entry point add a strategy, and another pair a mechanism."""
+"""One file and one entry point add a strategy, a mechanism, an accountant or an optimiser."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fading(StrategyForm):
         return Toeplitz.from_noise([1.0, -1 / self.part], setting.steps, kind="fading")
 '''
 MECHANISM = '''
-"""A throw-away mechanism: DP-SGD that forgets its learning rate."""
+"""A throw-away mechanism: DP-SGD that forgets its weight decay."""
 
 from affidavit.mechanisms import CLIPPED_SUM
 
@@ -47,14 +47,68 @@ MECHANISM = CLIPPED_SUM(
     title="Forgetful DP-SGD",
     post_processing=("an update of public length",),
     sources=("this test",),
-    takes=frozenset({"name", "momentum"}),
+    takes=frozenset({"name", "learning_rate", "momentum"}),
 )
 '''
+ACCOUNTANT = """
+import math
+from dataclasses import dataclass
+
+from affidavit.accountants import Bracket, Unsupported, leaves
+from affidavit.plan import Gaussian
+
+
+@dataclass(frozen=True)
+class Curve:
+    rho: float
+
+    def epsilon(self, delta):
+        if not 0 < delta < 1:
+            raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}")
+        upper = self.rho + 2 * math.sqrt(self.rho * -math.log(delta))
+        return Bracket(lower=0.0, upper=upper * (1 + 1e-9))
+
+    def delta(self, epsilon):
+        if not 0 <= epsilon < math.inf:
+            raise ValueError(f"epsilon must be finite and not negative, got {epsilon}")
+        if self.rho == 0:
+            return Bracket(lower=0.0, upper=0.0)
+        far = max(0.0, epsilon - self.rho)
+        upper = math.exp(-(far**2) / (4 * self.rho)) * (1 + 1e-9)
+        return Bracket(lower=0.0, upper=min(1.0, upper))
+
+
+class ZcdpAccountant:
+    name = "zcdp"
+    version = "throw-away 1.0"
+
+    def curve(self, event):
+        rho = 0.0
+        for leaf, count in leaves(event):
+            if not isinstance(leaf, Gaussian):
+                raise Unsupported("only Gaussian releases")
+            rho += count / (2 * leaf.noise_multiplier**2)
+        return Curve(rho)
+"""
+OPTIMIZER = """
+from affidavit.trainer.optimizers.base import DPOptimizer
+
+
+class Forgetful(DPOptimizer):
+    def rule(self, inputs):
+        return lambda parameter, mean, state, at: parameter - at.learning_rate * at.step * mean
+"""
 ENTRY_POINTS = """[affidavit.strategies]
 fading = throw_away_strategy:Fading
 
 [affidavit.mechanisms]
 dp_forgetful = throw_away_mechanism:MECHANISM
+
+[affidavit.accountants]
+zcdp = throw_away_accountant:ZcdpAccountant
+
+[affidavit.optimizers]
+dp_forgetful = throw_away_optimizer:Forgetful
 """
 TRIAL = """
 import sys
@@ -92,7 +146,7 @@ for change, pointer in (
     ({"noise": {"kind": "fading", "part": 0}}, "/noise/part"),
     ({"noise": {"kind": "fading", "parts": 1}}, "/noise/parts"),
     ({"noise": {"kind": "vanishing"}}, "/noise"),
-    ({"optimizer": {"name": "dp_forgetful", "learning_rate": 1}}, "/optimizer/learning_rate"),
+    ({"optimizer": {"name": "dp_forgetful", "weight_decay": 1}}, "/optimizer/weight_decay"),
     ({"optimizer": {"name": "dp_absent"}}, "/optimizer/name"),
 ):
     try:
@@ -124,6 +178,29 @@ from affidavit.trainer.noise.recurrence import recurrence_of
 setting = Setting(steps=3, participation=Participation.single())
 step, past = recurrence_of(build(form.model_validate(form.examples[0]), setting)), []
 assert [float(step(t, torch.tensor(8.0), past)) for t in range(3)] == [8.0, 4.0, 4.0]
+
+# the accountant accounts a plan, after ours
+from affidavit.accountants import NAMES, versions
+assert NAMES[-1] == "zcdp" and versions()[-1] == {"name": "zcdp", "version": "throw-away 1.0"}
+optimizer = {**DOCUMENT["optimizer"], "learning_rate": 0.5}
+simple = {**DOCUMENT, "optimizer": optimizer, "noise": {"kind": "independent"}}
+simple["sampling"] = {"scheme": "full_batch"}
+ours, theirs = certify(plan_from(simple)), certify(plan_from(simple), engine="zcdp")
+assert theirs.verdict == "certified", theirs.reasons
+rho = 20 / (2 * 4**2)
+expected = rho + 2 * (rho * 11.512925464970229) ** 0.5
+upper = float(theirs.as_result()["epsilon"]["upper"])
+assert abs(upper - expected) < 1e-3 * expected, (upper, expected)
+assert float(ours.as_result()["epsilon"]["upper"]) < upper
+
+# the optimiser takes two steps by its own rule
+from affidavit.trainer.optimizers.registry import optimizer_of
+weight = torch.nn.Parameter(torch.tensor([8.0]))
+optimizer = optimizer_of(plan_from(simple), {"all": {"weight": weight}}, strategies=[None])
+for _ in range(2):
+    weight.grad = torch.tensor([1.0])
+    optimizer.step()
+assert weight.item() == 8 - 0.5 * (1 + 2), weight
 print("all of it")
 """
 
@@ -133,6 +210,8 @@ def site(tmp_path: Path) -> Path:
     """A folder with an installed distribution of two modules."""
     (tmp_path / "throw_away_strategy.py").write_text(STRATEGY)
     (tmp_path / "throw_away_mechanism.py").write_text(MECHANISM)
+    (tmp_path / "throw_away_accountant.py").write_text(ACCOUNTANT)
+    (tmp_path / "throw_away_optimizer.py").write_text(OPTIMIZER)
     metadata = tmp_path / "throw_away-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: throw-away\nVersion: 1.0\n")
@@ -140,7 +219,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_installed_package_adds_a_strategy_and_a_mechanism(site: Path) -> None:
+def test_an_installed_package_adds_one_of_each(site: Path) -> None:
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     trial = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", TRIAL],
@@ -153,6 +232,7 @@ def test_an_installed_package_adds_a_strategy_and_a_mechanism(site: Path) -> Non
 
 
 LAWS = (
+    "tests/conformance/test_accountants.py",
     "tests/conformance/test_mechanisms.py",
     "tests/mechanisms/strategies/test_families.py",
 )
@@ -161,7 +241,7 @@ LAWS = (
 def test_the_laws_find_them(site: Path) -> None:
     path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     laws = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *LAWS, "-k", "fading or dp_forgetful"],
+        [sys.executable, "-m", "pytest", "-q", *LAWS, "-k", "fading or dp_forgetful or zcdp"],
         env={**os.environ, "PYTHONPATH": path},
         cwd=Path(__file__).resolve().parents[2],
         capture_output=True,

@@ -1,5 +1,7 @@
 """The optimisers that may be trained with; a new one is a file and a line here.
 
+The optimiser of another package's mechanism is an entry point ``affidavit.optimizers``.
+
 The names are those of ``affidavit.mechanisms.catalogue``: what may be certified can be
 trained. ``optimizer_of`` refuses what the mechanism itself refuses, so that a form that was
 never certified (DP-DiSK combining after clipping, DP-Dice without its clip) does not run.
@@ -17,7 +19,7 @@ from torch.nn import Parameter
 
 from affidavit.mechanisms import mechanism
 from affidavit.mechanisms.strategies import Strategy
-from affidavit.plan import Plan, RefusedPlan
+from affidavit.plan import Plan, RefusedPlan, extension, installed
 from affidavit.trainer.optimizers.adam import Adam, AdamBC, AdamFloor, AdamLowpass, AdamW
 from affidavit.trainer.optimizers.base import DPOptimizer
 from affidavit.trainer.optimizers.corrmom import CorrMom
@@ -66,15 +68,19 @@ def optimizer_of(
     """
     if result := mechanism(plan.optimizer.name).unmet(plan):
         raise RefusedPlan(*result)
-    if plan.optimizer.name not in OPTIMIZERS:
+    name = plan.optimizer.name
+    if name in OPTIMIZERS:
+        optimizer = OPTIMIZERS[name]
+    elif name in installed("affidavit.optimizers"):
+        optimizer = extension("affidavit.optimizers", name)
+    else:
         raise refused(
             "unsupported",
             "name",
-            f"{plan.optimizer.name} is a mechanism of another package, and this trainer has no "
-            "optimiser of that name.",
-            "Train with that package.",
+            f"{name} is a mechanism of another package, which installs no optimiser of that name.",
+            "Install one as an entry point of affidavit.optimizers, or train with that package.",
         )
-    return OPTIMIZERS[plan.optimizer.name](
+    return optimizer(
         optimizer_inputs(
             plan,
             tensors,
