@@ -25,12 +25,12 @@ from functools import partial
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
-from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, Kept
+from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.discretization import (
     Laws,
+    choose_grid,
     saddle_at_delta,
     saddle_at_epsilon,
-    steer,
 )
 from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.evaluation import approximate_epsilon, transforms
@@ -61,8 +61,12 @@ class FourierAccountant:
     """
 
     relative_width: float = 1e-4
-    answers: Kept = field(default_factory=partial(Kept, MOST_LAWS), repr=False, compare=False)
-    shared: Kept = field(default_factory=partial(Kept, MOST_BYTES), repr=False, compare=False)
+    answers: SharedCache = field(
+        default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
+    )
+    shared: SharedCache = field(
+        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not 1e-7 <= self.relative_width <= 0.1:
@@ -97,7 +101,9 @@ class FourierCurve:
 
     directions: tuple[Laws, ...]
     relative_width: float
-    answers: Kept = field(default_factory=partial(Kept, MOST_LAWS), repr=False, compare=False)
+    answers: SharedCache = field(
+        default_factory=partial(SharedCache, MOST_LAWS), repr=False, compare=False
+    )
 
     def with_width(self, relative_width: float) -> FourierCurve:
         """The same curve with brackets about ``relative_width`` of ε (or δ) wide."""
@@ -232,8 +238,10 @@ def _ruled_out(laws: Laws, epsilon: float, delta: float) -> bool:
     if gap < 1e-3:
         return False
     try:
-        steering = steer(laws, saddle, epsilon, max(guess, delta * 1e-6), min(0.5, 0.3 * gap))
-        above, _ = transforms(laws, steering, lower=False)
+        parameters = choose_grid(
+            laws, saddle, epsilon, max(guess, delta * 1e-6), min(0.5, 0.3 * gap)
+        )
+        above, _ = transforms(laws, parameters, lower=False)
     except OutOfReach:
         return False
     return above.upper(epsilon) <= delta

@@ -1,26 +1,21 @@
-"""What an accountant keeps for the plans of a sweep, which ask for the same things again.
+"""The cache that plans of a sweep share, and the ladders that make their parameters equal.
 
-Plans that differ in their target, their clip norms or what is not accounted at all have the
-same releases: their answers are kept by these, with δ (or ε) and the width. Plans that differ
-in δ and the number of steps have releases of the same law, and the tilts, steps and cuts that
-steer them stand on ladders (``ladders.py``): the measures and transforms are kept by these.
+Plans that differ in their target or their clip norms have the same releases: the cache holds their
+answers by releases, δ (or ε) and width. Plans that differ in δ and the number of steps have
+releases of the same law. Their tilts, steps and cuts are rounded to ladders, powers of two and of
+its roots, so that they share measures and transforms: a parameter that is a few per cent off
+costs a bracket next to nothing.
 
-What is kept under a key follows from the key alone, so no answer depends on what was asked
-before. What was used least recently is forgotten. Threads may share a ``Kept``: while one
-reads or writes it another computes for itself instead of waiting, so that a fork at any
-moment leaves no lock to wait for.
+A cached value follows from its key alone, so no answer depends on earlier requests. The least
+recently used values are evicted. Threads may share a ``SharedCache``: while one reads or writes
+it another computes for itself instead of waiting, so that a fork at any moment leaves no lock
+to wait for.
 
->>> kept = Kept(10)
->>> kept.get(("question",), lambda: 1.0, lambda found: 1)
+>>> cache = SharedCache(10)
+>>> cache.get(("key",), lambda: 1.0, lambda value: 1)
 1.0
->>> kept.get(("question",), lambda: 9.0, lambda found: 1)
+>>> cache.get(("key",), lambda: 9.0, lambda value: 1)
 1.0
-
-Ladders: powers of two, and of its roots, that what steers is moved to.
-
-A tilt, step or cut that is a few per cent off costs a bracket next to nothing, and two plans
-whose own values are near to one another then ask for the same measures and transforms.
-
 >>> down(0.3, 1), up(0.3, 1), nearest(1.04, 16)
 (0.25, 0.5, 1.0442737824274138)
 
@@ -48,7 +43,7 @@ SMALL = 500
 """Bytes of what has no arrays, with its key."""
 
 
-class Kept:
+class SharedCache:
     """A bounded store: of all that is kept the sizes add up to at most ``most``."""
 
     def __init__(self, most: int) -> None:
@@ -57,9 +52,9 @@ class Kept:
         self._size = 0
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[Kept], tuple[int]]:
+    def __reduce__(self) -> tuple[type[SharedCache], tuple[int]]:
         """A copy, in another process or not, begins empty."""
-        return Kept, (self._most,)
+        return SharedCache, (self._most,)
 
     def __len__(self) -> int:
         """How many things are kept."""

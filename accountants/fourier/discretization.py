@@ -9,8 +9,8 @@ d h above and d² below: at small sampling probabilities nearly all of it does.
 One cut of the rare large losses serves the saddle and the grids alike: left in, they
 would draw the tilt to themselves at small sampling probabilities.
 
-Tilts, cuts, steps and shares of the tolerance stand on ladders (``ladders.py``), so that plans
-of the same releases that differ in δ or in how often they run share most measures (``kept.py``).
+Tilts, cuts, steps and shares of the tolerance are rounded to ladders (``cache.py``), so that
+plans of the same releases that differ in δ or in how often they run share most measures.
 
 Reference: ``docs/theorems/fourier-lattice.md``.
 """
@@ -24,7 +24,7 @@ from functools import partial
 
 import numpy as np
 
-from affidavit.accountants.fourier.cache import MOST_BYTES, SMALL, Kept, down, nearest
+from affidavit.accountants.fourier.cache import MOST_BYTES, SMALL, SharedCache, down, nearest
 from affidavit.accountants.fourier.discretized_pld import Grid, LowerRange
 from affidavit.accountants.fourier.dominating_pairs import Direction
 from affidavit.accountants.fourier.grids import grids_of
@@ -66,7 +66,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steering:
+class GridParameters:
     """Windows, cut and grids with which one direction is bracketed; ``cut`` in nats."""
 
     windows: tuple[Window, ...]
@@ -80,7 +80,7 @@ class Steering:
         return self.grids[0].step
 
     def work(self, *, lower: bool = True) -> Work:
-        """What ``transforms`` computes for this steering."""
+        """What ``transforms`` computes for this parameters."""
         lengths = [fast_length(window_points(window, self.step)) for window in self.windows]
         # The stratum with a rare loss transforms both parts of every law.
         once = sum((1 + index) * length for index, length in enumerate(lengths))
@@ -100,12 +100,14 @@ class Laws:
 
     direction: Direction
     atoms: tuple[tuple[Atoms, int], ...]
-    shared: Kept = field(default_factory=partial(Kept, MOST_BYTES), repr=False, compare=False)
+    shared: SharedCache = field(
+        default_factory=partial(SharedCache, MOST_BYTES), repr=False, compare=False
+    )
 
     @classmethod
-    def of(cls, direction: Direction, shared: Kept | None = None) -> Laws:
+    def of(cls, direction: Direction, shared: SharedCache | None = None) -> Laws:
         """The atoms of every law of ``direction``, which ``shared`` may hold."""
-        stored = Kept(MOST_BYTES) if shared is None else shared
+        stored = SharedCache(MOST_BYTES) if shared is None else shared
         return cls(
             direction=direction,
             atoms=tuple(
@@ -193,14 +195,14 @@ def saddle_at_epsilon(laws: Laws, epsilon: float, about: float = 1.0) -> tuple[S
     return saddle, delta
 
 
-def steer(
+def choose_grid(
     laws: Laws,
     saddle: Saddle,
     epsilon: float,
     delta: float,
     tolerance: float,
     step: float | None = None,
-) -> Steering:
+) -> GridParameters:
     """Choose grids for a bracket of log δ about ``tolerance`` wide, or of a given step (nats).
 
     ``epsilon`` is where the curve will be read and ``delta`` about what it is there. The
@@ -226,17 +228,17 @@ def steer(
         above=reach.above,
     )
     nodes, ranges = laws.grids(atoms, tops, order, tolerance, step)
-    return Steering(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
+    return GridParameters(windows=(window,), cut=None, grids=nodes, lower_ranges=ranges)
 
 
-def steer_in_strata(
+def choose_grids_in_strata(
     laws: Laws,
     epsilon: float,
     delta: float,
     tolerance: float,
     slope: float,
     step: float | None = None,
-) -> Steering:
+) -> GridParameters:
     """The same in two strata, for a curve whose log falls by ``slope`` a nat of ε there."""
     atoms, tops = laws.cut(1e-3 * min(0.1, tolerance) * delta)
     cut = CUT * epsilon
@@ -250,7 +252,7 @@ def steer_in_strata(
         window_of(stratum, epsilon, delta, tolerance, step, laws.steps) for stratum in both
     )
     nodes, ranges = laws.grids(atoms, tops, 0.0, tolerance, step)
-    return Steering(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
+    return GridParameters(windows=windows, cut=cut, grids=nodes, lower_ranges=ranges)
 
 
 def rungs(tolerance: float) -> int:

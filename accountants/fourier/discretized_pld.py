@@ -90,7 +90,7 @@ class LatticeMeasure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HalfCells:
+class BinMasses:
     """Masses of one law between a grid's ``edges``, from which both measures are made.
 
     All four have shape (2 · size + 2,): below the first edge, the half cells, above the
@@ -105,7 +105,7 @@ class HalfCells:
     misplaced: Array
 
     @classmethod
-    def of(cls, law: LossLaw, grid: Grid) -> HalfCells:
+    def of(cls, law: LossLaw, grid: Grid) -> BinMasses:
         """The half cells of ``law`` on ``grid``."""
         edges = grid.edges()
         cells = law.cells(edges)
@@ -134,7 +134,7 @@ class LowerRange:
     joined: int = 0
 
 
-def upper_measure(cells: HalfCells) -> LatticeMeasure:
+def upper_measure(cells: BinMasses) -> LatticeMeasure:
     """A measure on the grid whose curve is nowhere below that of the law (Theorem 3)."""
     grid = cells.grid
     alpha, share = np.exp(grid.losses()), -1.0 / np.expm1(-grid.step)
@@ -166,7 +166,7 @@ def upper_measure(cells: HalfCells) -> LatticeMeasure:
     )
 
 
-def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
+def lower_measure(cells: BinMasses, span: LowerRange) -> LatticeMeasure:
     """A measure on the grid whose curve is nowhere above that of the law (Theorem 4)."""
     grid = cells.grid
     masses = np.zeros(grid.size)
@@ -189,7 +189,7 @@ def lower_measure(cells: HalfCells, span: LowerRange) -> LatticeMeasure:
     return LatticeMeasure(grid=grid, masses=masses, infinite=0.0)
 
 
-def _rest(cells: HalfCells, others: slice) -> tuple[float, float]:
+def _rest(cells: BinMasses, others: slice) -> tuple[float, float]:
     """At most the P-mass and at least the Q-mass of an open cell, all but ``others``.
 
     The complement is good to a rounding of one where the cell holds nearly everything.

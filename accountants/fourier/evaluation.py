@@ -1,6 +1,6 @@
 """One pass over a direction: the curves of its upper and lower measures, and reading them.
 
-``transforms`` turns a steering into two curves that bound δ(ε) from above and below, and
+``transforms`` turns a parameters into two curves that bound δ(ε) from above and below, and
 ``crossing`` finds the ε at which such a curve passes a δ.
 
 About ε and δ in a millisecond, by the saddle point: where a search begins, never a bound.
@@ -22,19 +22,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from affidavit.accountants.fourier.cache import Kept, up
+from affidavit.accountants.fourier.cache import SharedCache, up
 from affidavit.accountants.fourier.discretization import (
+    GridParameters,
     Laws,
-    Steering,
+    choose_grid,
+    choose_grids_in_strata,
     rungs,
     saddle_at_delta,
     saddle_at_epsilon,
-    steer,
-    steer_in_strata,
 )
 from affidavit.accountants.fourier.discretized_pld import (
+    BinMasses,
     Grid,
-    HalfCells,
     LatticeMeasure,
     LowerRange,
     lower_measure,
@@ -54,11 +54,11 @@ ENDLESS = 1e6
 """An ε (nats) at which the search for one is given up."""
 
 
-def check_cost(steering: Steering) -> None:
-    """Refuse a steering whose arrays would be too long: raises ``OutOfReach``."""
-    if steering.points > MOST_POINTS:
+def check_cost(parameters: GridParameters) -> None:
+    """Refuse a parameters whose arrays would be too long: raises ``OutOfReach``."""
+    if parameters.points > MOST_POINTS:
         raise OutOfReach(
-            f"needs a grid of {steering.points} points, at most {MOST_POINTS}",
+            f"needs a grid of {parameters.points} points, at most {MOST_POINTS}",
             "ask for a wider bracket (relative_width) or use another accountant",
         )
 
@@ -78,40 +78,40 @@ class Sum:
         return sum(one.lower(epsilon) for one in self.strata) * (1 - 1e-15)
 
 
-def transforms(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[Sum, Sum]:
+def transforms(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
     """The curves of the upper and of the lower measures.
 
     Without ``lower`` the second is the first, whose lower curve is then no bound: for
     callers that read the upper one only. Raises ``OutOfReach`` as ``check_cost`` does.
     """
-    check_cost(steering)
+    check_cost(parameters)
     uppers, lowers = [], []
     for (law, count), attained, grid, span in zip(
         laws.direction.laws,
         laws.direction.attained,
-        steering.grids,
-        steering.lower_ranges,
+        parameters.grids,
+        parameters.lower_ranges,
         strict=True,
     ):
-        cells: Callable[[], HalfCells] = cache(partial(HalfCells.of, law, grid))
+        cells: Callable[[], BinMasses] = cache(partial(BinMasses.of, law, grid))
         uppers.append((_upper(law, grid, cells, laws.shared), count))
         if lower:
             if attained != law:
-                cells = partial(HalfCells.of, attained, grid)
+                cells = partial(BinMasses.of, attained, grid)
             lowers.append((_lower(attained, grid, span, cells, laws.shared), count))
-    above = _sum(uppers, steering, laws.shared)
-    return above, _sum(lowers, steering, laws.shared) if lower else above
+    above = _sum(uppers, parameters, laws.shared)
+    return above, _sum(lowers, parameters, laws.shared) if lower else above
 
 
 def _upper(
-    law: LossLaw, grid: Grid, cells: Callable[[], HalfCells], shared: Kept
+    law: LossLaw, grid: Grid, cells: Callable[[], BinMasses], shared: SharedCache
 ) -> LatticeMeasure:
     name = "upper", law, grid
     return shared.get(name, lambda: replace(upper_measure(cells()), name=name), _bytes)
 
 
 def _lower(
-    law: LossLaw, grid: Grid, span: LowerRange, cells: Callable[[], HalfCells], shared: Kept
+    law: LossLaw, grid: Grid, span: LowerRange, cells: Callable[[], BinMasses], shared: SharedCache
 ) -> LatticeMeasure:
     name = "lower", law, grid, span
     return shared.get(name, lambda: replace(lower_measure(cells(), span), name=name), _bytes)
@@ -121,19 +121,21 @@ def _bytes(measure: LatticeMeasure) -> int:
     return measure.masses.nbytes
 
 
-def _sum(parts: list[tuple[LatticeMeasure, int]], steering: Steering, shared: Kept) -> Sum:
-    if steering.cut is None:
-        return Sum((ComposedTransform(parts, steering.windows[0], shared=shared),))
-    common = [(measure.up_to(steering.cut), count) for measure, count in parts]
+def _sum(
+    parts: list[tuple[LatticeMeasure, int]], parameters: GridParameters, shared: SharedCache
+) -> Sum:
+    if parameters.cut is None:
+        return Sum((ComposedTransform(parts, parameters.windows[0], shared=shared),))
+    common = [(measure.up_to(parameters.cut), count) for measure, count in parts]
     return Sum(
         (
-            ComposedTransform(common, steering.windows[0]),
-            ComposedTransform(parts, steering.windows[1], steering.cut),
+            ComposedTransform(common, parameters.windows[0]),
+            ComposedTransform(parts, parameters.windows[1], parameters.cut),
         )
     )
 
 
-def steered(
+def with_parameters(
     laws: Laws,
     saddle: Saddle,
     epsilon: float,
@@ -141,23 +143,24 @@ def steered(
     tolerance: float,
     slope: float | None,
     step: float | None,
-) -> Steering:
-    """Steering in strata if there is a ``slope``, else in one piece.
+) -> GridParameters:
+    """Grid parameters in strata if there is a ``slope``, else in one piece.
 
-    As ``steer`` and ``steer_in_strata``, with a wider step where grids would be too long.
+    As ``choose_grid`` and ``choose_grids_in_strata``, with a wider step where grids would
+    be too long.
     """
     tolerance = min(0.5, tolerance)
 
-    def at(step: float | None) -> Steering:
+    def at(step: float | None) -> GridParameters:
         if slope is None:
-            return steer(laws, saddle, epsilon, delta, tolerance, step)
-        return steer_in_strata(laws, epsilon, delta, tolerance, slope, step)
+            return choose_grid(laws, saddle, epsilon, delta, tolerance, step)
+        return choose_grids_in_strata(laws, epsilon, delta, tolerance, slope, step)
 
-    steering = at(step)
-    if step is None and steering.points > MOST_POINTS:
+    parameters = at(step)
+    if step is None and parameters.points > MOST_POINTS:
         # A wider bracket is worth more than none.
-        return at(up(1.05 * steering.step * steering.points / MOST_POINTS, rungs(tolerance)))
-    return steering
+        return at(up(1.05 * parameters.step * parameters.points / MOST_POINTS, rungs(tolerance)))
+    return parameters
 
 
 def crossing(

@@ -1,10 +1,10 @@
 """Where the nodes of each release lie: what makes a lower bound narrow, never what makes it true.
 
-Any nodes give sound measures (``lattice.py``). A law that is wide against the step is met by
-both to second order wherever the nodes are; one that rises or falls within a step is not, and
-at small sampling probabilities, or beside phases of a larger scale, nearly all laws do. So one
-node is anchored a hair below the barycentre of the cell that matters most, and the cells above
-it which could not pay for themselves join it.
+Any nodes give sound measures (``discretized_pld.py``). A law that is wide against the step is
+met by both to second order wherever the nodes are; one that rises or falls within a step is
+not, and at small sampling probabilities, or beside phases of a larger scale, nearly all laws
+do. So one node is anchored a hair below the barycentre of the cell that matters most, and the
+cells above it which could not pay for themselves join it.
 """
 
 from __future__ import annotations

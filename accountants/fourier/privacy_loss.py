@@ -13,7 +13,7 @@ far the loss of that z is from the l that was asked for. Both are counted in uni
 u = 2**-53 from the operations made: cephes' ``ndtr`` is exp(-z²/2) times a rational
 function, so its relative error grows like z²/2 roundings.
 
-The moments (``Atoms``) steer: they choose tilts, steps and windows, and no bound rests
+The moments (``Atoms``) choose_grid: they choose tilts, steps and windows, and no bound rests
 on them.
 
 References: [1] Zhu, Dong and Wang, arXiv:2106.08567, dominating pairs. [2] docs/theorems/
@@ -126,7 +126,7 @@ class LossLaw(Protocol):
         ...
 
     def atoms(self) -> Atoms:
-        """The law under P, for steering."""
+        """The law under P, for parameters."""
         ...
 
     def survival(self, losses: Array) -> Survival:
@@ -334,7 +334,7 @@ class WorseOfBothLaw:
         return math.inf
 
     def atoms(self) -> Atoms:
-        """The law under P, for steering."""
+        """The law under P, for parameters."""
         low, high = self.add.atoms(), self.remove.atoms()
         below, above = low.losses < 0, high.losses > 0
         weights = np.concatenate((low.weights[below], [0.0], high.weights[above]))

@@ -23,7 +23,7 @@ every answer passes all the rungs above it.
 One direction of a composition, bracketed to a tolerance.
 
 The bracket is read from two ``ComposedTransform``s, one of upper and one of lower
-measures; the steering only decides how narrow it comes out. A bracket that is too wide is
+measures; the parameters only decides how narrow it comes out. A bracket that is too wide is
 tried again with a smaller step, until it is narrow enough, rounding stops it, or the
 grids would grow too long. What was found before is kept: a search asked for less and less
 width gives brackets each inside the one before.
@@ -40,8 +40,8 @@ import numpy as np
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier.discretization import (
+    GridParameters,
     Laws,
-    Steering,
     Work,
     saddle_at_delta,
     saddle_at_epsilon,
@@ -51,8 +51,8 @@ from affidavit.accountants.fourier.evaluation import (
     MOST_POINTS,
     Sum,
     crossing,
-    steered,
     transforms,
+    with_parameters,
 )
 from affidavit.accountants.fourier.tail_bounds import Saddle, at_epsilon
 
@@ -84,7 +84,7 @@ def located(laws: Laws, delta: float) -> tuple[Saddle, float]:
     epsilon = saddle.epsilon
     for _ in range(4):
         above, _ = transforms(
-            laws, steered(laws, saddle, epsilon, delta, 0.1, None, None), lower=False
+            laws, with_parameters(laws, saddle, epsilon, delta, 0.1, None, None), lower=False
         )
         width = 1 / saddle.order
         _, result = crossing(above.upper, delta, epsilon, 0.1 * width, 0.02 * width)
@@ -104,8 +104,8 @@ def located_in_strata(
     """The ε (nats) to start from and minus the slope of log δ there, by coarse grids in strata."""
     slope = saddle.order
     for _ in range(4):
-        steering = steered(laws, saddle, guess, delta, 0.1, slope, None)
-        above, _ = transforms(laws, steering, lower=False)
+        parameters = with_parameters(laws, saddle, guess, delta, 0.1, slope, None)
+        above, _ = transforms(laws, parameters, lower=False)
         _, result = crossing(above.upper, delta, guess, 0.1 / slope, 0.02 / slope)
         if not 0 < result < ENDLESS:
             break
@@ -251,9 +251,9 @@ class EpsilonSearch:
         requested = max(relative_width * self._guess, SMALLEST_WIDTH)
         return self._steering(requested).work()
 
-    def _steering(self, wanted: float) -> Steering:
+    def _steering(self, wanted: float) -> GridParameters:
         slope = self._slope if self._rare else None
-        return steered(
+        return with_parameters(
             self._laws,
             self._saddle,
             self._guess,
@@ -264,13 +264,13 @@ class EpsilonSearch:
         )
 
     def _once(self, wanted: float) -> bool:
-        steering = self._steering(wanted)
-        if self._step is not None and steering.points > MOST_POINTS:
+        parameters = self._steering(wanted)
+        if self._step is not None and parameters.points > MOST_POINTS:
             return False
-        self._step = steering.step
-        self._cheap = self._laws.gapped and steering.points < _CHEAP
-        self.work += steering.work()
-        above, below = transforms(self._laws, steering)
+        self._step = parameters.step
+        self._cheap = self._laws.gapped and parameters.points < _CHEAP
+        self.work += parameters.work()
+        above, below = transforms(self._laws, parameters)
         accuracy, stride = 0.01 * wanted, 0.05 / self._slope
         _, upper = crossing(above.upper, self._delta, self._guess, stride, accuracy)
         if math.isinf(upper):
@@ -292,8 +292,10 @@ class DeltaSearch:
         self._settled = self._cheap = False
         self.bracket = Bracket(lower=0.0, upper=1.0)
         for _ in range(6):
-            steering = steered(laws, self._saddle, epsilon, self._guess, 0.1, self._slope, None)
-            above, _ = transforms(laws, steering, lower=False)
+            parameters = with_parameters(
+                laws, self._saddle, epsilon, self._guess, 0.1, self._slope, None
+            )
+            above, _ = transforms(laws, parameters, lower=False)
             result = max(above.upper(epsilon), _LEAST_DELTA)
             self.bracket = self.bracket.intersect(Bracket(lower=0.0, upper=min(1.0, result)))
             promised, self._guess = self._guess, min(result, self._guess)
@@ -340,14 +342,14 @@ class DeltaSearch:
         return self.bracket
 
     def _once(self, tolerance: float) -> bool:
-        steering = steered(
+        parameters = with_parameters(
             self._laws, self._saddle, self._epsilon, self._guess, tolerance, self._slope, self._step
         )
-        if self._step is not None and steering.points > MOST_POINTS:
+        if self._step is not None and parameters.points > MOST_POINTS:
             return False
-        self._step = steering.step
-        self._cheap = self._laws.gapped and steering.points < _CHEAP
-        above, below = transforms(self._laws, steering)
+        self._step = parameters.step
+        self._cheap = self._laws.gapped and parameters.points < _CHEAP
+        above, below = transforms(self._laws, parameters)
         result = Bracket(lower=below.lower(self._epsilon), upper=above.upper(self._epsilon))
         self.bracket = self.bracket.intersect(result)
         self._guess = max(self.bracket.upper, _LEAST_DELTA)

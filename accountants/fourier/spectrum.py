@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from affidavit.accountants.cyclic_convolution import folded, transform_error
-from affidavit.accountants.fourier.cache import SMALL, Kept, down, up
+from affidavit.accountants.fourier.cache import SMALL, SharedCache, down, up
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
 
@@ -108,7 +108,7 @@ class TiltedLaw:
 
 
 def tilted(
-    measure: LatticeMeasure, count: int, order: float, cut: float | None, shared: Kept
+    measure: LatticeMeasure, count: int, order: float, cut: float | None, shared: SharedCache
 ) -> TiltedLaw | None:
     """As ``TiltedLaw.of``, and ``shared`` where the measure has a name and is not split.
 
@@ -149,7 +149,7 @@ class LawTransform:
         )
 
 
-def _transformed(law: TiltedLaw, size: int, shared: Kept) -> LawTransform:
+def _transformed(law: TiltedLaw, size: int, shared: SharedCache) -> LawTransform:
     count = int(down(law.count, 1))
     compute = partial(LawTransform.of, law.common, size, count)
     if law.name is None:
@@ -173,7 +173,7 @@ class Spectrum:
     left_out: float
 
 
-def composed(laws: Sequence[TiltedLaw], size: int, shared: Kept) -> Spectrum:
+def composed(laws: Sequence[TiltedLaw], size: int, shared: SharedCache) -> Spectrum:
     """The transform, of ``size`` points, of the composition; with rare parts, of what has one.
 
     ``shared`` keeps the transforms of laws that have a name.
@@ -264,7 +264,7 @@ def _with_a_rare_loss(laws: Sequence[TiltedLaw], size: int) -> Spectrum:
     )
 
 
-def log_moment(laws: Sequence[TiltedLaw], order: float, shared: Kept) -> float:
+def log_moment(laws: Sequence[TiltedLaw], order: float, shared: SharedCache) -> float:
     """log of the composed law's moment at a further tilt (1/nat), raised by its rounding.
 
     With rare parts, of the composition with at least one rare loss. ``shared`` keeps the

@@ -1,4 +1,4 @@
-"""Steering for compositions that one rare loss decides: two strata, each with its own tilt.
+"""GridParameters for compositions that one rare loss decides: two strata, each with its own tilt.
 
 Exponential tilting is efficient where δ is made by many losses that are each a little
 larger than usual. At small sampling probabilities and small δ it is made instead by one

@@ -101,7 +101,7 @@ def at_order(laws: Composition, order: float) -> Saddle:
         mean += count * first
         variance += count * second
     # Strong tilts pile a bounded law up on its last atom; a hair of spread keeps the
-    # steering finite there.
+    # parameters finite there.
     variance = max(variance, (1e-6 / (1 + order)) ** 2)
     epsilon = mean - 1 / order - 1 / (order + 1)
     result = Saddle(order=order, epsilon=epsilon, log_delta=0.0, mean=mean, variance=variance)
@@ -215,7 +215,7 @@ class RevealedMixtureLaw:
         return max(self.first.ceiling, self.second.ceiling)
 
     def atoms(self) -> Atoms:
-        """The law under P, for steering."""
+        """The law under P, for parameters."""
         parts = (self.first.atoms(), 1 - self.weight), (self.second.atoms(), self.weight)
         losses = np.concatenate([atoms.losses for atoms, _ in parts])
         weights = np.concatenate([share * atoms.weights for atoms, share in parts])

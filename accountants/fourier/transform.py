@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import (
@@ -82,7 +82,7 @@ class ComposedTransform:
         parts: Sequence[tuple[LatticeMeasure, int]],
         window: Window,
         cut: float | None = None,
-        shared: Kept | None = None,
+        shared: SharedCache | None = None,
     ) -> None:
         self._order = window.order
         self._peak = math.exp(log_peak(window.order))
@@ -96,7 +96,7 @@ class ComposedTransform:
         self._placing = 8 * UNIT_ROUNDOFF * (sum(map(abs, origins)) + far)
         self._shift = sum(part.loss_error * count for part, count in parts)
         self._infinite = sum(part.infinite * count for part, count in parts)
-        self._shared = Kept(0) if shared is None else shared
+        self._shared = SharedCache(0) if shared is None else shared
         laws = [tilted(part, count, window.order, cut, self._shared) for part, count in parts]
         result = [law for law in laws if law is not None]
         self._alive = len(result) == len(laws) and (

@@ -73,7 +73,7 @@ def bound_names(source: str) -> Iterator[tuple[str, int]]:
 
 def test_a_phrase_and_a_name_are_noticed() -> None:
     """The checks can fail."""
-    assert PATTERN.search("Certify it anew.")
+    assert PATTERN.search("Mend the plan.")
     assert "found" in {
         name for name, _ in bound_names("def f(x):\n    found = x\n    return found\n")
     }

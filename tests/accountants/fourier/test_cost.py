@@ -74,7 +74,7 @@ def test_the_work_that_is_counted_is_that_which_is_done(
 
     monkeypatch.setattr(fft, "rfft", counted)
     work, _ = spent(event, delta)
-    # Beside them there are a few transforms by which the grids are steered.
+    # Beside them there are a few transforms by which the grids are with_parameters.
     assert 1 <= transformed / work.frequencies < 1.25
 
 

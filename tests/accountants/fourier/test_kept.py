@@ -10,7 +10,7 @@ import pytest
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, accountant, spectrum
-from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.normal_masses import Array
 from affidavit.accountants.protocol import OutOfReach
 from affidavit.plan import Composed, PoissonSubsampledGaussian, Repeated
@@ -82,7 +82,7 @@ def test_a_refusal_is_given_again() -> None:
 
 
 def test_the_least_recently_used_are_forgotten() -> None:
-    stored = Kept(10)
+    stored = SharedCache(10)
 
     def asked(key: int, found: int) -> int:
         return stored.get(key, lambda: found, lambda _: 2)
@@ -95,7 +95,7 @@ def test_the_least_recently_used_are_forgotten() -> None:
 
 
 def test_what_would_drive_out_the_others_is_not_kept() -> None:
-    stored = Kept(10)
+    stored = SharedCache(10)
     assert [stored.get("large", lambda at=at: at, lambda _: 3) for at in (1, 2)] == [1, 2]  # type: ignore[misc]
     assert len(stored) == 0
 

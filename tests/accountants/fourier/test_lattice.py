@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.accountants.fourier.discretized_pld import (
+    BinMasses,
     Grid,
-    HalfCells,
     LatticeMeasure,
     LowerRange,
     lower_measure,
@@ -76,7 +76,7 @@ LAWS = [
 
 
 def upper(law: LossLaw, grid: Grid) -> LatticeMeasure:
-    return upper_measure(HalfCells.of(law, grid))
+    return upper_measure(BinMasses.of(law, grid))
 
 
 def lower(
@@ -85,7 +85,7 @@ def lower(
     span = LowerRange(
         first=first, last=grid.size - 1, open_left=open_left, open_right=False, joined=joined
     )
-    return lower_measure(HalfCells.of(law, grid), span)
+    return lower_measure(BinMasses.of(law, grid), span)
 
 
 def grid_over(law: NormalMixtureLaw, cells: int, shift: float = 0.0) -> Grid:

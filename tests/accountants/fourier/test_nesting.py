@@ -9,7 +9,7 @@ import pytest
 
 from affidavit.accountants.bracket import Bracket
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.discretization import Laws, Steering
+from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.evaluation import Sum, transforms
 from affidavit.accountants.fourier.refinement import COARSE, nested
 from affidavit.plan import (
@@ -63,9 +63,9 @@ def test_a_narrower_bracket_lies_inside_every_wider_one(
 def test_a_wide_bracket_takes_fewer_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points: list[int] = []
 
-    def counted(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[Sum, Sum]:
-        points.append(steering.points)
-        return transforms(laws, steering, lower=lower)
+    def counted(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
+        points.append(parameters.points)
+        return transforms(laws, parameters, lower=lower)
 
     monkeypatch.setattr(refinement, "transforms", counted)
     leaf = PoissonSubsampledGaussian(sampling_probability=1e-3, noise_multiplier=0.7)

@@ -1,4 +1,4 @@
-"""Bounds that must hold in corners which the engine's own steering seldom visits."""
+"""Bounds that must hold in corners which the engine's own parameters seldom visits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from scipy import fft
 
 from affidavit.accountants.fourier import FourierAccountant, spectrum
-from affidavit.accountants.fourier.cache import Kept
-from affidavit.accountants.fourier.discretized_pld import Grid, HalfCells, LatticeMeasure
+from affidavit.accountants.fourier.cache import SharedCache
+from affidavit.accountants.fourier.discretized_pld import BinMasses, Grid, LatticeMeasure
 from affidavit.accountants.fourier.privacy_loss import NormalMixtureLaw
 from affidavit.accountants.fourier.tail_bounds import truncated_law
 from affidavit.plan import TruncatedPoissonGaussian
@@ -43,7 +43,7 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
     part = LatticeMeasure(grid=Grid(origin=0.0, step=1e-9, size=law.size), masses=law, infinite=0.0)
     tilted = spectrum.TiltedLaw.of(part, 1, 1e-3, None)
     assert tilted is not None
-    result = spectrum.composed([tilted], size, Kept(0))
+    result = spectrum.composed([tilted], size, SharedCache(0))
     folded = tilted.common.astype(np.longdouble).reshape(rows, size).sum(axis=0)
     true = fft.rfft(folded)[result.kept]
     twice = np.where((result.kept == 0) | (2 * result.kept == size), 1.0, 2.0)
@@ -54,7 +54,7 @@ def test_wrapping_a_law_many_times_is_in_the_error_of_its_transform() -> None:
 def test_an_edge_near_zero_is_off_by_roundings_of_the_origin() -> None:
     law = NormalMixtureLaw(kind="add", noise_multiplier=0.2, sampling_probability=1e-4)
     grid = Grid(origin=-30.0000123, step=1e-3 / 3, size=100_000)
-    cells, edges = HalfCells.of(law, grid), grid.edges()
+    cells, edges = BinMasses.of(law, grid), grid.edges()
     for index in np.argsort(np.abs(edges))[:2000]:
         true = Fraction(grid.origin) + Fraction(grid.step) * Fraction(int(index) - 1, 2)
         error = abs(Fraction(float(edges[index])) - true)

@@ -20,8 +20,8 @@ import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, privacy_loss, spectrum, transform
 from affidavit.accountants.fourier.discretized_pld import (
+    BinMasses,
     Grid,
-    HalfCells,
     LatticeMeasure,
     LowerRange,
     lower_measure,
@@ -64,8 +64,8 @@ class Disturbed:
         return self.change(edges, LAW.cells(edges))
 
 
-def half_cells(change: Callable[[Array, Cells], Cells], grid: Grid = GRID) -> HalfCells:
-    return HalfCells.of(Disturbed(change=change), grid)  # type: ignore[arg-type]
+def half_cells(change: Callable[[Array, Cells], Cells], grid: Grid = GRID) -> BinMasses:
+    return BinMasses.of(Disturbed(change=change), grid)  # type: ignore[arg-type]
 
 
 def unchanged(_edges: Array, cells: Cells) -> Cells:
@@ -153,7 +153,7 @@ def test_each_normal_mass_is_within_its_bound_and_the_engine_bears_all_of_it(
 def test_discretisation_is_covered_and_is_there() -> None:
     """All of a cell's mass at its nearer node is no bound on either side; the two measures are."""
     coarse = Grid(origin=-0.4, step=0.1, size=90)
-    cells = HalfCells.of(LAW, coarse)
+    cells = BinMasses.of(LAW, coarse)
     nearest = LatticeMeasure(
         grid=coarse, masses=cells.p[1:-1:2] + cells.p[2::2], infinite=float(cells.p[-1])
     )
@@ -168,7 +168,7 @@ def test_discretisation_is_covered_and_is_there() -> None:
 
 def test_losses_beyond_the_grid_are_covered_at_both_ends() -> None:
     short = Grid(origin=0.1, step=0.02, size=60)
-    cells = HalfCells.of(LAW, short)
+    cells = BinMasses.of(LAW, short)
     above = upper_measure(cells)
     span = LowerRange(first=0, last=short.size - 1, open_left=False, open_right=False)
     below = lower_measure(cells, span)

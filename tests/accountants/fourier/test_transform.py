@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from affidavit.accountants.fourier.cache import Kept
+from affidavit.accountants.fourier.cache import SharedCache
 from affidavit.accountants.fourier.discretized_pld import Grid, LatticeMeasure
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.spectrum import TiltedLaw, tilted
@@ -166,7 +166,7 @@ def test_the_peak_of_g() -> None:
 def test_a_law_that_is_shared_is_the_law_alone_with_the_error_of_its_count(
     counts: tuple[int, int],
 ) -> None:
-    named, shared = replace(measure(), name="named"), Kept(1 << 20)
+    named, shared = replace(measure(), name="named"), SharedCache(1 << 20)
     for count in counts:
         result, alone = (
             tilted(named, count, 1.5, None, shared),

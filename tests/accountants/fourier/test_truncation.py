@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from affidavit.accountants.fourier import FourierAccountant, refinement
-from affidavit.accountants.fourier.discretization import Laws, Steering
+from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.evaluation import Sum, transforms
 from affidavit.accountants.fourier.tail_bounds import attained_rate, truncated_law
 from affidavit.accountants.pld import PldAccountant
@@ -169,9 +169,9 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
     """No data set attains the dominating law, and four decades lie between at this ε."""
     points = []
 
-    def counted(laws: Laws, steering: Steering, *, lower: bool = True) -> tuple[Sum, Sum]:
-        points.append(steering.points)
-        return transforms(laws, steering, lower=lower)
+    def counted(laws: Laws, parameters: GridParameters, *, lower: bool = True) -> tuple[Sum, Sum]:
+        points.append(parameters.points)
+        return transforms(laws, parameters, lower=lower)
 
     monkeypatch.setattr(refinement, "transforms", counted)
     leaf = TruncatedPoissonGaussian(
