@@ -266,7 +266,7 @@ def test_no_step_is_left_when_all_are_charged(run: Run, tmp_path: Path) -> None:
     created = run(plan, out=out, bundle=bundle, resume=True)
     assert created.data.asked == []
     assert (created.outcome.charged, created.outcome.released) == (STEPS, STEPS - 1)
-    with pytest.raises(RunFailure, match="nothing to go on with"):
+    with pytest.raises(RunFailure, match="nothing to resume"):
         run(plan, out=out, bundle=bundle, resume=True)
 
 

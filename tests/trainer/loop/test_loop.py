@@ -291,7 +291,7 @@ def test_an_update_that_diverges_ends_the_run_and_stays_charged(run: Run, tmp_pa
     assert (last["type"], last["ended"]) == ("final", "diverged")
     assert last["charged"] == last["released"] + 1
     assert not (tmp_path / "run" / "weights.pt").exists()
-    with pytest.raises(RunFailure, match="nothing to go on with"):
+    with pytest.raises(RunFailure, match="nothing to resume"):
         run(plan, out=tmp_path / "run", resume=True)
 
 
