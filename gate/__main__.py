@@ -1,6 +1,6 @@
 """``python -m affidavit.gate`` is ``affidavit``."""
 
-from affidavit.gate.cli import main
+from affidavit.gate.entry import main
 
 if __name__ == "__main__":
     main()

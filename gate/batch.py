@@ -20,7 +20,6 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 from pebble import ProcessExpired, ProcessPool
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -160,7 +159,7 @@ def _progress() -> Progress:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=err,
         transient=True,
         disable=not sys.stderr.isatty(),
     )

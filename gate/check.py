@@ -17,7 +17,7 @@ from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
 from affidavit.gate.checking.formats import WRITERS
 from affidavit.gate.checking.source import Source, sources_of
-from affidavit.gate.console import err, out, stop, write
+from affidavit.gate.console import err, out, print_document, stop, write
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import printable
@@ -74,7 +74,9 @@ def check(
     if server is not None:
         # Imported here because offline checks need no network.
         from affidavit.gate.checking.service_check import ServiceCheck
+        from affidavit.gate.client import require_url
 
+        require_url(server)
         service = ServiceCheck(server, folder())
     for first, source in _results(plans or [], evaluator):
         fixed = _apply_fixes(source, first, evaluator) if fix and source is not None else None
@@ -92,7 +94,7 @@ def check(
     if not results:
         err.print("no plans found, nothing was checked.", highlight=False)
     if format_ != "text":
-        out.out(WRITERS[format_](results), end="", highlight=False)
+        print_document(WRITERS[format_](results))
     for kind, path in reports:
         write(path, WRITERS[kind](results).encode("utf-8", "backslashreplace"))
     raise typer.Exit(worst(result.exit for result in results))

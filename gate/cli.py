@@ -1,14 +1,12 @@
-"""The command line.
+"""The commands of the command line, and their help.
 
-It works offline. Exit codes: 0 certified, 1 blocked (under-noised, refused, or a bundle that does
-not verify), 2 usage or malformed input, 3 undecided or broken pipe.
-
-The module of a command is imported when the command runs, or when all are listed, so that a
-check on every commit starts fast.
+It works offline; ``affidavit.gate.exit_codes`` has the exit codes. The module of a command is
+imported when the command runs, so that a check on every commit starts fast.
 """
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -17,45 +15,59 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from affidavit import __version__
-from affidavit.gate.console import out
 
-COMMANDS = {
-    "certify": "certify",
-    "check": "check",
-    "batch": "batch",
-    "verify": "verify",
-    "serve": "programs",
-    "migrate": "programs",
-    "backup": "programs",
-    "curve": "curve",
-    "diagnose": "diagnose",
-    "mechanisms": "mechanisms",
-    "compare": "compare",
-    "strategy": "strategy",
-    "advise": "strategy",
-    "keys": "keys",
-    "roots": "keys",
-    "keyset": "keyset",
-    "policy": "policy",
-    "tokens": "programs",
-    "ledger": "service_commands",
-    "approve": "service_commands",
-    "revoke": "service_commands",
-    "status": "service_commands",
-    "audit": "programs",
-    "train": "programs",
-    "worker": "programs",
-    "runs": "runs",
-    "conformance": "conformance",
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Plans": {
+        "certify": ("certify", "The noise that a plan needs, or the ε that it has; signed."),
+        "check": ("check", "The gate: fail if a plan is under-noised, refused or malformed."),
+        "batch": ("batch", "Certify one plan per line."),
+        "curve": ("curve", "The whole guarantee: δ at any ε, attack success, beliefs."),
+        "diagnose": ("diagnose", "Find the known mistakes that lead to a claimed ε or noise."),
+        "compare": ("compare", "Compare two plans, and show which change moved ε."),
+    },
+    "Mechanisms": {
+        "mechanisms": ("mechanisms", "What an optimiser releases, and what it obliges to."),
+        "strategy": ("strategy", "Compare correlated with independent noise."),
+        "advise": ("strategy", "Mechanisms that meet the same ε and δ with less error."),
+    },
+    "Certificates": {
+        "verify": ("verify", "Verify a certificate offline, step by step."),
+        "keys": ("keys", "Signing keys."),
+        "roots": ("keys", "Root keys, which sign keysets offline."),
+        "keyset": ("keyset", "The keys that may sign, themselves signed by root keys."),
+        "policy": ("policy", "Check policy files."),
+    },
+    "Training": {
+        "train": ("programs", "Train exactly what a certificate certifies."),
+        "worker": ("programs", "Claim certified runs from a service, and train them."),
+        "runs": ("runs", "Watch, cancel and verify runs."),
+        "conformance": ("conformance", "Check that a run did what was certified."),
+    },
+    "Calls to a service": {
+        "ledger": ("service_commands", "Privacy budgets of data sets."),
+        "approve": ("service_commands", "Approve or reject a pending certificate."),
+        "revoke": ("service_commands", "Revoke a certificate permanently."),
+        "status": ("service_commands", "Fetch the signed status list, for verify."),
+    },
+    "Running a service": {
+        "serve": ("programs", "Run the HTTP service."),
+        "migrate": ("programs", "Migrate the database to this release's schema."),
+        "backup": ("programs", "Back up the embedded database."),
+        "tokens": ("programs", "Access tokens."),
+        "audit": ("programs", "Verify the log, and export its checkpoints."),
+    },
 }
-"""Every command, with the module that defines a function or group of that name."""
+"""By section, every command: the module that defines a function or group of that name, and what
+it does in a few words."""
+COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
+"""Every command, with its module."""
 
 
 class Commands(TyperGroup):
     """The command group, which imports commands lazily."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
-        """The names of all commands, in the order above."""
+        """The names of all commands, in the order of the sections."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
@@ -65,21 +77,47 @@ class Commands(TyperGroup):
         module = import_module(f"affidavit.gate.{COMMANDS[cmd_name]}")
         target = getattr(module, cmd_name)
         if not isinstance(target, typer.Typer):
-            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)
             target = single
-        command = get_command(target)
+        command = _plain(get_command(target))
         command.name = cmd_name
         return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the commands by section, without importing them."""
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary) for name, (_, summary) in section.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that ``args`` name; raises a usage error with the nearest names."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            near = get_close_matches(args[0].lower(), COMMANDS, n=2)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"There is no command {args[0]!r}.{meant}")
+        return super().resolve_command(ctx, args)
+
+
+def _plain(command: Any) -> Any:
+    """``command`` and those below it with plain help, and options' own names for their values."""
+    command.rich_markup_mode = None
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+            parameter.display_type = lambda ctx: None  # noqa: ARG005  # Python's name of its type
+        elif not parameter.is_flag and parameter.metavar is None:
+            parameter.metavar = parameter.opts[0].lstrip("-").upper()
+    for below in getattr(command, "commands", {}).values():
+        _plain(below)
+    return command
 
 
 app = typer.Typer(
     cls=Commands,
     name="affidavit",
-    help="Certify differentially private training plans and verify certificates.",
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 
@@ -87,12 +125,11 @@ app = typer.Typer(
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Certify differentially private training plans and verify certificates."""
+    """Certify differentially private training plans and verify certificates.
+
+    Exit codes: 0 certified; 1 blocked; 2 wrong usage or malformed input; 3 undecided; 4 Affidavit
+    failed or could not write its output; 130 interrupted.
+    """
     if version:
-        out.print(__version__, highlight=False)
+        typer.echo(__version__)
         raise typer.Exit
-
-
-def main() -> None:
-    """RecordEntry point."""
-    app()

@@ -34,6 +34,8 @@ MALFORMED = (400, 413, 415, 422)
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 """Syntax of a bearer token (RFC 6750)."""
 
+_URL = re.compile(r"https?://[!-~]+")
+
 ServerOption = Annotated[
     str, typer.Option("--server", envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
 ]
@@ -184,6 +186,7 @@ def connect(
 
     ``malformed`` is the exit code for a request that the service calls malformed.
     """
+    require_url(server)
     try:
         yield Client(server, token=token_of_environment(), timeout=timeout)
     except Unreachable as error:
@@ -192,6 +195,12 @@ def connect(
         if problem.status in MALFORMED:
             fail(str(problem), malformed)
         fail(str(problem), Exit.UNDECIDED if problem.status >= 500 else Exit.BLOCKED)
+
+
+def require_url(server: str) -> None:
+    """End the command unless ``server`` is an HTTP URL."""
+    if _URL.fullmatch(server) is None:
+        stop(f"--server {server[:80]} is not a URL: use http://HOST or https://HOST.")
 
 
 def token_of_environment() -> str | None:

@@ -7,7 +7,6 @@ yields a result document, so that programs find the reasons on standard output.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,15 +24,15 @@ from affidavit.plan import MalformedPlan, Reason
 
 
 class Output(Console):
-    """Standard output for people; exits quietly on a broken pipe."""
+    """Output for people; a broken pipe is left to ``affidavit.gate.entry``."""
 
     def on_broken_pipe(self) -> NoReturn:
-        """Exit without a verdict."""
-        exit_broken_pipe()
+        """Raise the ``BrokenPipeError`` that is being handled; Rich would exit with 1."""
+        raise BrokenPipeError
 
 
 out = Output(soft_wrap=True)
-err = Console(stderr=True, soft_wrap=True)
+err = Output(stderr=True, soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -72,20 +71,14 @@ def as_json_file(document: dict[str, Any]) -> bytes:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print a JSON document on one line, and flush it."""
-    try:
-        sys.stdout.write(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
-        sys.stdout.flush()
-    except BrokenPipeError:
-        exit_broken_pipe()
+    print_document(json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def exit_broken_pipe() -> NoReturn:
-    """Exit without a verdict when nobody reads standard output; 1 would mean blocked.
-
-    Raises ``SystemExit``.
-    """
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    raise SystemExit(Exit.UNDECIDED)
+def print_document(text: str) -> None:
+    """Print ``text``, which a program reads, in UTF-8 whatever the encoding of the terminal."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "backslashreplace"))
+    sys.stdout.flush()
 
 
 def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:

@@ -13,6 +13,9 @@ class Exit(IntEnum):
     BLOCKED = 1
     USAGE = 2
     UNDECIDED = 3
+    FAULT = 4
+    """Affidavit itself failed, or its output could not be written."""
+    INTERRUPTED = 130
 
 
 OF_VERDICT = {

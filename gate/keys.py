@@ -32,7 +32,7 @@ from affidavit.gate.console import (
 )
 from affidavit.gate.options import JsonOption
 
-keys = typer.Typer(help="Manage signing keys.", no_args_is_help=True)
+keys = typer.Typer(help="Manage signing keys.", no_args_is_help=True, add_completion=False)
 
 LabelOption = Annotated[str, typer.Option(help="Display name of the key.")]
 OverlapOption = Annotated[
@@ -117,7 +117,9 @@ def _store() -> KeyStore:
     return KeyStore(home() / "keys")
 
 
-roots = typer.Typer(help="Manage root keys, which sign keysets offline.", no_args_is_help=True)
+roots = typer.Typer(
+    help="Manage root keys, which sign keysets offline.", no_args_is_help=True, add_completion=False
+)
 
 
 @roots.command("new")

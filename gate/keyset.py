@@ -37,7 +37,9 @@ from affidavit.gate.exit_codes import Exit
 from affidavit.gate.keys import read_roots
 
 keyset = typer.Typer(
-    help="Keysets: the keys that may sign, themselves signed by root keys.", no_args_is_help=True
+    help="Keysets: the keys that may sign, themselves signed by root keys.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 FileArgument = Annotated[Path, typer.Argument(help="Keyset file.")]

@@ -18,7 +18,7 @@ from affidavit.gate.options import JsonOption
 from affidavit.gate.plan_io import read_bytes
 from affidavit.plan import MalformedPlan, syntax_of
 
-policy = typer.Typer(help="Check policy files.", no_args_is_help=True)
+policy = typer.Typer(help="Check policy files.", no_args_is_help=True, add_completion=False)
 
 
 @policy.callback()

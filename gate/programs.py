@@ -22,9 +22,10 @@ PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def _exec(program: str, *arguments: str) -> NoReturn:
-    """Replace this process by ``python -m affidavit.PROGRAM``."""
+    """Replace this process by that of ``affidavit.PROGRAM``."""
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", f"affidavit.{program}", *arguments])
+    entry = ["-m", "affidavit.gate.entry", program]
+    os.execv(sys.executable, [sys.executable, *entry, *arguments])
 
 
 def _json(as_json: bool) -> list[str]:
@@ -49,7 +50,7 @@ def backup(file: Annotated[Path, typer.Argument(help="New file to write.")]) -> 
     _exec("service", "backup", str(file))
 
 
-audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True)
+audit = typer.Typer(help="Audit the service's log.", no_args_is_help=True, add_completion=False)
 
 
 @audit.command("verify")
@@ -89,7 +90,9 @@ def verifier_key() -> None:
     _exec("service", "audit", "verifier-key")
 
 
-tokens = typer.Typer(help="Manage the service's access tokens.", no_args_is_help=True)
+tokens = typer.Typer(
+    help="Manage the service's access tokens.", no_args_is_help=True, add_completion=False
+)
 
 
 @tokens.command("new")

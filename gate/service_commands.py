@@ -41,7 +41,9 @@ KeyOption = Annotated[
 ]
 
 ledger = typer.Typer(
-    help="Privacy budgets of data sets, on a running service.", no_args_is_help=True
+    help="Privacy budgets of data sets, on a running service.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 

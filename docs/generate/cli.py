@@ -27,8 +27,11 @@ Written from the program by `make docs`; change `gate/`, not this file.
 | 1 | blocked: under-noised, refused, over budget, or a bundle that does not verify |
 | 2 | usage, or malformed input |
 | 3 | could not decide: engines that disagree, a server or a status list that cannot be reached |
+| 4 | Affidavit failed, or its output could not be written |
+| 130 | interrupted |
 
-Nothing that was not checked ends with 0.
+Nothing that was not checked ends with 0. What people read is printed in ASCII where the terminal
+cannot show it (`epsilon <= 2`); what programs read (`--json`, `--format`) is UTF-8 everywhere.
 
 """
 """How the page begins."""

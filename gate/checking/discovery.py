@@ -41,12 +41,12 @@ def candidates(names: Sequence[str]) -> Iterator[Candidate]:
 
 
 def _matches(name: str) -> Iterator[Candidate]:
-    if name == "-" or Path(name).is_file():
+    if name == "-" or os.path.isfile(name):
         yield Candidate(name, explicit=True)
-    elif Path(name).is_dir():
+    elif os.path.isdir(name):
         yield from _below(name)
     elif glob.has_magic(name):
-        files = sorted(path for path in glob.glob(name, recursive=True) if Path(path).is_file())
+        files = sorted(path for path in glob.glob(name, recursive=True) if os.path.isfile(path))
         if not files:
             raise _no_match(name, "matches no file")
         yield from (Candidate(file, explicit=False) for file in files)

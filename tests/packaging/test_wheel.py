@@ -74,12 +74,12 @@ def test_no_test_travels_with_it(wheel: zipfile.Path) -> None:
 
 def test_the_command_line_is_declared(wheel: zipfile.Path) -> None:
     (points,) = (name for name in names(wheel) if name.endswith("entry_points.txt"))
-    assert "affidavit = affidavit.gate.cli:main" in wheel.root.read(points).decode()
+    assert "affidavit = affidavit.gate.entry:main" in wheel.root.read(points).decode()
 
 
 def test_the_wheel_runs_from_where_there_is_no_source(wheel: zipfile.Path, tmp_path: Path) -> None:
     wheel.root.extractall(tmp_path / "site")
-    code = "import affidavit.gate.cli as cli; print(cli.__file__); cli.main()"
+    code = "import affidavit.gate.entry as entry; print(entry.__file__); entry.main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "--version"],
         cwd=tmp_path,

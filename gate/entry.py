@@ -1,0 +1,168 @@
+"""The process of a command: its streams, its exit code, and what happens when Affidavit fails.
+
+Exit code 1 means that a plan is blocked, and Python's own code for an uncaught exception is also 1.
+Therefore ``main`` catches everything, prints one line, and exits with a code that means nothing
+else. It imports little, so that a broken installation is reported the same way.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TextIO
+
+from affidavit.gate.exit_codes import Exit
+
+COMPLETION = "_AFFIDAVIT_COMPLETE"
+"""Set by a shell that asks for completions."""
+PLAIN = {
+    "ε": "epsilon",
+    "δ": "delta",
+    "σ": "sigma",
+    "μ": "mu",
+    "ρ": "rho",
+    "Φ": "Phi",
+    "Δ": "Delta",
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "×": "x",
+    "→": "->",
+    "–": "-",
+    "—": "-",
+    "…": "...",
+    "‖": "|",
+    "✓": "ok",
+    "✗": "error:",
+    "′": "'",
+}
+"""ASCII forms of the symbols in messages, for streams that cannot encode them."""
+
+
+def main() -> NoReturn:
+    """Run the command in ``sys.argv`` and exit with its code."""
+    sys.exit(run(lambda: _command(sys.argv[1:])))
+
+
+def run(program: Callable[[], int]) -> int:
+    """The exit code of ``program``, also if it fails; never raises."""
+    try:
+        _prepare_streams()
+        code = program()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        _discard_output()
+        return Exit.UNDECIDED
+    except KeyboardInterrupt:
+        _discard_output()
+        return Exit.INTERRUPTED
+    except BaseException as error:
+        _report(error)
+        return Exit.FAULT
+    return code
+
+
+def _program(room: str) -> int:
+    """Run ``python -m affidavit.ROOM`` in this process."""
+    try:
+        runpy.run_module(f"affidavit.{room}", run_name="__main__", alter_sys=True)
+    except SystemExit as finished:
+        return _code(finished)
+    return Exit.CERTIFIED
+
+
+def _code(finished: SystemExit) -> int:
+    if finished.code is None or isinstance(finished.code, int):
+        return finished.code or 0
+    raise finished
+
+
+def _command(arguments: Sequence[str]) -> int:
+    from typer import Abort
+    from typer import Exit as Finished
+    from typer.main import get_command
+
+    from affidavit.gate.cli import app
+
+    command = get_command(app)
+    try:
+        if COMPLETION in os.environ:
+            command.main(list(arguments), prog_name="affidavit")
+        with command.make_context("affidavit", list(arguments)) as context:
+            command.invoke(context)
+    except Finished as finished:
+        return finished.exit_code
+    except Abort:
+        raise KeyboardInterrupt from None
+    except SystemExit as finished:
+        return _code(finished)
+    except Exception as error:
+        # The exceptions for wrong usage are Click's, which Typer does not export.
+        if not hasattr(error, "show") or not hasattr(error, "exit_code"):
+            raise
+        error.show()
+        return Exit.USAGE
+    return Exit.CERTIFIED
+
+
+def _prepare_streams() -> None:
+    """Replace a closed standard stream, and print what a stream cannot encode in ASCII."""
+    codecs.register_error("affidavit", _plain)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            # As after `>&-`. The lowest free descriptor is the one that was closed.
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the process ends
+        elif mode == "w" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="affidavit")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    return "".join(PLAIN.get(char) or _escaped(char) for char in text), error.end
+
+
+def _escaped(char: str) -> str:
+    return char.encode("ascii", "backslashreplace").decode()
+
+
+def _report(error: BaseException) -> None:
+    """Print what failed and where, on one line, if standard error still works."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    try:
+        _discard_output(sys.stdout)
+        print(  # noqa: T201  # the console may be what failed
+            f"affidavit: failed, nothing was decided: {text}{place}", file=sys.stderr, flush=True
+        )
+    except Exception:
+        _discard_output()
+
+
+def _discard_output(*streams: TextIO) -> None:
+    """Let Python flush at exit without failing again, which would change the exit code."""
+    for stream in streams or (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            _redirect_to_null(stream)
+
+
+def _redirect_to_null(stream: TextIO) -> None:
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    except (OSError, ValueError):
+        stream.close()
+
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    sys.exit(run(lambda: _program(sys.argv[0])))

@@ -1,0 +1,254 @@
+"""As a process: every exit code is reached, and only a verdict exits with 0 or 1.
+
+Whatever happens to the streams, to the encoding and to the arguments, no command ends in a
+traceback, and none says "certified" or "blocked" for another reason than a plan.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from affidavit.gate import entry
+from affidavit.gate.cli import COMMANDS, app
+from affidavit.gate.exit_codes import Exit
+from tests.seeds import seeded
+
+Make = Callable[..., dict[str, Any]]
+BLOCKED = {"target": {"epsilon": 0.1, "delta": 1e-5}}
+ENCODINGS = ("utf-8", "cp1252", "ascii", "latin-1", "cp437", "shift_jis", "gb18030", "koi8-r")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What one command left behind."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
+    """Run one command in this process, with streams of its own in the named encoding."""
+
+    def invoke(*arguments: str, encoding: str = "utf-8") -> Ended:
+        streams = {name: io.BytesIO() for name in ("stdout", "stderr")}
+        for name, raw in streams.items():
+            monkeypatch.setattr(sys, name, io.TextIOWrapper(raw, encoding, write_through=True))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"[]"), "utf-8"))
+        code = entry.run(lambda: entry._command(arguments))
+        out, err = (raw.getvalue() for raw in streams.values())
+        return Ended(code, out, err)
+
+    return invoke
+
+
+@pytest.fixture
+def files(document: Make, save: Any) -> dict[str, str]:
+    return {
+        "certified": save(document(), "modèle-ε-日本.json"),
+        "blocked": save(document(**BLOCKED), "weak.json"),
+        "malformed": save("version: one\n", "bad.yaml"),
+    }
+
+
+def process(*arguments: str, **streams: Any) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "affidavit.gate", *arguments],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("command", ["check", "certify", "curve"])
+def test_no_encoding_changes_the_verdict(
+    inside: Callable[..., Ended], files: dict[str, str], encoding: str, command: str
+) -> None:
+    for name, code in (("certified", 0), ("blocked", 1), ("malformed", 2)):
+        ended = inside(command, files[name], encoding=encoding)
+        assert ended.code == code
+        ended.out.decode(encoding)
+        assert b"Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("arguments", [("certify", "--json"), ("check", "--format", "sarif")])
+def test_what_programs_read_is_utf_8_everywhere(
+    inside: Callable[..., Ended], files: dict[str, str], encoding: str, arguments: Sequence[str]
+) -> None:
+    ended = inside(*arguments, files["certified"], encoding=encoding)
+    assert ended.code == 0
+    assert ended.out == inside(*arguments, files["certified"]).out
+    assert json.loads(ended.out.decode("utf-8"))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("certify", "--json"), ("check",)])
+def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
+    plans = [] if arguments == ("--help",) else [files["certified"]]
+    with open("/dev/full", "wb") as full:
+        ended = process(*arguments, *plans, stdout=full)
+    assert ended.returncode == Exit.FAULT
+    assert ended.stderr.startswith(b"affidavit: failed, nothing was decided: OSError")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("check", "--help"), ("batch",)])
+def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
+    plans = [files["certified"]] if arguments == ("batch",) else []
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = process(*arguments, *plans, stdout=writer, stderr=writer)
+    os.close(writer)
+    assert ended.returncode == Exit.UNDECIDED
+
+
+@pytest.mark.parametrize(("name", "code"), [("certified", 0), ("blocked", 1), ("malformed", 2)])
+def test_the_exit_code_alone_is_enough(files: dict[str, str], name: str, code: int) -> None:
+    command = f'exec "{sys.executable}" -m affidavit.gate check "{files[name]}" >&- 2>&- <&-'
+    assert subprocess.run(["sh", "-c", command], check=False, timeout=60).returncode == code
+
+
+def test_a_folder_that_cannot_be_used_is_told(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AFFIDAVIT_HOME", files["certified"])
+    for arguments in (("keys", "new"), ("keys", "list"), ("certify", files["certified"])):
+        ended = process(*arguments)
+        assert ended.returncode in (Exit.CERTIFIED, Exit.USAGE), arguments
+        assert b"Traceback" not in ended.stderr
+
+
+def test_a_fault_has_a_code_and_a_line_of_its_own(
+    inside: Callable[..., Ended], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for fault in (RuntimeError("first\nsecond"), RecursionError(), MemoryError(), SystemExit("no")):
+
+        def broken(*_: Any, fault: BaseException = fault, **__: Any) -> None:
+            raise fault
+
+        monkeypatch.setattr("affidavit.gate.certify.read", broken)
+        ended = inside("certify", files["certified"])
+        assert ended.code == Exit.FAULT
+        (line,) = ended.err.decode().splitlines()
+        assert type(fault).__name__ in line
+        assert "test_entry.py" in line
+
+
+def test_an_interrupted_command_decides_nothing() -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "affidavit.gate", "check", "-"],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert running.stdin is not None
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(1.5)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == Exit.INTERRUPTED
+    assert err == b""
+
+
+def test_a_fault_of_another_program_is_no_verdict() -> None:
+    code = (
+        "import sys, affidavit.service.settings as s; "
+        "s.Settings.from_environment = staticmethod(lambda: 1 / 0); "
+        "from affidavit.gate import entry; sys.argv = ['service', 'audit', 'verify']; "
+        "sys.exit(entry.run(lambda: entry._program('service')))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == Exit.FAULT
+    assert b"ZeroDivisionError" in ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+# ---- random argument lists
+
+
+VERDICTS = ("certify", "check", "batch", "curve", "diagnose", "compare", "strategy", "advise")
+SLOW = ("advise",)
+"""Commands that search for seconds, on whatever plan."""
+
+
+def options_of(command: Any) -> list[str]:
+    own = [option for item in command.params for option in (*item.opts, *item.secondary_opts)]
+    below = [command.get_command(None, name) for name in getattr(command, "commands", {})]
+    return [*own, *getattr(command, "commands", {}), *(o for sub in below for o in options_of(sub))]
+
+
+def vocabulary(files: dict[str, str]) -> dict[str, list[str]]:
+    root: Any = get_command(app)
+    names = [name for name in COMMANDS if name not in SLOW]
+    options = {name: options_of(root.get_command(None, name)) for name in names}
+    values = [*files.values(), "-", "", "nowhere.json", ".", "0", "-1", "1e400", "nan", "8"]
+    values += ["rdp", "fourier", "json", "http://127.0.0.1:1", "ε", "\udc80", "--", "a" * 300]
+    values += ["--help", "--version", "--json", "[red]", "%s", "poisson", "out.json=", "sarif=x"]
+    return {name: [*options[name], *values] for name in names} | {"": [*names, *values]}
+
+
+def judged(arguments: Sequence[str], ended: Ended, files: dict[str, str]) -> None:
+    """Exit codes 0 and 1 of a command that gives verdicts need a plan that deserves them."""
+    text = f"{arguments}: {ended}"
+    assert ended.code in (0, 1, 2, 3), text
+    assert b"Traceback" not in ended.err, text
+    told = b"Usage:" in ended.out or ended.out.startswith(b"0.")
+    command = next((word for word in arguments if not word.startswith("-")), "")
+    if command in VERDICTS and not told:
+        assert ended.code != 0 or files["certified"] in arguments, text
+        assert ended.code != 1 or {files["blocked"], files["certified"]} & set(arguments), text
+
+
+def try_arguments(count: int, inside: Any, files: dict[str, str], patch: Any, folder: Path) -> None:
+    def replaced(*_: Any) -> None:
+        raise SystemExit(0)
+
+    patch.setattr(os, "execv", replaced)
+    patch.setattr("affidavit.gate.client.RECONNECT_DELAY", 0)
+    patch.chdir(folder)
+    words = vocabulary(files)
+    drawn = random.Random(seeded("arguments"))
+    for _ in range(count):
+        name = drawn.choice(list(words))
+        rest = drawn.choices(words[name], k=drawn.randrange(6))
+        arguments = [name, *rest] if name else rest
+        for path in files:  # --fix and --out may have changed them
+            Path(files[path]).write_bytes(ORIGINAL[path])
+        judged(arguments, inside(*arguments), files)
+
+
+ORIGINAL: dict[str, bytes] = {}
+
+
+@pytest.fixture
+def originals(files: dict[str, str]) -> None:
+    ORIGINAL.update({name: Path(path).read_bytes() for name, path in files.items()})
+
+
+@pytest.mark.usefixtures("originals")
+def test_random_arguments(
+    inside: Any, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    try_arguments(300, inside, files, monkeypatch, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("originals")
+def test_ten_thousand_random_arguments(
+    inside: Any, files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    try_arguments(10_000, inside, files, monkeypatch, tmp_path)
