@@ -13,9 +13,12 @@ from .conformance import check_conformance as check_conformance
 from .dsse import BadEnvelope as BadEnvelope
 from .dsse import read_envelope as read_envelope
 from .dsse import sign_envelope as sign_envelope
+from .execution import STEP_OBLIGATIONS as STEP_OBLIGATIONS
 from .execution import Execution as Execution
+from .execution import NotTrainable as NotTrainable
 from .execution import PlanNotClosed as PlanNotClosed
 from .execution import StepRequirement as StepRequirement
+from .execution import certified_execution as certified_execution
 from .execution import certified_plan as certified_plan
 from .execution import noise_std as noise_std
 from .issuance import Certificate as Certificate

@@ -35,6 +35,24 @@ from typing import Any
 from affidavit.mechanisms import noise_multiplier, with_lot_size, with_probability, with_steps
 from affidavit.plan import Phase, Plan, Release, plan_from, schedule
 
+STEP_OBLIGATIONS = frozenset(
+    {
+        "sampler_of_the_plan",
+        "clip_each_record",
+        "every_tensor_in_one_block",
+        "noise_once_per_lot",
+        "cryptographic_generator",
+        "empty_lot_counts",
+        "non_finite_is_zero",
+        "no_mixing_of_records",
+        "charge_every_step",
+        "one_lot_for_all_blocks",
+        "probes_independent_of_noise",
+        "clip_by_the_schedule",
+    }
+)
+"""Obligations that any loop meets whose releases are clipped, summed and noised."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRequirement:
@@ -172,8 +190,10 @@ def certified_plan(predicate: dict[str, Any]) -> Plan:
     return plan
 
 
-def _with_noise(plan: Plan, found: list[dict[str, Any]]) -> Plan:
-    required = {(entry.get("phase", 0), entry["name"]): float(entry["required"]) for entry in found}
+def _with_noise(plan: Plan, solved: list[dict[str, Any]]) -> Plan:
+    required = {
+        (entry.get("phase", 0), entry["name"]): float(entry["required"]) for entry in solved
+    }
     phases = []
     for index, phase in enumerate(plan.phases):
         releases = tuple(
@@ -184,3 +204,42 @@ def _with_noise(plan: Plan, found: list[dict[str, Any]]) -> Plan:
         )
         phases.append(phase.model_copy(update={"releases": releases}))
     return plan.model_copy(update={"phases": tuple(phases)})
+
+
+class NotTrainable(Exception):
+    """A certificate that allows no run, with a code, a message and a remedy."""
+
+    def __init__(self, code: str, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}".strip())
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+
+
+def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) -> Execution:
+    """The execution that a verified certificate allows a trainer which fulfils ``fulfilled``.
+
+    Raises ``NotTrainable`` for a verdict other than certified, an obligation that is not in
+    ``fulfilled``, and a plan that the certificate does not close; ``PlanError`` for a plan of
+    another schema.
+    """
+    verdict = predicate["verdict"]
+    if verdict != "certified" or not predicate.get("guarantee"):
+        reasons = predicate.get("reasons", [])[:2]
+        detail = "; ".join(str(reason.get("message", "")) for reason in reasons)
+        raise NotTrainable(
+            str(verdict),
+            f"the certificate's verdict is {verdict}: nothing may be trained. {detail}".strip(),
+            "Correct the plan as the certificate says, and certify it again.",
+        )
+    unknown = sorted({entry["code"] for entry in predicate["obligations"]} - fulfilled)
+    if unknown:
+        raise NotTrainable(
+            "unknown_obligation",
+            f"the certificate requires {', '.join(unknown)}, which this trainer does not fulfil.",
+            "Use a trainer that does, or certify a plan without it.",
+        )
+    try:
+        return Execution.of(certified_plan(predicate))
+    except ValueError as error:
+        raise NotTrainable("open_plan", f"{error}.", "Certify the plan again.") from None

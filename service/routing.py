@@ -165,22 +165,9 @@ async def syntax_of_body(http: Request) -> Syntax:
     )
 
 
-class JsonOnly:
-    """The dependency of a route whose body, ``what`` it is, comes as JSON and nothing else."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __call__(self, request: Request) -> None:
-        """Raise the problem of a body that is not declared as JSON."""
-        media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media != "application/json":
-            raise Problem(
-                415,
-                "unsupported_media_type",
-                f"{self._what} must be sent as application/json; set Content-Type accordingly.",
-                headers={"Accept": "application/json"},
-            )
+async def read_json(request: Request) -> bytes:
+    """The body; raises ``Problem`` unless it is declared as JSON."""
+    return await _json_content(request, required=True)
 
 
 # ---- parameters ---------------------------------------------------------------------

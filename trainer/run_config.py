@@ -25,12 +25,13 @@ from datetime import datetime
 from typing import Any
 
 from affidavit.certificate import (
+    STEP_OBLIGATIONS,
     Execution,
-    PlanNotClosed,
+    NotTrainable,
     PublicKey,
     VerificationError,
     VerificationOptions,
-    certified_plan,
+    certified_execution,
     verify,
 )
 from affidavit.mechanisms import Correlation
@@ -42,30 +43,16 @@ from affidavit.mechanisms.strategies import (
 from affidavit.plan import Plan, PlanError, digest
 from affidavit.trainer.errors import NotCertified
 
-OBLIGATIONS = frozenset(
-    {
-        "sampler_of_the_plan",
-        "clip_each_record",
-        "every_tensor_in_one_block",
-        "noise_once_per_lot",
-        "cryptographic_generator",
-        "empty_lot_counts",
-        "non_finite_is_zero",
-        "no_mixing_of_records",
-        "charge_every_step",
-        "one_lot_for_all_blocks",
-        "probes_independent_of_noise",
-        "inject_the_strategy",
-        "noise_recurrence",
-        "keep_the_noise_state",
-        "clip_by_the_schedule",
-        "combine_before_clipping",
-        "error_feedback_form",
-        "one_divisor",
-        "error_state_is_private",
-    }
-)
-"""What this trainer keeps, by the codes of a certificate's obligations."""
+OBLIGATIONS = STEP_OBLIGATIONS | {
+    "inject_the_strategy",
+    "noise_recurrence",
+    "keep_the_noise_state",
+    "combine_before_clipping",
+    "error_feedback_form",
+    "one_divisor",
+    "error_state_is_private",
+}
+"""The codes of the obligations that this trainer fulfils."""
 
 NOT_HERE = {
     "adaptive_clipping_quantile": "clip norms are not adapted by this trainer",
@@ -110,17 +97,17 @@ def bind(
         predicate = verify(bundle, trusted, plan=plan, now=now, options=options).predicate
     except VerificationError as error:
         raise NotCertified(error.code, f"{error.message} {error.remedy}") from None
-    _require_certified(predicate)
-    _require_known_obligations(predicate["obligations"])
     try:
-        closed = certified_plan(predicate)
-        execution = Execution.of(closed)
+        execution = certified_execution(predicate, OBLIGATIONS)
         strategies = strategies_of(execution)
+    except NotTrainable as error:
+        raise NotCertified(error.code, str(error)) from None
     except PlanError as error:
         reason = error.reasons[0]
         raise NotCertified(reason.code, str(reason)) from None
-    except (PlanNotClosed, ValueError) as error:
+    except ValueError as error:
         raise NotCertified("open_plan", f"{error}. Certify the plan again.") from None
+    closed = execution.plan
     _require_runnable(closed, records)
     _require_same_strategies(predicate["strategies"], strategies)
     return RunConfig(
@@ -142,29 +129,6 @@ def strategies_of(execution: Execution) -> tuple[Strategy | None, ...]:
         else Correlation(plan=plan, index=index).at(execution.lengths[index]).strategy
         for index, phase in enumerate(plan.phases)
     )
-
-
-def _require_certified(predicate: dict[str, Any]) -> None:
-    verdict = predicate["verdict"]
-    if verdict == "certified" and predicate.get("guarantee"):
-        return
-    why = "; ".join(
-        f"{reason.get('message', '')} {reason.get('remedy', '')}".strip()
-        for reason in predicate.get("reasons", [])[:2]
-    )
-    raise NotCertified(
-        str(verdict), f"the certificate's verdict is {verdict}: nothing may be trained. {why}"
-    )
-
-
-def _require_known_obligations(obligations: Sequence[dict[str, Any]]) -> None:
-    unknown = sorted({obligation["code"] for obligation in obligations} - OBLIGATIONS)
-    if unknown:
-        raise NotCertified(
-            "unknown_obligation",
-            f"the certificate obliges the trainer to {', '.join(unknown)}, which this one does not "
-            "keep. Use a trainer that does, or a plan without it.",
-        )
 
 
 def _require_runnable(plan: Plan, records: int) -> None:

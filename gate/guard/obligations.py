@@ -4,9 +4,6 @@ The certificate is verified offline with the user's trusted keys, and compared w
 is given. From then on the certified plan is the only reference. Plans that a guard cannot enforce
 from outside are refused before the first release: correlated noise, several phases, and
 additional releases inside the loop.
-
->>> sorted(OBLIGATIONS)[0]
-'charge_every_step'
 """
 
 from __future__ import annotations
@@ -19,37 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate import (
+    STEP_OBLIGATIONS,
     Execution,
     KeyFailure,
-    PlanNotClosed,
+    NotTrainable,
     PublicKey,
     TrustRoot,
     VerificationError,
     VerificationOptions,
-    certified_plan,
+    certified_execution,
     verify,
 )
 from affidavit.gate.guard.errors import GuardStop
 from affidavit.gate.plan_io import read_bytes, read_plan
 from affidavit.plan import MalformedPlan, Phase, Plan, PlanError, digest_of, schedule
-
-OBLIGATIONS = frozenset(
-    {
-        "sampler_of_the_plan",
-        "clip_each_record",
-        "every_tensor_in_one_block",
-        "noise_once_per_lot",
-        "cryptographic_generator",
-        "empty_lot_counts",
-        "non_finite_is_zero",
-        "no_mixing_of_records",
-        "charge_every_step",
-        "one_lot_for_all_blocks",
-        "probes_independent_of_noise",
-        "clip_by_the_schedule",
-    }
-)
-"""Obligations that a loop can meet if its releases are clipped, summed and noised."""
 
 Certificate = str | Path | bytes
 Keys = str | Path | PublicKey | Sequence[str | Path | PublicKey] | None
@@ -111,14 +91,13 @@ def certified_run(
         raise GuardStop(reason.code, reason.message, reason.remedy) from None
     except KeyFailure as failure:
         raise GuardStop("unreadable", str(failure), "Give the issuer's keys (keys=).") from None
-    _require_certified(predicate)
     try:
-        closed = certified_plan(predicate)
-        certified = CertifiedRun(predicate=predicate, plan=closed, execution=Execution.of(closed))
+        execution = certified_execution(predicate, STEP_OBLIGATIONS)
+    except NotTrainable as error:
+        raise GuardStop(error.code, error.message, error.remedy) from None
     except PlanError as error:
         raise GuardStop("open_plan", str(error), "Certify the plan again.") from None
-    except (PlanNotClosed, ValueError) as error:
-        raise GuardStop("open_plan", f"{error}.", "Certify the plan again.") from None
+    certified = CertifiedRun(predicate=predicate, plan=execution.plan, execution=execution)
     _require_enforceable(certified)
     return certified
 
@@ -133,25 +112,6 @@ def _trusted(keys: Keys) -> Iterable[PublicKey]:
     if len(paths) != len(trusted):
         raise GuardStop("bad_argument", "keys mixes files and keys.", "Use only one of them.")
     return TrustRoot(paths).public_keys()
-
-
-def _require_certified(predicate: dict[str, Any]) -> None:
-    verdict = predicate["verdict"]
-    if verdict != "certified" or not predicate.get("guarantee"):
-        messages = [str(reason.get("message", "")) for reason in predicate.get("reasons", [])]
-        detail = "; ".join(messages[:2])
-        raise GuardStop(
-            str(verdict),
-            f"the certificate's verdict is {verdict}: nothing may be trained. {detail}".strip(),
-            "Correct the plan as the certificate says, and certify it again.",
-        )
-    unknown = sorted({entry["code"] for entry in predicate["obligations"]} - OBLIGATIONS)
-    if unknown:
-        raise GuardStop(
-            "unknown_obligation",
-            f"the certificate requires {', '.join(unknown)}, which a guard cannot observe.",
-            "Train it with affidavit train, or certify a plan without it.",
-        )
 
 
 def _require_enforceable(certified: CertifiedRun) -> None:

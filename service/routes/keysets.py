@@ -15,7 +15,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.keysets import PublishedKeyset, SignedKeysetEnvelope
 from affidavit.service.openapi import JSON, json_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.routing import JsonOnly, read_body
+from affidavit.service.routing import read_json
 from affidavit.service.services import TheServices
 
 router = APIRouter()
@@ -62,8 +62,7 @@ def keyset_version(services: TheServices, version: Version) -> Response:
 def publish(
     actor: Annotated[Actor, needs(Scope.ADMIN)],
     services: TheServices,
-    _json: Annotated[None, Depends(JsonOnly("a keyset"))],
-    content: Annotated[bytes, Depends(read_body)],
+    content: Annotated[bytes, Depends(read_json)],
     response: Response,
 ) -> PublishedKeyset:
     """Accepted only if it follows the previous version and is signed by that one's roots."""
