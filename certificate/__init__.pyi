@@ -49,7 +49,7 @@ from .keyset import SignedKeyset as SignedKeyset
 from .keyset import draft_keyset as draft_keyset
 from .keyset import read_keyset as read_keyset
 from .keyset import read_model as read_model
-from .plan_comparison import ChangeEffect as ChangeEffect
+from .plan_comparison import ChangeRow as ChangeRow
 from .plan_comparison import ChangeTrial as ChangeTrial
 from .plan_comparison import PlanComparison as PlanComparison
 from .plan_comparison import change_trials as change_trials

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from affidavit.accountants import Bracket, decimal_down
+from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.plan import Reason
 
 Verdict = Literal["certified", "under_noised", "refused", "undecided"]
@@ -111,6 +111,19 @@ class Assessment:
     planning: tuple[dict[str, Any], ...] = ()
     obligations: tuple[dict[str, str], ...] = ()
     assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def epsilon_text(self) -> str | None:
+        """The proved upper bound of ε, rounded up; None if nothing is proved."""
+        if self.epsilon is None or self.verdict in ("refused", "undecided"):
+            return None
+        upper = self.epsilon.upper
+        return decimal_up(upper, 6) if math.isfinite(upper) else "not bounded"
+
+    @property
+    def joint_text(self) -> str | None:
+        """The joint noise multiplier to six digits."""
+        return None if self.joint is None else f"{self.joint:.6g}"
 
     def as_result(self) -> dict[str, Any]:
         """The result document, without its certificate; ``strategy`` where noise is correlated."""

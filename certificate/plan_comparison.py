@@ -47,8 +47,28 @@ Assess = Callable[[Plan], Assessment]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ChangeRow:
+    """A change and its effect on the first plan as text; upper bounds are rounded up.
+
+    A value or number that does not exist is None. ``furthest`` marks the largest effects on ε
+    and on the noise.
+    """
+
+    field: str
+    first: str | None
+    second: str | None
+    verdict: str | None
+    epsilon: str | None
+    noise: str | None
+    epsilon_moved: str | None
+    noise_moved: str | None
+    furthest: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeEffect:
-    """The first plan after one change: what was found, or ``reasons`` why it cannot be made.
+    """The first plan after one change: its assessment, or ``reasons`` why it cannot be made.
 
     ``moved`` and ``noise_moved`` say what the change did to ε and to the joint noise
     multiplier, and are None where the two numbers do not mean the same or are not there.
@@ -114,6 +134,11 @@ class PlanComparison:
             key=lambda item: abs(_joint(item.assessment) - _joint(self.first)),
             default=None,
         )
+
+    def rows(self, longest: int) -> tuple[ChangeRow, ...]:
+        """Every change as text, its values in at most ``longest`` characters."""
+        furthest = (self.strongest, self.strongest_on_noise)
+        return tuple(_row(item, longest, furthest=item in furthest) for item in self.alone)
 
     @property
     def act_together(self) -> bool:
@@ -289,6 +314,31 @@ def _too_many(change: Change) -> Reason:
         "this one was not tried alone.",
         remedy="Compare plans that differ in less.",
     )
+
+
+def _row(effect: ChangeEffect, longest: int, *, furthest: bool) -> ChangeRow:
+    result = effect.assessment
+    first, second = effect.change.texts(longest)
+    return ChangeRow(
+        field=effect.change.pointer,
+        first=first,
+        second=second,
+        verdict=None if result is None else result.verdict,
+        epsilon=None if result is None else result.epsilon_text,
+        noise=None if result is None else result.joint_text,
+        epsilon_moved=_MOVED.get(effect.moved or ""),
+        noise_moved=_MOVED.get(effect.noise_moved or ""),
+        furthest=furthest,
+        why_not=" ".join(reason.message for reason in effect.reasons) or None,
+    )
+
+
+_MOVED = {
+    "raised": "raised",
+    "lowered": "lowered",
+    "unmoved": "not moved",
+    "not_told_apart": "not told apart",
+}
 
 
 def _alone(first: Assessment, trial: ChangeTrial, found: Assessment | None) -> ChangeEffect:

@@ -21,13 +21,15 @@ from affidavit.gate.console import err, out, print_document, stop, write
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import printable
-from affidavit.plan import MalformedPlan
+from affidavit.plan import MalformedPlan, PlanError, plan_from
 
 if TYPE_CHECKING:
     from affidavit.certificate.policy import Policy
 
 LEVELS = {"error": "red", "warning": "yellow", "note": "cyan"}
 FORMATS = ("text", *WRITERS)
+SHOWN = 200
+"""Maximum characters of a changed value."""
 
 
 def check(
@@ -197,7 +199,8 @@ def _print(result: CheckResult) -> None:
 
 
 def _print_difference(source: Source, base: str) -> None:
-    from affidavit.gate.checking.diff import NoBase, difference, read_base
+    from affidavit.certificate import compare_plans
+    from affidavit.gate.checking.base import NoBase, read_base
 
     try:
         raw = read_base(source.file, base)
@@ -208,13 +211,24 @@ def _print_difference(source: Source, base: str) -> None:
     if before is None:
         err.print(f"{name}: not found in {escape(base)}.", highlight=False)
         return
-    result = difference(before.data, source.data)
-    err.print(f"{name}: {result.before} -> {result.after}", highlight=False)
-    for change in result.changes:
-        line = printable(
-            f"  {change.pointer}: {change.before} -> {change.after}; alone: {change.alone}"
-        )
+    try:
+        comparison = compare_plans(plan_from(before.data), plan_from(source.data))
+    except PlanError as error:
+        err.print(f"{name}: not compared: {escape(printable(str(error)))}", highlight=False)
+        return
+    first, second = comparison.first, comparison.second
+    before_text = _bound(first.epsilon_text, first.verdict)
+    after_text = _bound(second.epsilon_text, second.verdict)
+    err.print(f"{name}: {before_text} -> {after_text}", highlight=False)
+    for row in sorted(comparison.rows(SHOWN), key=lambda row: not row.furthest):
+        alone = row.why_not or _bound(row.epsilon, row.verdict)
+        values = f"{row.first or 'nothing'} -> {row.second or 'nothing'}"
+        line = printable(f"  {row.field}: {values}; alone: {alone}")
         err.print(escape(line), highlight=False)
+
+
+def _bound(epsilon: str | None, verdict: str | None) -> str:
+    return verdict or "no effect" if epsilon is None else f"ε ≤ {epsilon}"
 
 
 def _corrupt(cache: Cache) -> CheckResult:

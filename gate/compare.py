@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from affidavit.accountants import decimal_up
-from affidavit.certificate import Assessment, ChangeEffect, PlanComparison, certify, compare_plans
+from affidavit.certificate import Assessment, PlanComparison, certify, compare_plans
 from affidavit.gate.console import err, out, print_json, read, say
 from affidavit.gate.exit_codes import OF_VERDICT, Exit, worst
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.render import headline
-from affidavit.plan import ABSENT, Plan
+from affidavit.plan import Plan
 
 SHOWN = 32
 """Maximum characters of a value in the table; the JSON document has all."""
-MOVED = {
-    "raised": "raised",
-    "lowered": "lowered",
-    "unmoved": "not moved",
-    "not_told_apart": "not told apart",
-    None: "",
-}
 
 
 def compare(
@@ -90,28 +82,11 @@ def _table(comparison: PlanComparison) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("ε ≤", "σ joint", "ε is", "σ is"):
         table.add_column(heading, justify="right")
-    for change in comparison.alone:
+    for row in comparison.rows(SHOWN):
+        numbers = (row.epsilon or row.verdict, row.noise, row.epsilon_moved, row.noise_moved)
         table.add_row(
-            escape(change.change.pointer),
-            _value(change.change.before),
-            _value(change.change.after),
-            *_figures(change),
-            MOVED[change.moved],
-            MOVED[change.noise_moved],
+            escape(row.field),
+            *(escape(value or "-") for value in (row.first, row.second)),
+            *(number or "" for number in numbers),
         )
     return table
-
-
-def _figures(change: ChangeEffect) -> tuple[str, str]:
-    result = change.assessment
-    if result is None:
-        return "", ""
-    epsilon = result.verdict if result.epsilon is None else decimal_up(result.epsilon.upper, 6)
-    return epsilon, "" if result.joint is None else f"{result.joint:.5g}"
-
-
-def _value(value: Any) -> str:
-    if value is ABSENT:
-        return "-"
-    text = str(value)
-    return escape(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")

@@ -23,6 +23,7 @@ that a change that cannot stand alone, because it contradicts the rest, says so.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -79,6 +80,10 @@ class Change:
         """Whether only a name or a note differs, which no guarantee depends on."""
         return self.pointer in WORDS
 
+    def texts(self, longest: int) -> tuple[str | None, str | None]:
+        """Both values as text of at most ``longest`` characters; None if absent."""
+        return _text(self.before, longest), _text(self.after, longest)
+
 
 def changes(first: Plan, second: Plan) -> tuple[Change, ...]:
     """What leads from ``first`` to ``second``, in the order of the fields' names."""
@@ -93,6 +98,13 @@ def changed(plan: Plan, change: Change) -> Plan:
     for path, value in change.edits:
         _set(document, path, value)
     return plan_from(document)
+
+
+def _text(value: Any, longest: int) -> str | None:
+    if value is ABSENT:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def _in_one_shape(

@@ -34,7 +34,7 @@ from affidavit.service.pages.access import Approver, Reader
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import ListPage, Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
-from affidavit.service.pages.text import field_value, messages_of, up
+from affidavit.service.pages.text import messages_of, up
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId
 from affidavit.service.services import Services, TheServices
@@ -242,12 +242,9 @@ def plan_changes(before: StoredCertificate, after: StoredCertificate) -> tuple[F
         plan_from(statement_of(certificate)["predicate"]["plan"]) for certificate in (before, after)
     )
     return tuple(
-        FieldChange(
-            pointer=change.pointer,
-            before=field_value(change.before, SHOWN),
-            after=field_value(change.after, SHOWN),
-        )
+        FieldChange(pointer=change.pointer, before=before, after=after)
         for change in changes(first, second)
+        for before, after in [change.texts(SHOWN)]
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, ChangeEffect, PlanComparison
+from affidavit.certificate import Assessment, ChangeRow, PlanComparison
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
@@ -23,7 +23,7 @@ from affidavit.service.pages.new_plan import sentence_of
 from affidavit.service.pages.plan_form import parse, yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond
-from affidavit.service.pages.text import field_value, up, words
+from affidavit.service.pages.text import up, words
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
 
@@ -33,29 +33,7 @@ LONGEST = 256 * 1024
 """Characters of a pasted plan."""
 SHOWN = 200
 """Characters of a value on the page."""
-MOVED = {
-    "raised": "raised",
-    "lowered": "lowered",
-    "unmoved": "not moved",
-    "not_told_apart": "not told apart",
-}
 Id = Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeRow:
-    """A change, and what it does alone to the first plan; numbers are rounded up."""
-
-    field: str
-    first: str | None
-    second: str | None
-    verdict: str | None
-    epsilon: str | None
-    noise: str | None
-    epsilon_moved: str | None
-    noise_moved: str | None
-    furthest: bool
-    why_not: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,7 +133,7 @@ def _result(view: Comparison, result: PlanComparison, plans: tuple[Plan, Plan]) 
         "sentence": result.sentence.replace("add_remove", words("add_remove")),
         "ranking": result.ranking,
         "obstacles": result.obstacles,
-        "rows": tuple(_row(change, change in (strongest, noisiest)) for change in result.alone),
+        "rows": result.rows(SHOWN),
         "furthest": None if strongest is None else strongest.change.pointer,
         "furthest_on_noise": None if noisiest is None else noisiest.change.pointer,
         "act_together": result.act_together,
@@ -169,37 +147,10 @@ def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:
         certificate=certificate or None,
         name=plan.name,
         sentence=sentence_of(assessment),
-        epsilon=_epsilon(assessment),
+        epsilon=assessment.epsilon_text,
         delta=None if assessment.delta is None else up(assessment.delta.upper),
-        noise=_noise(assessment),
+        noise=assessment.joint_text,
     )
-
-
-def _row(alone: ChangeEffect, furthest: bool) -> ChangeRow:
-    assessment = alone.assessment
-    return ChangeRow(
-        field=alone.change.pointer,
-        first=field_value(alone.change.before, SHOWN),
-        second=field_value(alone.change.after, SHOWN),
-        verdict=None if assessment is None else assessment.verdict,
-        epsilon=None if assessment is None else _epsilon(assessment),
-        noise=None if assessment is None else _noise(assessment),
-        epsilon_moved=MOVED.get(alone.moved or ""),
-        noise_moved=MOVED.get(alone.noise_moved or ""),
-        furthest=furthest,
-        why_not=" ".join(reason.message for reason in alone.reasons) or None,
-    )
-
-
-def _epsilon(assessment: Assessment) -> str | None:
-    """The upper bound of ε; None if nothing is certified."""
-    if assessment.epsilon is None or assessment.verdict in ("refused", "undecided"):
-        return None
-    return up(assessment.epsilon.upper)
-
-
-def _noise(assessment: Assessment) -> str | None:
-    return None if assessment.joint is None else f"{assessment.joint:.6g}"
 
 
 def _plan(services: Services, certificate_id: str) -> Plan | None:

@@ -16,7 +16,6 @@ zero-width space makes two names look alike, and a spreadsheet runs a cell that 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import unicodedata
@@ -25,7 +24,7 @@ from typing import Any, overload
 from urllib.parse import urlencode
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.plan import ABSENT, Reason
+from affidavit.plan import Reason
 
 DIGITS = 6
 """Significant digits of a number on a page."""
@@ -95,15 +94,6 @@ def words(code: str) -> str:
 def capitalized(text: str) -> str:
     """``text`` with its first letter in upper case and the rest as it is."""
     return text[:1].upper() + text[1:]
-
-
-def field_value(value: Any, length: int) -> str | None:
-    """A value of a plan's field as text of at most ``length`` characters; None if absent."""
-    if value is ABSENT:
-        return None
-    return shortened(
-        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), length
-    )
 
 
 def messages_of(reasons: tuple[Reason, ...]) -> str:
