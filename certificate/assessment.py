@@ -14,7 +14,7 @@ from typing import Any, Literal
 from affidavit.accountants import Bracket, decimal_down, decimal_up
 from affidavit.plan import Reason
 
-Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,8 @@ for by the first engine that covers the run, and a second, independent engine is
 whether it agrees. The verdict uses the proved upper bound alone:
 
 * ``certified``: ε (or δ) is at most what is stated, and the target, if any, is met.
-* ``under_noised``: the proved bound does not meet the target.
+* ``under_noised``: ε is more than the target; its proved lower bound says so.
+* ``unproved``: the target lies between the bounds, so nobody knows whether it is met.
 * ``refused``: no theorem or engine covers the plan, or the plan may not be claimed.
 * ``undecided``: two independent engines contradict each other; nothing is claimed.
 
@@ -284,6 +285,8 @@ def _judge(found: Assessment, answer: _Answer) -> Assessment:
     target = found.target_epsilon
     if target is None or answer.epsilon.upper <= target:
         return replace(found, verdict="certified")
+    if answer.epsilon.lower <= target:
+        return replace(found, verdict="unproved", reasons=(_unproved(found, answer),))
     return replace(found, verdict="under_noised", reasons=(_under_noised(found, answer),))
 
 
@@ -294,21 +297,45 @@ def _under_noised(found: Assessment, answer: _Answer) -> Reason:
     sigma = (
         "this noise" if found.joint is None else f"a joint noise multiplier of {found.joint:.6g}"
     )
-    requested = [
-        f"{release.name} to {release.required:.7g}"
-        for release in found.releases
-        if release.required is not None
-    ]
+    more = _more_noise(found)
     return Reason(
         code="under_noised",
         pointer="/target/epsilon",
         message=f"{sigma} gives ε ≤ {high}{known} at δ = {found.target_delta:g}{chance}; "
         f"the target is {found.target_epsilon:g}.",
-        remedy=(
-            f"Raise the noise multiplier of {', '.join(requested)}."
-            if requested
-            else "No noise meets this target: run fewer steps or raise target.epsilon."
-        ),
+        remedy=more or "No noise meets this target: run fewer steps or raise target.epsilon.",
+    )
+
+
+def _more_noise(found: Assessment) -> str:
+    """The remedy of more noise, or "" if no noise is known to meet the target."""
+    requested = [
+        f"{release.name} to {release.required:.7g}"
+        for release in found.releases
+        if release.required is not None
+    ]
+    return f"Raise the noise multiplier of {', '.join(requested)}." if requested else ""
+
+
+def _unproved(found: Assessment, answer: _Answer) -> Reason:
+    """The reason of a target that lies between the bounds, with what would tighten them."""
+    low, high = decimal_down(answer.epsilon.lower, 6), decimal_up(answer.epsilon.upper, 6)
+    chance = "" if found.confidence is None else f" {found.confidence}"
+    phases = answer.lowered.plan.phases
+    truncated = any(phase.sampling.max_lot_size is not None for phase in phases)
+    remedies = [
+        "A larger sampling.max_lot_size truncates fewer lots and narrows the bracket."
+        if truncated
+        else "",
+        _more_noise(found) or f"Raise target.epsilon to {high}.",
+    ]
+    return Reason(
+        code="unproved",
+        pointer="/target/epsilon",
+        message=f"ε is proved to lie between {low} and {high} at δ = "
+        f"{found.target_delta:g}{chance}; whether it meets the target {found.target_epsilon:g} is "
+        "unknown.",
+        remedy=" ".join(filter(None, remedies)),
     )
 
 

@@ -242,7 +242,7 @@ def obstacles(first: Assessment, second: Assessment) -> tuple[Reason, ...]:
 
 _RANKING: dict[Movement, Ranking] = {"raised": "first", "lowered": "second"}
 _FAR = ("raised", "lowered")
-_PROVED = ("certified", "under_noised")
+_PROVED = ("certified", "under_noised", "unproved")
 """Verdicts that come with a proved bound; one that is not met is a bound all the same."""
 
 

@@ -21,6 +21,7 @@ class Exit(IntEnum):
 OF_VERDICT = {
     "certified": Exit.CERTIFIED,
     "under_noised": Exit.BLOCKED,
+    "unproved": Exit.BLOCKED,
     "refused": Exit.BLOCKED,
     "undecided": Exit.UNDECIDED,
 }

@@ -28,7 +28,9 @@ from affidavit.certificate import Assessment
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.plan import Reason
 
-STYLE = {"certified": "green", "under_noised": "red", "refused": "red", "undecided": "yellow"}
+STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
+    ("unproved", "undecided"), "yellow"
+)
 DIGITS = 6
 
 
@@ -66,6 +68,11 @@ def headline(assessment: Assessment) -> str:
     match assessment.verdict:
         case "certified":
             return f"certified: ε ≤ {epsilon} at δ = {delta}{confidence}, {scope}."
+        case "unproved":
+            return (
+                f"unproved: ε ≤ {epsilon} at δ = {delta} is proved{confidence}, "
+                f"{assessment.target_epsilon:g} is asked and not ruled out."
+            )
         case "refused":
             return (
                 f"refused by policy: ε ≤ {epsilon} at δ = {delta}{confidence} is proved, {scope}."

@@ -137,7 +137,9 @@ def _recompute(verified: VerifiedCertificate) -> str | None:
     predicate = verified.predicate
     fresh = certify(plan_from(predicate["plan"]))
     # A policy may refuse a proved guarantee; only the accountants are compared here.
-    if fresh.verdict != accounted(predicate):
+    # Certificates that were issued before ``unproved`` existed say ``under_noised`` for both.
+    unmet = {"under_noised", "unproved"}
+    if fresh.verdict != accounted(predicate) and not {fresh.verdict, accounted(predicate)} <= unmet:
         reason = "".join(f" {reason.message} {reason.remedy}" for reason in fresh.reasons[:1])
         return f"the verdict is now {fresh.verdict}, not {predicate['verdict']}.{reason}"
     if predicate["guarantee"] is None or fresh.epsilon is None:

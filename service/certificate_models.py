@@ -15,7 +15,7 @@ from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel, is_none
 
-Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 Identifier = Annotated[str, Field(pattern=DIGEST)]
 Object = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]

@@ -148,7 +148,7 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
 def with_claim(plan: Plan, claim: Claim, found: Assessment, certify: Certify) -> Assessment:
     """``found`` with its plan's claim taken into account.
 
-    A claim that does not hold turns ``certified`` into ``under_noised``; one that was rounded
+    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; one that was rounded
     to below the certified lower bound is told of in a warning.
     """
     about = stated(plan, claim)
@@ -162,7 +162,7 @@ def with_claim(plan: Plan, claim: Claim, found: Assessment, certify: Certify) ->
         return found
     return replace(
         found,
-        verdict="under_noised" if found.verdict == "certified" else found.verdict,
+        verdict="under_noised" if found.verdict in ("certified", "unproved") else found.verdict,
         reasons=(*found.reasons, *_reasons(plan, claim, about, truth, finding)),
     )
 

@@ -4,7 +4,7 @@
 
 * ``certified`` becomes ``refused`` when a rule is violated; the numbers stay, because they
   are still true.
-* ``under_noised`` stays, with the policy's reasons beside its own.
+* ``under_noised`` and ``unproved`` stay, with the policy's reasons beside its own.
 * ``refused`` and ``undecided`` stay: there is nothing to allow.
 
 ``policy_floor`` checks a signed certificate against the policy that its verifier options, which
@@ -126,7 +126,7 @@ def judge(
 ) -> tuple[Assessment, PolicyEvaluation]:
     """``found`` under ``policy``; ``waivers`` are those in force for this plan and requester."""
     granted = tuple(waivers)
-    if found.verdict not in ("certified", "under_noised"):
+    if found.verdict not in ("certified", "under_noised", "unproved"):
         return found, PolicyEvaluation(policy=policy, in_force=granted)
     against: list[Reason] = []
     waived: list[Waived] = []

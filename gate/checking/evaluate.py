@@ -77,8 +77,8 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
         for warning in assessment.warnings
     )
     codes = {reason.code for reason in assessment.reasons}
-    if codes == {"under_noised"}:
-        yield _under_noised(source, plan, assessment)
+    if codes == {"under_noised"} or codes == {"unproved"}:
+        yield _more_noise(source, plan, assessment)
     elif "claim_below_certified" in codes:
         yield _wrong_claim(source, plan, assessment)
     else:
@@ -87,7 +87,7 @@ def _findings(source: Source, plan: Plan, assessment: Assessment) -> Iterator[Ga
         )
 
 
-def _under_noised(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
+def _more_noise(source: Source, plan: Plan, assessment: Assessment) -> GateFinding:
     (reason,) = assessment.reasons
     mistake, pointer = _explained(plan) or (None, None)
     fixes = fixes_for(source, plan, assessment)

@@ -1,4 +1,4 @@
-"""Fixes for an under-noised plan: more noise, fewer steps or smaller lots, each certified.
+"""Fixes for a plan that misses its target: more noise, fewer steps or other lots, each certified.
 
 A fix is tried on a copy of the document and proposed only if the changed plan is certified with
 exactly the proposed decimals. It edits single values in YAML or JSON text and keeps every other
@@ -24,6 +24,8 @@ from affidavit.gate.checking.source import Source
 from affidavit.plan import Plan, PlanError, plan_from, pointer_to
 
 DIGITS = 7
+TRUNCATION_PERCENTS = (1, 2, 4, 8, 16)
+"""Increases of a truncated lot's size that are tried as a fix, in per cent."""
 
 Tokens = tuple[str | int, ...]
 Change = tuple[Tokens, Any, Any]
@@ -43,6 +45,8 @@ def _proposals(source: Source, assessment: Assessment) -> Iterator[tuple[str, li
         yield "raise " + ", ".join(_descriptions(source, more)), more
     if len(_phases(source.data)) == 1:
         base = _phases(source.data)[0]
+        if larger := assessment.verdict == "unproved" and _larger_truncation(source, base):
+            yield "truncate fewer lots: " + ", ".join(_descriptions(source, [larger])), [larger]
         if fewer := _fewer_steps(source, base):
             yield "or train for fewer steps: " + ", ".join(_descriptions(source, [fewer])), [fewer]
         if smaller := _smaller_lots(source, base):
@@ -66,6 +70,23 @@ def _more_noise(source: Source, assessment: Assessment) -> Iterator[Change]:
         needed = float(decimal_up(noise.required * scale * (1 + 1e-15), DIGITS))
         if needed > float(release[field]):
             yield (*place, field), release[field], needed
+
+
+def _larger_truncation(source: Source, base: Tokens) -> Change | None:
+    """A larger ``max_lot_size``, which narrows a bracket that truncation makes wide."""
+    sampling = _at(source.data, (*base, "sampling"))
+    cap = sampling.get("max_lot_size")
+    if not isinstance(cap, int):
+        return None
+    document = copy.deepcopy(source.data)
+    for percent in TRUNCATION_PERCENTS:
+        digits = len(str(cap)) - 3
+        larger = round(cap * (100 + percent) // 100, -digits if digits > 0 else 0)
+        _at(document, (*base, "sampling"))["max_lot_size"] = larger
+        answer = _assessed(document) if larger > cap else None
+        if answer is not None and answer.verdict == "certified":
+            return ((*base, "sampling", "max_lot_size"), cap, larger)
+    return None
 
 
 def _fewer_steps(source: Source, base: Tokens) -> Change | None:

@@ -5,7 +5,8 @@ code                        meaning
 ==========================  ============================================================
 bad_argument                an argument of the guard is missing or invalid
 unreadable                  certificate, plan or keys cannot be read
-under_noised, refused       the certificate's verdict: nothing may be trained
+under_noised, unproved,
+refused                     the certificate's verdict: nothing may be trained
 open_plan                   the certificate does not solve its plan's unknowns
 unsupported                 a certified plan, or a class of Opacus, that the guard cannot enforce
 unknown_obligation          the certificate has an obligation that this release does not know

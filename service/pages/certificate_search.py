@@ -59,7 +59,7 @@ SOON = timedelta(days=30)
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{4,64})")
 _CURSOR = (str, bool)
 
-Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
 Time = Literal["created_at", "not_after"]

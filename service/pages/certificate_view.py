@@ -257,6 +257,9 @@ def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
         case "under_noised" if guarantee is not None:
             target = _target(predicate["plan"], guarantee)
             return f"Under-noised: only {guarantee.words} is proved, and {target}."
+        case "unproved" if guarantee is not None:
+            target = _target(predicate["plan"], guarantee)
+            return f"Unproved: {guarantee.words} is proved, and {target}, which may hold or not."
         case "refused" if guarantee is not None and by_policy:
             return f"Refused by the policy, although {guarantee.words} is proved."
         case "undecided":

@@ -268,6 +268,11 @@ def sentence_of(assessment: Assessment) -> str:
             target = assessment.target_epsilon
             less = "the plan claims less" if target is None else f"the target is ε = {target:g}"
             return f"Under-noised: {bound} is proved, but {less}."
+        case "unproved":
+            return (
+                f"Unproved: {bound} is proved; the target ε = {assessment.target_epsilon:g} may "
+                "hold or not."
+            )
         case "undecided":
             return "Undecided: independent engines contradict each other; nothing is certified."
         case _:

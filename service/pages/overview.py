@@ -37,7 +37,7 @@ LEDGER_PAGES = 4
 """Pages of ledgers that are searched for budgets at risk."""
 LOOKED_AT = 500
 """Certificates that expire first, and runs that failed last, that are searched."""
-NOT_CERTIFIED = ("refused", "under_noised", "undecided")
+NOT_CERTIFIED = ("refused", "under_noised", "unproved", "undecided")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ from affidavit.service.models import Digest, ProblemReason, RequestModel, Respon
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 
-Verdict = Literal["certified", "under_noised", "refused", "undecided"]
+Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 

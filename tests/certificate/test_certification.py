@@ -75,6 +75,32 @@ def test_a_target_inside_the_bracket_is_told_from_the_true_value(
     assert result.epsilon.width < 0.2 * wide.epsilon.width
 
 
+TRUNCATED = {"sampling": {"scheme": "truncated_poisson", "lot_size": 500, "max_lot_size": 600}}
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"), [(2.8, "under_noised"), (3.0, "unproved"), (3.1, "certified")]
+)
+def test_a_target_between_the_proved_ends_is_neither_met_nor_missed(
+    make_plan: Any, target: float, verdict: str
+) -> None:
+    plan = make_plan(
+        **TRUNCATED,
+        dataset={"size": 50_000},
+        adjacency="zero_out",
+        steps=1000,
+        epochs=None,
+        optimizer={"name": "dp_sgd"},
+        releases=[{"name": "all", "clip_norm": 1, "noise_multiplier": 0.88}],
+        target={"epsilon": target, "delta": 1e-6},
+    )
+    result = certify(plan, second_opinion=False)
+    assert result.epsilon is not None
+    assert result.epsilon.lower < 3 < result.epsilon.upper
+    assert result.verdict == verdict
+    assert {reason.code for reason in result.reasons} <= {verdict}
+
+
 @pytest.mark.parametrize("allocation", ["uniform", "proportional", "optimal"])
 def test_every_allocation_certifies_as_given(make_plan: Any, allocation: str) -> None:
     shaped = [
