@@ -148,8 +148,8 @@ def _at_large_delta(plan: Plan, judgement: ClaimedEpsilon, certify: Certify) -> 
 def with_claim(plan: Plan, claim: Claim, found: Assessment, certify: Certify) -> Assessment:
     """``found`` with its plan's claim taken into account.
 
-    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; one that was rounded
-    to below the certified lower bound is told of in a warning.
+    A claim that does not hold turns ``certified`` or ``unproved`` into ``under_noised``; one that
+    was rounded to below the certified lower bound is told of in a warning.
     """
     about = stated(plan, claim)
     truth = found if claim.noise_multiplier is None else certify(about)
