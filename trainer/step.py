@@ -94,17 +94,12 @@ class PerExampleGradient:
     def _accumulated(
         self, lot: Lot, seen: Callable[[Tensor], None], losses: Callable[[Batch], Tensor]
     ) -> Sums:
-        trained = _trained(self.model.module)
-        for parameter in trained.values():
-            parameter.grad = None
+        self.private.forget_sums()
         for place, records in enumerate(lot):
             batch = on_device(self.data.collate(records), self.peers.device)
             lot.seed(place)
             seen(self.private.accumulate(partial(losses, batch), records=len(records)))
-        return {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for name, parameter in trained.items()
-        }
+        return self.private.sums()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -209,7 +209,7 @@ class TrainingState:
     def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         divisor = float(Fraction(required.divisor))
         for name, parameter in self._trained.items():
-            parameter.grad = sums[name].div_(divisor)
+            parameter.grad = sums[name].div_(divisor).to(parameter.dtype)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         try:

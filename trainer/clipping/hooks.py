@@ -28,16 +28,32 @@ from affidavit.trainer.numerics import clip_weights, joint_norm
 
 
 class MixedRecords(RuntimeError):
-    """A layer does not keep one row for each record, so nobody's gradient is known."""
+    """A layer does not keep one row for each record, so nobody's gradient is known.
+
+    ``path`` is the layer's, where one is to blame.
+    """
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 @dataclass(eq=False, slots=True)
 class Lot:
-    """The microbatch at hand: its records, whether its backward pass has begun, its types."""
+    """The microbatch at hand: its records, whether its backward pass has begun, its types.
+
+    ``inside`` says that a module is being run one record at a time, ``anchor`` is a tensor of that
+    record. ``observing`` only notes the shapes of inputs; ``only`` is the one record whose
+    loss is taken, when it is asked whether the others' gradients are zero.
+    """
 
     records: int = 0
     backward: bool = False
     narrow: bool = False
+    inside: bool = False
+    anchor: Tensor | None = None
+    observing: bool = False
+    only: int | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +67,8 @@ class Target:
 
     def add(self, total: Tensor) -> None:
         """Add a clipped sum, of the tensor's shape up to a view."""
-        total = total.view_as(self.parameter).to(self.parameter.dtype)
+        wide = torch.float64 if self.parameter.dtype == torch.float64 else torch.float32
+        total = total.reshape(self.parameter.shape).to(wide)
         self.total = total if self.total is None else self.total.add_(total)
 
 
@@ -110,6 +127,7 @@ class GradientHook:
     target: Target
     block: Block
     lot: Lot
+    path: str = ""
 
     def count(self) -> None:
         """One more use, unless activations are being computed again."""
@@ -125,10 +143,24 @@ class GradientHook:
             raise MixedRecords(
                 f"{self.target.name}: the layer sees {records} rows for {self.lot.records} "
                 "records. Keep the records in the first dimension throughout (reshape time into "
-                "channels, never into the batch), or freeze the layer."
+                "channels, never into the batch), or freeze the layer.",
+                path=self.path,
             )
+        if self.lot.only is not None:
+            self._require_only(factors)
         self.target.caught += 1
         self.block.receive(self.target, factors)
+
+    def _require_only(self, factors: Factors) -> None:
+        weights = torch.ones(self.lot.records, device=self.target.parameter.device)
+        weights[self.lot.only] = 0
+        if bool(factors.weighted_sum(weights).any()):
+            raise MixedRecords(
+                f"{self.target.name}: the loss of one record alone has a gradient in another's "
+                "row. Keep the records in the first dimension throughout, and compute each loss "
+                "from its record alone.",
+                path=self.path,
+            )
 
 
 def norm_of_uses(uses: list[Factors]) -> Tensor:

@@ -1,8 +1,9 @@
 """Layers whose backward pass hands per-record gradients to taps.
 
 One ``autograd.Function`` for each kind of use: a matrix product, a look-up, a
-normalisation's scale and shift, a convolution. The forward pass is the layer's own; the
-backward pass sends the gradient of the inputs on as it is and gives the parameters' share
+normalisation's scale and shift (convolutions and recurrent layers have files of their own).
+The forward pass is the layer's own; the backward pass sends the gradient of the inputs on as it is
+and gives the parameters' share
 to their taps, so that autograd itself never sees a gradient of a parameter. As functions
 (not hooks) they survive recomputation of activations. Their backward passes run outside
 autocast: only what reached them in bfloat16 is in bfloat16.
@@ -18,13 +19,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 
 from affidavit.trainer.clipping.ghost_norm import DenseFactors, EmbeddingFactors, LinearFactors
 from affidavit.trainer.clipping.hooks import GradientHook, MixedRecords
-from affidavit.trainer.numerics import widened
 
 MaybeTap = GradientHook | None
+Taps = dict[str, GradientHook]
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -48,6 +48,13 @@ def as_steps(values: Tensor) -> Tensor:
     if values.ndim == 2:
         return values.unsqueeze(1)
     return values.flatten(1, -2)
+
+
+def by_record(values: Tensor, records: int) -> Tensor:
+    """(n, ...) as it is; (n k, ...) with k rows of each record in turn as (n, k, ...)."""
+    if len(values) == records or len(values) % records:
+        return values
+    return values.unflatten(0, (records, -1))
 
 
 def in_autocast_type(values: Tensor) -> Tensor:
@@ -74,17 +81,23 @@ def summed_over_steps(values: Tensor, dims: int) -> Tensor:
 
 
 class LinearUse(Function):
-    """y = x Wᵀ + b; x (n, ..., in), W (out, in)."""
+    """y = x Wᵀ + b, or x W + b where W is ``flipped``; x (n, ..., in), W (out, in)."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, taps: tuple[MaybeTap, MaybeTap]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        taps: tuple[MaybeTap, MaybeTap],
+        records: int,
+        flipped: bool = False,
     ) -> Tensor:
         """x, W and b of the layer; what its taps need is kept."""
         x = in_autocast_type(x)
         ctx.save_for_backward(x if taps[0] is not None else None, weight)
-        ctx.taps = taps
-        return functional.linear(x, weight, bias)
+        ctx.taps, ctx.records, ctx.flipped = taps, records, flipped
+        return functional.linear(x, weight.t() if flipped else weight, bias)
 
     @staticmethod
     @outside_autocast
@@ -93,12 +106,15 @@ class LinearUse(Function):
         gy = gy.contiguous()  # it is read several times; a loss may hand it over transposed
         x, weight = ctx.saved_tensors
         of_weight, of_bias = ctx.taps
+        weight = weight.t() if ctx.flipped else weight
         gx = gy @ weight.to(gy.dtype) if ctx.needs_input_grad[0] else None
+        gy = by_record(gy, ctx.records)
         if of_weight is not None:
-            of_weight.receive(LinearFactors.of(as_steps(x), as_steps(gy)), len(gy))
+            pair = as_steps(by_record(x, ctx.records)), as_steps(gy)
+            of_weight.receive(LinearFactors.of(*(pair[::-1] if ctx.flipped else pair)), len(gy))
         if of_bias is not None:
             of_bias.receive(DenseFactors.of(summed_over_steps(gy, 1)), len(gy))
-        return gx, None, None, None
+        return gx, None, None, None, None, None
 
 
 class EmbeddingUse(Function):
@@ -106,11 +122,11 @@ class EmbeddingUse(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, tap: GradientHook
+        ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, tap: GradientHook, records: int
     ) -> Tensor:
         """The rows of the table at ``ids``."""
         ctx.save_for_backward(ids)
-        ctx.tap, ctx.rows, ctx.padding = tap, len(weight), padding
+        ctx.tap, ctx.rows, ctx.padding, ctx.records = tap, len(weight), padding, records
         return functional.embedding(ids, weight)
 
     @staticmethod
@@ -120,10 +136,11 @@ class EmbeddingUse(Function):
         (ids,) = ctx.saved_tensors
         if ctx.padding is not None:
             gy = gy.masked_fill((ids == ctx.padding).unsqueeze(-1), 0)
+        ids, gy = by_record(ids, ctx.records), by_record(gy, ctx.records)
         b = gy.unsqueeze(1) if ids.ndim == 1 else gy.flatten(1, -2)
         factors = EmbeddingFactors.of(ids.reshape(len(ids), -1), b, ctx.rows)
         ctx.tap.receive(factors, len(ids))
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 class LayerNormUse(Function):
@@ -137,12 +154,13 @@ class LayerNormUse(Function):
         bias: Tensor | None,
         eps: float,
         taps: tuple[MaybeTap, MaybeTap],
+        records: int,
     ) -> Tensor:
         """In float32 under autocast, as PyTorch does it."""
         x = x.float() if torch.is_autocast_enabled(x.device.type) else x
         y, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
-        ctx.taps = taps
+        ctx.taps, ctx.records = taps, records
         return y
 
     @staticmethod
@@ -156,11 +174,12 @@ class LayerNormUse(Function):
         )
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
-            scaled = summed_over_steps((x - mean).mul_(rstd).mul_(gy), weight.ndim)
-            of_weight.receive(DenseFactors.of(scaled), len(gy))
+            item = by_record((x - mean).mul_(rstd).mul_(gy), ctx.records)
+            of_weight.receive(DenseFactors.of(summed_over_steps(item, weight.ndim)), len(item))
         if of_bias is not None:
-            of_bias.receive(DenseFactors.of(summed_over_steps(gy, weight.ndim)), len(gy))
-        return gx, None, None, None, None
+            item = by_record(gy, ctx.records)
+            of_bias.receive(DenseFactors.of(summed_over_steps(item, weight.ndim)), len(item))
+        return gx, None, None, None, None, None
 
 
 class ScaleUse(Function):
@@ -174,10 +193,11 @@ class ScaleUse(Function):
         bias: Tensor | None,
         dim: int,
         taps: tuple[MaybeTap, MaybeTap],
+        records: int,
     ) -> Tensor:
         """Scaled and shifted; either may be missing."""
         ctx.save_for_backward(z if taps[0] is not None else None, weight)
-        ctx.taps, ctx.dim = taps, dim
+        ctx.taps, ctx.dim, ctx.records = taps, dim, records
         y = z if weight is None else z * _along(weight, z, dim)
         return y if bias is None else y + _along(bias, z, dim)
 
@@ -189,12 +209,12 @@ class ScaleUse(Function):
         gx = gy if weight is None else gy * _along(weight, gy, ctx.dim)
         of_weight, of_bias = ctx.taps
         if of_weight is not None:
-            item = (gy * z).movedim(ctx.dim, -1)
-            of_weight.receive(DenseFactors.of(summed_over_steps(item, 1)), len(gy))
+            item = by_record((gy * z).movedim(ctx.dim, -1), ctx.records)
+            of_weight.receive(DenseFactors.of(summed_over_steps(item, 1)), len(item))
         if of_bias is not None:
-            item = gy.movedim(ctx.dim, -1)
-            of_bias.receive(DenseFactors.of(summed_over_steps(item, 1)), len(gy))
-        return gx, None, None, None, None
+            item = by_record(gy.movedim(ctx.dim, -1), ctx.records)
+            of_bias.receive(DenseFactors.of(summed_over_steps(item, 1)), len(item))
+        return gx, None, None, None, None, None
 
 
 def _along(values: Tensor, like: Tensor, dim: int) -> Tensor:
@@ -203,71 +223,30 @@ def _along(values: Tensor, like: Tensor, dim: int) -> Tensor:
     return values.view(shape)
 
 
-class Conv2dUse(Function):
-    """Two-dimensional convolution; x (n, channels, height, width)."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
-        taps: tuple[MaybeTap, MaybeTap],
-    ) -> Tensor:
-        """x convolved with the kernel, as ``geometry`` says (stride, padding, dilation, groups)."""
-        x = in_autocast_type(x)
-        ctx.save_for_backward(x, weight)
-        ctx.geometry, ctx.taps = geometry, taps
-        return functional.conv2d(x, weight, bias, *geometry)
-
-    @staticmethod
-    @outside_autocast
-    def backward(ctx: Any, gy: Tensor) -> Gradients:
-        """Factors of the kernel from the patches of x, and the gradient of x."""
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.geometry
-        gx = None
-        if ctx.needs_input_grad[0]:
-            gx = conv2d_input(x.shape, weight.to(gy.dtype), gy, stride, padding, dilation, groups)
-        of_weight, of_bias = ctx.taps
-        if of_weight is not None:
-            patches = functional.unfold(x, weight.shape[2:], dilation, padding, stride).mT
-            b = gy.flatten(2).mT
-            factors = (
-                LinearFactors.of(patches, b)
-                if groups == 1
-                else DenseFactors.of(_grouped(patches, b, groups))
-            )
-            of_weight.receive(factors, len(gy))
-        if of_bias is not None:
-            of_bias.receive(DenseFactors.of(summed_over_steps(gy.flatten(2).mT, 1)), len(gy))
-        return gx, None, None, None, None
-
-
-def _grouped(patches: Tensor, b: Tensor, groups: int) -> Tensor:
-    """Per-record weights of a grouped convolution, (n, out, in/groups · kernel)."""
-    a, d = widened(patches).unflatten(2, (groups, -1)), widened(b).unflatten(2, (groups, -1))
-    return torch.einsum("nlgo,nlgi->ngoi", d, a).flatten(1, 2)
-
-
 # ---- one forward for each kind of module ---------------------------------------------
 
 
-def run_linear(layer: nn.Linear, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
+def run_linear(layer: nn.Linear, taps: Taps, records: int, x: Tensor) -> Tensor:
     """A linear layer on x (n, ..., in); raises ``MixedRecords`` without a dimension of records."""
-    del records
+    return _linear(layer, taps, records, x, flipped=False)
+
+
+def run_flipped_linear(layer: Any, taps: Taps, records: int, x: Tensor) -> Tensor:
+    """The ``Conv1D`` of Hugging Face's GPT-2: y = x W + b with W (in, out)."""
+    return _linear(layer, taps, records, x, flipped=True)
+
+
+def _linear(layer: Any, taps: Taps, records: int, x: Tensor, *, flipped: bool) -> Tensor:
     if x.ndim < 2:
         raise MixedRecords(
             f"a linear layer got an input of shape {tuple(x.shape)}, without a dimension of "
             "records; keep the records in the first."
         )
-    return LinearUse.apply(x, layer.weight, layer.bias, (taps.get("weight"), taps.get("bias")))
+    both = (taps.get("weight"), taps.get("bias"))
+    return LinearUse.apply(x, layer.weight, layer.bias, both, records, flipped)
 
 
-def run_embedding(
-    layer: nn.Embedding, taps: dict[str, GradientHook], records: int, ids: Tensor
-) -> Tensor:
+def run_embedding(layer: nn.Embedding, taps: Taps, records: int, ids: Tensor) -> Tensor:
     """Ids of shape (1, T), positions say, are taken for every record.
 
     One dimension is refused: T positions and n records would look alike where T = n.
@@ -279,67 +258,25 @@ def run_embedding(
         )
     if len(ids) == 1:
         ids = ids.expand(records, *ids.shape[1:])
-    return EmbeddingUse.apply(ids, layer.weight, layer.padding_idx, taps["weight"])
+    return EmbeddingUse.apply(ids, layer.weight, layer.padding_idx, taps["weight"], records)
 
 
-def run_layer_norm(
-    layer: nn.LayerNorm, taps: dict[str, GradientHook], records: int, x: Tensor
-) -> Tensor:
+def run_layer_norm(layer: nn.LayerNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
     """Layer normalisation of x (n, ..., *shape)."""
-    del records
     both = (taps.get("weight"), taps.get("bias"))
-    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both)
+    return LayerNormUse.apply(x, layer.weight, layer.bias, layer.eps, both, records)
 
 
-def run_rms_norm(
-    layer: nn.RMSNorm, taps: dict[str, GradientHook], records: int, x: Tensor
-) -> Tensor:
+def run_rms_norm(layer: nn.RMSNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
     """Root-mean-square normalisation of x (n, ..., *shape), in float32 under autocast."""
-    del records
     if torch.is_autocast_enabled(x.device.type):
         x = x.float()
     z = functional.rms_norm(x, layer.normalized_shape, None, layer.eps)
-    return ScaleUse.apply(z, layer.weight, None, -1, (taps.get("weight"), None))
+    return ScaleUse.apply(z, layer.weight, None, -1, (taps.get("weight"), None), records)
 
 
-def run_group_norm(
-    layer: nn.GroupNorm, taps: dict[str, GradientHook], records: int, x: Tensor
-) -> Tensor:
+def run_group_norm(layer: nn.GroupNorm, taps: Taps, records: int, x: Tensor) -> Tensor:
     """Group normalisation of x (n, channels, ...), each record by itself."""
-    del records
     z = functional.group_norm(x, layer.num_groups, None, None, layer.eps)
-    return ScaleUse.apply(z, layer.weight, layer.bias, 1, (taps.get("weight"), taps.get("bias")))
-
-
-def run_conv2d(layer: nn.Conv2d, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
-    """A convolution of x (n, channels, height, width)."""
-    del records
-    geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
     both = (taps.get("weight"), taps.get("bias"))
-    return Conv2dUse.apply(x, layer.weight, layer.bias, geometry, both)
-
-
-def run_conv1d(layer: nn.Conv1d, taps: dict[str, GradientHook], records: int, x: Tensor) -> Tensor:
-    """A convolution of height one. ``x`` has shape (n, channels, length)."""
-    del records
-    geometry = (
-        (1, layer.stride[0]),
-        (0, layer.padding[0]),
-        (1, layer.dilation[0]),
-        layer.groups,
-    )
-    both = (taps.get("weight"), taps.get("bias"))
-    weight = layer.weight.unsqueeze(2)
-    return Conv2dUse.apply(x.unsqueeze(2), weight, layer.bias, geometry, both).squeeze(2)
-
-
-RUNS: dict[type[nn.Module], Callable[..., Tensor]] = {
-    nn.Linear: run_linear,
-    nn.Embedding: run_embedding,
-    nn.LayerNorm: run_layer_norm,
-    nn.RMSNorm: run_rms_norm,
-    nn.GroupNorm: run_group_norm,
-    nn.Conv2d: run_conv2d,
-    nn.Conv1d: run_conv1d,
-}
-"""Every kind of layer whose parameters can be clipped per record."""
+    return ScaleUse.apply(z, layer.weight, layer.bias, 1, both, records)

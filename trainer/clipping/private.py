@@ -19,13 +19,17 @@ clipped by the exact norm of the sum of its uses, or, where its ``BlockSpec`` ha
 each use by itself, which costs the sum of their clip norms
 (``affidavit.trainer.clipping.tied_weights`` has the third rule).
 
-Parameters are float32 or float64; inputs may be in bfloat16 by autocast. Activations may be
+Parameters may be in any floating type. Sums are in float32 or float64: those of narrower
+parameters are in ``sums``, and not in ``grad``, which has the parameter's type. Activations may be
 recomputed (``torch.utils.checkpoint``, both kinds). Under ``torch.compile`` the layers that
 have taps run as they are, and what lies between them is compiled.
 
+Layers without a kernel are run one record at a time (``per_record``). Where a model uses a
+parameter in another module than the one that holds it, or hands a layer something else than
+records, ``probe`` notices, and has the module around it run one record at a time.
+
 A step that fails leaves every gradient as it was. Refused by name: batch normalisation and
-other layers that mix records, layers with parameters of a kind that is not known here,
-tensors in no block or in two, and tensors used outside their layer.
+other layers that mix records, and tensors in no block or in two.
 """
 
 from __future__ import annotations
@@ -37,10 +41,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.utils.parametrize
 from torch import Tensor, nn
 
 from affidavit.trainer.clipping.hooks import Block, GradientHook, Lot, MixedRecords, Target
-from affidavit.trainer.clipping.layers import RUNS
+from affidavit.trainer.clipping.kernels import Kernel, kernel_of
+from affidavit.trainer.clipping.per_record import Unit, leave
 from affidavit.trainer.clipping.requirements import (
     BlockSpec,
     UnsupportedModel,
@@ -48,6 +54,9 @@ from affidavit.trainer.clipping.requirements import (
     require_supported,
 )
 from affidavit.trainer.numerics import require_true_float32
+
+HOLDERS = (nn.ParameterList, nn.ParameterDict, nn.utils.parametrize.ParametrizationList)
+"""Modules that only hold parameters; the module around them uses them."""
 
 __all__ = ["BlockSpec", "MixedRecords", "PrivateModel", "UnsupportedModel"]
 
@@ -65,25 +74,61 @@ class PrivateModel:
         require_partition(trainable, self.specs)
         self._lot = Lot()
         self._targets = {id(p): Target(name=n, parameter=p) for n, p in trainable.items()}
-        self._blocks: dict[tuple[str, str], Block] = {}
-        self._runs: list[tuple[nn.Module, Callable[..., Tensor]]] = []
+        self._per_record: set[str] = set()
+        self._lifted: dict[int, str] = {}
+        self._folds: set[str] = set()
+        self._wide: dict[str, Tensor] = {}
         self._hidden = False
-        self._attach({name: spec for spec in self.specs for name in spec.names})
+        self._attach()
 
-    def _attach(self, spec_of: dict[str, BlockSpec]) -> None:
-        for path, layer in self.model.named_modules():
+    def _attach(self) -> None:
+        self._blocks: dict[tuple[str, str], Block] = {}
+        self._runs: list[tuple[nn.Module, Callable[..., Any]]] = []
+        modules = dict(self.model.named_modules())
+        kernels: dict[str, tuple[Kernel, dict[str, GradientHook]]] = {}
+        units: dict[str, dict[tuple[nn.Module, str], GradientHook]] = {
+            path: {} for path in self._per_record
+        }
+        for path, layer in modules.items():
             targets = {
                 name: self._targets[id(parameter)]
                 for name, parameter in layer.named_parameters(recurse=False)
                 if id(parameter) in self._targets
             }
             require_supported(path, layer, tuple(targets))
-            if targets:
-                taps = {
-                    name: self._tap(path, target, spec_of[target.name])
-                    for name, target in targets.items()
-                }
-                self._runs.append((layer, partial(self._run, layer, taps)))
+            owner = self._owner(path, modules, targets)
+            kernel = kernel_of(layer) if owner == path else None
+            if kernel is not None and path not in self._lifted.values():
+                kernels[path] = kernel, {n: self._tap(path, t) for n, t in targets.items()}
+                continue
+            for name, target in targets.items():
+                units.setdefault(owner, {})[layer, name] = self._tap(owner, target)
+        self._require_uses()
+        active = [*kernels, *units]
+        for path, (kernel, taps) in kernels.items():
+            if taps:
+                self._runs.append((modules[path], partial(self._run, path, kernel, taps)))
+        for path, own in units.items():
+            inner = any(other != path and _within(other, path) for other in active)
+            unit = Unit(path=path or "the model", module=modules[path], taps=own, leaf=not inner)
+            self._runs.append((modules[path], partial(self._run_unit, path, unit)))
+        for layer, run in self._runs:
+            layer.forward = run
+        self._hidden = False
+
+    def _owner(self, path: str, modules: dict[str, nn.Module], targets: dict[str, Target]) -> str:
+        """The module that uses the tensors which the module at ``path`` holds."""
+        for target in targets.values():
+            if id(target.parameter) in self._lifted:
+                return self._lifted[id(target.parameter)]
+        while path and isinstance(modules[path], HOLDERS):
+            path = path.rpartition(".")[0]
+        above = path.rpartition(".")[0]
+        if path and isinstance(modules[above], nn.MultiheadAttention):
+            return above
+        return path
+
+    def _require_uses(self) -> None:
         for spec in self.specs:
             unknown = sorted(
                 set(spec.uses) - {use for name, use in self._blocks if name == spec.name}
@@ -92,8 +137,30 @@ class PrivateModel:
                 raise UnsupportedModel(
                     f"block {spec.name}: {', '.join(unknown)} is no layer that uses its tensor."
                 )
-        for layer, run in self._runs:
-            layer.forward = run
+
+    def widen(self, error: Exception) -> bool:
+        """Run the module around the layer that ``error`` is about one record at a time.
+
+        False where ``error`` is about no layer, or every module around it is run so already.
+        """
+        if isinstance(error, UnsupportedModel) and error.outside:
+            for name in error.outside:
+                target = self._by_name()[name]
+                before = self._lifted.get(id(target.parameter), name.rpartition(".")[0])
+                if not before:
+                    return False
+                self._lifted[id(target.parameter)] = before.rpartition(".")[0]
+        elif isinstance(error, MixedRecords) and error.path:
+            path: str = error.path
+            while path and (path := path.rpartition(".")[0]) in self._per_record:
+                if not path:
+                    return False
+            self._per_record.add(path)
+        else:
+            return False
+        self.detach()
+        self._attach()
+        return True
 
     def _hide_from_compiler(self) -> None:
         """Have ``torch.compile`` leave taps alone, once its (large) package is loaded at all."""
@@ -102,7 +169,8 @@ class PrivateModel:
             for layer, run in self._runs:
                 layer.forward = torch.compiler.disable(run)
 
-    def _tap(self, path: str, target: Target, spec: BlockSpec) -> GradientHook:
+    def _tap(self, path: str, target: Target) -> GradientHook:
+        (spec,) = (spec for spec in self.specs if target.name in spec.names)
         if spec.uses and path not in spec.uses:
             raise UnsupportedModel(
                 f"block {spec.name}: {path} uses {target.name} too, and has no clip norm in uses."
@@ -111,18 +179,58 @@ class PrivateModel:
         clip_norm = spec.uses.get(path, spec.clip_norm)
         name = f"{spec.name} ({path})" if spec.uses else spec.name
         block = self._blocks.setdefault(key, Block(name=name, clip_norm=clip_norm))
-        return GradientHook(target=target, block=block, lot=self._lot)
+        return GradientHook(target=target, block=block, lot=self._lot, path=path)
 
     def _run(
-        self, layer: nn.Module, taps: dict[str, GradientHook], *inputs: Any, **named: Any
-    ) -> Tensor:
-        if not self._lot.records:
+        self, path: str, kernel: Kernel, taps: dict[str, GradientHook], *inputs: Any, **named: Any
+    ) -> Any:
+        layer, lot = self.model.get_submodule(path), self._lot
+        if inputs and isinstance(inputs[0], Tensor):
+            lot.narrow |= torch.is_autocast_enabled(inputs[0].device.type)
+        if not lot.records or lot.observing:
             return type(layer).forward(layer, *inputs, **named)
-        (x,) = (*inputs, *named.values())
         for tap in taps.values():
             tap.count()
-        self._lot.narrow |= torch.is_autocast_enabled(x.device.type)
-        return RUNS[type(layer)](layer, taps, self._lot.records, x)
+        run = partial(kernel, layer, taps, lot.records)
+        if lot.inside:
+            return leave(run, lot, (inputs, named))
+        self._note_folds(path, layer, inputs)
+        try:
+            return run(*inputs, **named)
+        except MixedRecords as error:
+            error.path = path
+            raise
+
+    def _run_unit(self, path: str, unit: Unit, *inputs: Any, **named: Any) -> Any:
+        lot = self._lot
+        if lot.observing:
+            unit.observe((inputs, named), lot.records)
+        if not lot.records or lot.observing:
+            return type(unit.module).forward(unit.module, *inputs, **named)
+        if lot.inside:
+            return leave(partial(unit.run_inside, lot), lot, (inputs, named))
+        try:
+            return unit.run(lot, (inputs, named))
+        except MixedRecords as error:
+            error.path = error.path or path
+            raise
+
+    def _note_folds(self, path: str, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Several rows a record are taken where the probe has seen whose they are."""
+        records = self._lot.records
+        if isinstance(layer, nn.RNNBase) or not inputs or not isinstance(inputs[0], Tensor):
+            return
+        rows = len(inputs[0]) if inputs[0].ndim else 0
+        if rows in (0, 1, records) or rows % records or path in self._folds:
+            return
+        if self._lot.only is None:
+            raise MixedRecords(
+                f"{path}: the layer sees {rows} rows for {records} records, and nothing showed "
+                "whose they are. Probe the model first (trainer.clipping.probe), or keep the "
+                "records in the first dimension.",
+                path=path,
+            )
+        self._folds.add(path)
 
     def set_clip_norms(self, blocks: Sequence[BlockSpec]) -> None:
         """Clip by the norms of ``blocks`` from now on; they are the same blocks otherwise.
@@ -138,11 +246,14 @@ class PrivateModel:
             for path in spec.uses or ("",):
                 self._blocks[spec.name, path].clip_norm = spec.uses.get(path, spec.clip_norm)
 
-    def accumulate(self, losses: Callable[[], Tensor], *, records: int) -> Tensor:
+    def accumulate(
+        self, losses: Callable[[], Tensor], *, records: int, only: int | None = None
+    ) -> Tensor:
         """Add the clipped sums of one microbatch to the gradients; the losses, detached.
 
         ``losses`` runs the model and returns one loss for each of ``records`` records,
-        shape (records,). An empty microbatch adds nothing. Raises ``MixedRecords`` and
+        shape (records,). An empty microbatch adds nothing. With ``only`` the loss of that record
+        alone is taken, and every other's gradient must be zero. Raises ``MixedRecords`` and
         ``UnsupportedModel``, and then nothing was added.
         """
         if records == 0:
@@ -150,6 +261,7 @@ class PrivateModel:
         require_true_float32()
         self._hide_from_compiler()
         with self._lot_of(records):
+            self._lot.only = only
             result = losses()
             if result.shape != (records,):
                 raise MixedRecords(
@@ -159,27 +271,76 @@ class PrivateModel:
             with self._gradients_set_aside():
                 self._lot.backward = True
                 with torch.autocast(result.device.type, enabled=False):
-                    result.sum().backward()
+                    (result if only is None else result[only]).sum().backward()
                     with torch.no_grad():
                         for block in self._blocks.values():
                             block.finish()
                 self._require_caught()
             for target in self._targets.values():
-                _add(target)
+                self._add(target)
         return result.detach()
+
+    def sums(self) -> dict[str, Tensor]:
+        """The sums so far by name, each of its parameter's shape, in float32 or float64."""
+        result = {}
+        for name, target in self._by_name().items():
+            item = self._wide.get(name, target.parameter.grad)
+            if item is None:
+                item = torch.zeros_like(target.parameter, dtype=_wide_type(target.parameter))
+            result[name] = item
+        return result
+
+    def forget_sums(self) -> None:
+        """Begin a lot: no sums and no gradients."""
+        self._wide.clear()
+        for target in self._targets.values():
+            target.parameter.grad = None
+
+    def observe(self, losses: Callable[[], Tensor], *, records: int) -> bool:
+        """Run the model as it is, and note which inputs of its modules are of records.
+
+        ``losses`` gives one of shape (records,). Returns whether it ran under autocast.
+        """
+        self._lot.observing = True
+        try:
+            self.losses(losses, records=records)
+            return self._lot.narrow
+        finally:
+            self._lot.observing = False
+
+    def losses(self, losses: Callable[[], Tensor], *, records: int) -> Tensor:
+        """The losses, shape (records,), of layers that run as they do in training."""
+        with self._lot_of(records), torch.no_grad():
+            return losses()
 
     def uses(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, int]:
         """How often each trainable tensor is used in one pass, by name; gradients are kept.
 
         ``losses`` gives one of shape (records,).
         """
+        with self._sums_set_aside():
+            self.accumulate(losses, records=records)
+            return {name: target.caught for name, target in self._by_name().items()}
+
+    def require_own(self, losses: Callable[[], Tensor], *, records: int) -> None:
+        """Raise ``MixedRecords`` where the loss of one record has a gradient in another's row.
+
+        ``losses`` gives one of shape (records,). Gradients are left as they were.
+        """
+        with self._sums_set_aside():
+            for only in range(records):
+                self.accumulate(losses, records=records, only=only)
+
+    @contextmanager
+    def _sums_set_aside(self) -> Iterator[None]:
+        wide, self._wide = self._wide, {}
         before = {name: target.parameter.grad for name, target in self._by_name().items()}
         for target in self._targets.values():
             target.parameter.grad = None
         try:
-            self.accumulate(losses, records=records)
-            return {name: target.caught for name, target in self._by_name().items()}
+            yield
         finally:
+            self._wide = wide
             for name, target in self._by_name().items():
                 target.parameter.grad = before[name]
 
@@ -196,7 +357,8 @@ class PrivateModel:
         if outside:
             raise UnsupportedModel(
                 f"{', '.join(outside)}: used outside its layer as well, where no record's share is "
-                "known. Call the layer itself, or freeze the tensor."
+                "known. Call the layer itself, or freeze the tensor.",
+                outside=tuple(outside),
             )
         silent = [target.name for target in self._targets.values() if not target.caught]
         if silent:
@@ -213,7 +375,7 @@ class PrivateModel:
         try:
             yield
         finally:
-            self._lot.records = 0
+            self._lot.records, self._lot.only = 0, None
             for block in self._blocks.values():
                 block.clear()
             for target in self._targets.values():
@@ -231,14 +393,26 @@ class PrivateModel:
             for parameter, grad in held:
                 parameter.grad = grad
 
+    def _add(self, target: Target) -> None:
+        if target.total is None:
+            return
+        parameter = target.parameter
+        if parameter.dtype != target.total.dtype:
+            self._wide[target.name] = target.total + self._wide.get(target.name, 0)
+        elif parameter.grad is None:
+            parameter.grad = target.total
+        else:
+            parameter.grad.add_(target.total)
+
     def detach(self) -> None:
         """Give the layers their own forward back."""
         for layer in self.model.modules():
             layer.__dict__.pop("forward", None)
 
 
-def _add(target: Target) -> None:
-    if target.parameter.grad is None:
-        target.parameter.grad = target.total
-    elif target.total is not None:
-        target.parameter.grad.add_(target.total)
+def _wide_type(parameter: Tensor) -> torch.dtype:
+    return parameter.dtype if parameter.dtype == torch.float64 else torch.float32
+
+
+def _within(path: str, above: str) -> bool:
+    return not above or path.startswith(f"{above}.")

@@ -4,11 +4,11 @@ A layer can be called with time, not records, in its first dimension; a loss can
 the records of a lot; a module can keep running sums of what it sees. Before training,
 ``probe`` runs the model on a few made-up records and refuses it, by name, where
 
-* a layer's first dimension is not the records, at two different numbers of them;
 * the loss of a record changes when another record is left out (asked in evaluation mode,
   and in training mode as well where that draws nothing at random);
+* the loss of one record has a gradient in another's row, whatever is run one record at a time;
 * a buffer changes in a forward pass;
-* a trainable tensor is used outside its layer, or not at all.
+* a trainable tensor is not used at all.
 
 It can only falsify: a model may mix records in a way that these inputs do not show. Give
 it records that differ. Gradients, the training mode, buffers and the random state are left
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -56,9 +57,7 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
     """
     with _left_as_it_was(private.model):
         buffers = {name: item.clone() for name, item in private.model.named_buffers()}
-        private.uses(lambda: losses(FEWER), records=FEWER)
-        result = private.uses(lambda: losses(MORE), records=MORE)
-        narrow = private.saw_narrow_types
+        narrow = private.observe(partial(losses, MORE), records=MORE)
         changed = [
             name
             for name, item in private.model.named_buffers()
@@ -70,23 +69,59 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
                 "saw of raw data. Leave such statistics out."
             )
         with torch.no_grad():
-            if torch.equal(losses(MORE), losses(MORE)):
+            repeats = torch.equal(losses(MORE), losses(MORE))
+            if repeats:
                 _require_apart(losses, narrow=narrow)
-            private.model.eval()
+        _find_owners(private, losses)
+        result = private.uses(lambda: losses(MORE), records=MORE)
+        private.model.eval()
+        with torch.no_grad():
             _require_apart(losses, narrow=narrow)
+            _require_near(
+                private.losses(partial(losses, MORE), records=MORE),
+                losses(MORE),
+                narrow,
+                "when its layers are run one record at a time: a module compares records, or "
+                "takes an input of another shape for records",
+            )
     return result
 
 
+def _find_owners(private: PrivateModel, losses: Losses) -> None:
+    """Each record's gradients in its own row, with as few modules run one by one as will do.
+
+    Raises ``MixedRecords`` and ``UnsupportedModel`` where none will do.
+    """
+    while True:
+        try:
+            for records in (FEWER, MORE):
+                private.observe(partial(losses, records), records=records)
+            for records in (FEWER, MORE):
+                private.require_own(partial(losses, records), records=records)
+        except (MixedRecords, UnsupportedModel) as error:
+            if not private.widen(error):
+                raise
+        else:
+            return
+
+
 def _require_apart(losses: Losses, *, narrow: bool) -> None:
-    more, fewer = losses(MORE)[:FEWER], losses(FEWER)
-    moved = (more - fewer).abs().double() / (1e-30 + more.abs().double())
-    tolerance = NARROW_TOLERANCE if narrow else TOLERANCE.get(more.dtype, NARROW_TOLERANCE)
+    _require_near(
+        losses(MORE)[:FEWER],
+        losses(FEWER),
+        narrow,
+        "when another record is left out of the lot: the model or the loss mixes records "
+        "(statistics or comparisons over the batch, packed sequences)",
+    )
+
+
+def _require_near(one: Tensor, other: Tensor, narrow: bool, why: str) -> None:
+    moved = (one - other).abs().double() / (1e-30 + one.abs().double())
+    tolerance = NARROW_TOLERANCE if narrow else TOLERANCE.get(one.dtype, NARROW_TOLERANCE)
     if not bool((moved <= tolerance).all()):
         raise MixedRecords(
-            f"the loss of a record changes by {float(moved.max()):.1e} of itself when another "
-            "record is left out of the lot: the model or the loss mixes records (statistics or "
-            "comparisons over the batch, packed sequences). Compute each record's loss from that "
-            "record alone."
+            f"the loss of a record changes by {float(moved.max()):.1e} of itself {why}. Compute "
+            "each record's loss from that record alone."
         )
 
 

@@ -12,10 +12,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
-from affidavit.trainer.clipping.layers import RUNS
 from affidavit.trainer.numerics import LEAST_CLIP_NORM, MOST_CLIP_NORM
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)
@@ -23,7 +21,14 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 
 
 class UnsupportedModel(ValueError):
-    """The model cannot be trained privately as it is; the message says what to change."""
+    """The model cannot be trained privately as it is; the message says what to change.
+
+    ``outside`` names the tensors that were used outside the layer that holds them.
+    """
+
+    def __init__(self, message: str, *, outside: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.outside = outside
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +71,9 @@ def require_partition(trainable: Mapping[str, nn.Parameter], blocks: Sequence[Bl
     for block in blocks:
         _require_clip_norm(block)
     for name, parameter in trainable.items():
-        if parameter.dtype not in (torch.float32, torch.float64):
+        if not parameter.is_floating_point():
             raise UnsupportedModel(
-                f"{name} is {parameter.dtype}: clipped sums and noise are kept in float32. Keep "
-                "trainable tensors in float32 and run the model under autocast."
+                f"{name} is {parameter.dtype}: it has no real gradient to clip. Freeze it."
             )
 
 
@@ -108,12 +112,6 @@ def require_supported(path: str, layer: nn.Module, trained: Sequence[str]) -> No
         )
     if not trained:
         return
-    if type(layer) not in RUNS:
-        raise UnsupportedModel(
-            f"{where} holds {', '.join(sorted(trained))} itself, and per-record gradients of this "
-            f"kind of layer are not known. Supported: "
-            f"{', '.join(kind.__name__ for kind in RUNS)}. Use these, or freeze it."
-        )
     if "forward" in layer.__dict__:
         raise UnsupportedModel(
             f"{where}: its forward was replaced, by another library or by a PrivateModel that was "
@@ -130,9 +128,3 @@ def _require_plain(where: str, layer: nn.Module) -> None:
             f"{where}: max_norm, scale_grad_by_freq and sparse change the table or its gradient "
             "by what the lot holds; leave them off."
         )
-    if isinstance(layer, nn.Conv1d | nn.Conv2d) and (
-        layer.padding_mode != "zeros" or isinstance(layer.padding, str)
-    ):
-        raise UnsupportedModel(f"{where}: only zero padding given as numbers is supported.")
-    if isinstance(layer, nn.RMSNorm) and len(layer.normalized_shape) != 1:
-        raise UnsupportedModel(f"{where}: only RMSNorm over the last dimension is supported.")

@@ -64,7 +64,7 @@ def untie(model: nn.Module) -> dict[str, str]:
 def upper_inner(first: Factors, second: Factors) -> Tensor:
     """Upper bound on ⟨G_i, H_i⟩ for every record, shape (n,).
 
-    Raises ``TypeError`` for factors of a dense and another kind.
+    Of a dense and another kind the other's gradients are formed in full.
     """
     match first, second:
         case LinearFactors(), LinearFactors():
@@ -78,10 +78,7 @@ def upper_inner(first: Factors, second: Factors) -> Tensor:
         case DenseFactors(), DenseFactors():
             return _dense(first, second)
         case _:
-            raise TypeError(
-                f"one tensor is used as {type(first).__name__} and as {type(second).__name__}; "
-                "their inner product is not known"
-            )
+            return _formed(first, second)
 
 
 def _linear(first: LinearFactors, second: LinearFactors) -> Tensor:
@@ -114,3 +111,24 @@ def _dense(first: DenseFactors, second: DenseFactors) -> Tensor:
     b, d = first.gradients.flatten(1), second.gradients.flatten(1)
     sizes = norm_of_rows(b) * norm_of_rows(d)
     return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * sizes
+
+
+def _formed(first: Factors, second: Factors) -> Tensor:
+    b, d = full(first).flatten(1), full(second).flatten(1)
+    ours, theirs = first.norms(), second.norms()
+    lost = first.slack() * theirs + second.slack() * (ours + second.slack())
+    return (b * d).sum(1) + rounding(b.shape[1] + 8, b.dtype) * ours * theirs + lost
+
+
+def full(factors: Factors) -> Tensor:
+    """The per-record gradients themselves, (n, *shape). Raises ``TypeError`` for other factors."""
+    match factors:
+        case LinearFactors():
+            return torch.bmm(widened(factors.outputs).mT, widened(factors.inputs))
+        case EmbeddingFactors():
+            b = widened(factors.outputs)
+            table = b.new_zeros(len(b), factors.rows, b.shape[2])
+            return table.scatter_add_(1, factors.ids.unsqueeze(2).expand_as(b), b)
+        case DenseFactors():
+            return factors.gradients
+    raise TypeError(f"{type(factors).__name__} has no full form")

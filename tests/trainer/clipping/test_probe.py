@@ -77,16 +77,6 @@ def test_uses_are_counted_and_nothing_changes() -> None:
     [
         (lambda _, x: x - x.mean(0), MixedRecords, "mixes records"),
         (lambda _, x: x + 1e-2 * x.roll(1, 0), MixedRecords, "mixes records"),
-        (
-            lambda model, x: model.first(x.flatten(0, 1)).view_as(x),
-            MixedRecords,
-            "sees 4 rows for 2 records",
-        ),
-        (
-            lambda model, x: model.first(x.transpose(0, 1)).transpose(0, 1),
-            MixedRecords,
-            "sees 2 rows for 3 records",
-        ),
         (keep_mean, UnsupportedModel, "mean: changes in a forward pass"),
     ],
 )

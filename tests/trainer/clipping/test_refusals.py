@@ -23,31 +23,13 @@ def private(model: nn.Module, **changes: float) -> PrivateModel:
     return PrivateModel(model, [BlockSpec(name="all", clip_norm=1.0, names=names, **changes)])
 
 
-class Holder(nn.Module):
-    """A module with a parameter of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(3))
-
-
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "BatchNorm1d": lambda: nn.BatchNorm1d(3),
     "BatchNorm2d": lambda: nn.BatchNorm2d(3, affine=False),
     "SyncBatchNorm": lambda: nn.SyncBatchNorm(3),
-    "InstanceNorm1d": lambda: nn.InstanceNorm1d(3, affine=True),
     "keeps running statistics": lambda: nn.InstanceNorm1d(3, track_running_stats=True),
-    "MultiheadAttention": lambda: nn.MultiheadAttention(4, 2),
-    "LSTM": lambda: nn.LSTM(3, 3),
-    "ConvTranspose1d": lambda: nn.ConvTranspose1d(3, 3, 1),
-    "Holder": Holder,
     "max_norm": lambda: nn.Embedding(3, 2, max_norm=1.0),
     "scale_grad_by_freq": lambda: nn.Embedding(3, 2, scale_grad_by_freq=True),
-    "zero padding": lambda: nn.Conv1d(3, 3, 3, padding="same"),
-    "only zero": lambda: nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect"),
-    "RMSNorm": lambda: nn.RMSNorm((2, 3)),
-    "Parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)),
-    "bfloat16": lambda: nn.Linear(3, 3).bfloat16(),
 }
 
 

@@ -21,7 +21,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "models-and-data.md").rea
 def test_the_example_of_a_model_of_ones_own_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, _ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    own, *_ = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
     (tmp_path / "mine.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

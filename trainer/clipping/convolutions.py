@@ -1,0 +1,173 @@
+"""Convolutions whose backward pass hands per-record gradients to taps.
+
+In one and two dimensions the kernel's gradient is a product of patches, so that its norm needs no
+gradient in full. In three dimensions, for transposed convolutions and for groups, the gradients
+of a microbatch are formed: they are as many as kernel entries times records.
+
+>>> x, w = torch.randn(4, 2, 5, 5, 5), torch.randn(3, 2, 2, 2, 2)
+>>> geometry = Geometry((1, 1, 1), (0, 0, 0), (1, 1, 1), False, (0, 0, 0), 1)
+>>> kernel_gradients(x, w, torch.ones(4, 3, 4, 4, 4), geometry).shape
+torch.Size([4, 3, 2, 2, 2, 2])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.func import vmap
+from torch.nn import functional
+
+from affidavit.trainer.clipping.ghost_norm import DenseFactors, LinearFactors
+from affidavit.trainer.clipping.layers import (
+    Gradients,
+    MaybeTap,
+    Taps,
+    by_record,
+    in_autocast_type,
+    outside_autocast,
+    summed_over_steps,
+)
+from affidavit.trainer.numerics import widened
+
+
+class Geometry(NamedTuple):
+    """What ``torch.convolution`` is told beside input, kernel and bias, one number a dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+class ConvolutionUse(Function):
+    """A convolution or its transpose; x (n, channels, ...), one to three dimensions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        taps: tuple[MaybeTap, MaybeTap],
+        records: int,
+    ) -> Tensor:
+        """x convolved with the kernel as ``geometry`` says."""
+        x = in_autocast_type(x)
+        ctx.save_for_backward(x, weight)
+        ctx.geometry, ctx.taps, ctx.records = geometry, taps, records
+        if bias is not None:
+            bias = bias.to(x.dtype)
+        return torch.convolution(x, weight.to(x.dtype), bias, *geometry)
+
+    @staticmethod
+    @outside_autocast
+    def backward(ctx: Any, gy: Tensor) -> Gradients:
+        """Per-record gradients of kernel and bias, and the gradient of x."""
+        x, weight = ctx.saved_tensors
+        gx = None
+        if ctx.needs_input_grad[0]:
+            gx, _, _ = torch.ops.aten.convolution_backward(
+                gy, x, weight.to(gy.dtype), None, *ctx.geometry, [True, False, False]
+            )
+        of_weight, of_bias = ctx.taps
+        steps = by_record(gy.flatten(2).mT, ctx.records)
+        if of_weight is not None:
+            of_weight.receive(_factors(x, weight, gy, steps, ctx.geometry), len(steps))
+        if of_bias is not None:
+            of_bias.receive(DenseFactors.of(summed_over_steps(steps, 1)), len(steps))
+        return gx, None, None, None, None, None
+
+
+def _factors(
+    x: Tensor, weight: Tensor, gy: Tensor, steps: Tensor, geometry: Geometry
+) -> LinearFactors | DenseFactors:
+    if weight.ndim > 4 or geometry.transposed or geometry.groups > 1:
+        full = by_record(kernel_gradients(x, weight, gy, geometry), len(steps))
+        return DenseFactors.of(full if full.ndim == weight.ndim + 1 else full.sum(1))
+    if weight.ndim == 3:
+        x, weight = x.unsqueeze(2), weight.unsqueeze(2)
+        stride, padding, dilation = (
+            (fill, *of)
+            for fill, of in zip(
+                (1, 0, 1), (geometry.stride, geometry.padding, geometry.dilation), strict=True
+            )
+        )
+    else:
+        stride, padding, dilation = geometry.stride, geometry.padding, geometry.dilation
+    patches = by_record(
+        functional.unfold(x, weight.shape[2:], dilation, padding, stride).mT, len(steps)
+    )
+    return LinearFactors.of(patches.flatten(1, -2), steps.flatten(1, -2))
+
+
+def kernel_gradients(x: Tensor, weight: Tensor, gy: Tensor, geometry: Geometry) -> Tensor:
+    """The kernel's gradient of every row of x and gy, (n, *kernel)."""
+    wide, grad = widened(x), widened(gy)
+
+    def of_one(a: Tensor, b: Tensor) -> Tensor:
+        _, result, _ = torch.ops.aten.convolution_backward(
+            b.unsqueeze(0),
+            a.unsqueeze(0),
+            weight.to(a.dtype),
+            None,
+            *geometry,
+            [False, True, False],
+        )
+        return result
+
+    return vmap(of_one)(wide, grad)
+
+
+# ---- one forward for each kind of module ---------------------------------------------
+
+
+def run_convolution(layer: Any, taps: Taps, records: int, x: Tensor) -> Tensor:
+    """A convolution of x (n, channels, ...) with any padding."""
+    padding = layer.padding
+    if layer.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+        x = functional.pad(x, layer._reversed_padding_repeated_twice, mode=mode)
+        padding = (0,) * len(layer.kernel_size)
+    none = (0,) * len(layer.kernel_size)
+    geometry = Geometry(layer.stride, padding, layer.dilation, False, none, layer.groups)
+    both = (taps.get("weight"), taps.get("bias"))
+    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both, records)
+
+
+def run_transposed_convolution(
+    layer: Any, taps: Taps, records: int, x: Tensor, output_size: list[int] | None = None
+) -> Tensor:
+    """A transposed convolution of x (n, channels, ...)."""
+    more = layer._output_padding(
+        x,
+        output_size,
+        layer.stride,
+        layer.padding,
+        layer.kernel_size,
+        len(layer.kernel_size),
+        layer.dilation,
+    )
+    geometry = Geometry(
+        layer.stride, layer.padding, layer.dilation, True, tuple(more), layer.groups
+    )
+    both = (taps.get("weight"), taps.get("bias"))
+    return ConvolutionUse.apply(x, layer.weight, layer.bias, geometry, both, records)
+
+
+CONVOLUTIONS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Conv1d: run_convolution,
+    nn.Conv2d: run_convolution,
+    nn.Conv3d: run_convolution,
+}
+TRANSPOSED: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.ConvTranspose1d: run_transposed_convolution,
+    nn.ConvTranspose2d: run_transposed_convolution,
+    nn.ConvTranspose3d: run_transposed_convolution,
+}
