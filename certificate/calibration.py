@@ -108,11 +108,16 @@ class Solver:
         return self.lowered
 
     def required_scale(self) -> float:
-        """The least factor on the given noise that meets the full target."""
-        return self._least_scale(rescaled)
+        """The least factor on the given noise that meets the full target.
 
-    def _least_scale(self, close: Callable[[Plan, float], Plan]) -> float:
-        guess = self._guess(lambda scale: self.lowered.event(scale=scale))
+        The search is over σ_joint of the first phase, as it is where the noise is open: the
+        same run then requires the same noise, whatever noise its plan gives.
+        """
+        unit = self.lowered.phases[0].joint or 1.0
+        return self._least_scale(lambda plan, joint: rescaled(plan, joint / unit), unit) / unit
+
+    def _least_scale(self, close: Callable[[Plan, float], Plan], unit: float = 1.0) -> float:
+        guess = self._guess(lambda scale: self.lowered.event(scale=scale / unit))
         if isinstance(self.engine, Sampling) and guess is not None:
             return confirmed_noise(self._upper_of(close), self._target[0], guess=guess)
         return least_noise(

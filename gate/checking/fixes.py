@@ -65,9 +65,10 @@ def _more_noise(source: Source, assessment: Assessment) -> Iterator[Change]:
         if noise.required is None:
             continue
         release = _at(source.data, place)
-        field = "noise_std" if release.get("noise_std") is not None else "noise_multiplier"
-        scale = float(release["clip_norm"]) if field == "noise_std" else 1.0
-        needed = float(decimal_up(noise.required * scale * (1 + 1e-15), DIGITS))
+        field, needed = "noise_multiplier", noise.required
+        if release.get("noise_std") is not None:
+            std = noise.required * float(release["clip_norm"])
+            field, needed = "noise_std", float(decimal_up(std * (1 + 1e-15), DIGITS))
         if needed > float(release[field]):
             yield (*place, field), release[field], needed
 

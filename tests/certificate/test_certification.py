@@ -57,6 +57,18 @@ def test_noise_found_certifies_and_a_thousandth_less_does_not(
         assert result.verdict == verdict
 
 
+def test_the_noise_that_is_required_is_one_number_whatever_noise_is_given(make_plan: Any) -> None:
+    def required(noise: float | None) -> list[float | None]:
+        releases = OPEN if noise is None else [{**item, "noise_multiplier": noise} for item in OPEN]
+        plan = make_plan(**POISSON, releases=releases)
+        return [release.required for release in certify(plan, second_opinion=False).releases]
+
+    expected = required(None)
+    assert expected == [4.778346, 4.778346]
+    for noise in (0.7, 2.3395, 4.778345, 4.778346, 31.7):
+        assert required(noise) == expected
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.9, "certified"), (0.1, "under_noised")])
 def test_a_target_inside_the_bracket_is_told_from_the_true_value(
     make_plan: Any, share: float, verdict: str
