@@ -22,6 +22,7 @@ COPY service/ service/
 COPY gate/ gate/
 COPY trainer/ trainer/
 COPY worker/ worker/
+COPY library/ library/
 COPY migrations/ migrations/
 # Bytecode that is found by the hash of its source: by time it would differ in every build.
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \

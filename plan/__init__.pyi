@@ -48,6 +48,8 @@ from .extensions import Noise as Noise
 from .extensions import extension as extension
 from .extensions import installed as installed
 from .extensions import noise_forms as noise_forms
+from .fields import PlanFields as PlanFields
+from .fields import with_fields as with_fields
 from .optimizer import CHANGE_THE_GUARANTEE as CHANGE_THE_GUARANTEE
 from .optimizer import TAKES as TAKES
 from .optimizer import Denoise as Denoise

@@ -16,6 +16,7 @@ document into reasons: the field, what is wrong and how to correct it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -99,6 +100,34 @@ def invalid_value(pointer: str, message: str, remedy: str) -> Reason:
     return Reason(code="invalid_value", pointer=pointer, message=message, remedy=remedy)
 
 
+KNOWN_AS = {
+    "lr": "learning_rate",
+    "batch_size": "lot_size",
+    "expected_batch_size": "lot_size",
+    "sample_rate": "probability",
+    "sampling_probability": "probability",
+    "q": "probability",
+    "sigma": "noise_multiplier",
+    "noise_scale": "noise_multiplier",
+    "max_grad_norm": "clip_norm",
+    "l2_clip_norm": "clip_norm",
+    "l2_norm_clip": "clip_norm",
+    "iterations": "steps",
+    "num_steps": "steps",
+    "num_epochs": "epochs",
+    "neighboring_relation": "adjacency",
+    "add_or_remove_one": "add_remove",
+    "replace_special": "zero_out",
+    "substitution": "replace_one",
+    "without_replacement": "fixed_size",
+    "uniform": "fixed_size",
+    "shuffle": "shuffled",
+    "full": "full_batch",
+    "adam": "dp_adam",
+    "sgd": "dp_sgd",
+    "muon": "dp_muon",
+}
+"""What other libraries call a field or a value of a plan."""
 MAX_REASONS = 20
 SHOWN = 80
 """Characters of a name or a value that are repeated."""
@@ -136,6 +165,8 @@ class Kind:
                 message=f"{field} is not given.",
                 remedy=f"Give {field}.",
             )
+        if kind == "literal_error" and isinstance(details["input"], str):
+            return _one_of(path, field, details)
         wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
         message = details["msg"][0].lower() + details["msg"][1:]
         shown = "" if isinstance(details["input"], dict | list) else f", not {details['input']!r}"
@@ -147,8 +178,25 @@ class Kind:
         )
 
     def _did_you_mean(self, field: str) -> str:
-        near = difflib.get_close_matches(field, self.names(), n=1)
+        names = self.names()
+        known_as = KNOWN_AS.get(field.lower(), "")
+        near = [known_as] if known_as in names else difflib.get_close_matches(field, names, n=1)
         return f"Did you mean {near[0]}?" if near else f"Remove it; {self.page} lists the fields."
+
+
+def _one_of(path: tuple[str | int, ...], field: str, details: ErrorDetails) -> Reason:
+    """A text that is none of those that the field takes."""
+    choices = re.findall(r"'([^']+)'", details.get("ctx", {}).get("expected", ""))
+    value = details["input"]
+    known_as = KNOWN_AS.get(value.lower(), "")
+    near = [known_as] if known_as in choices else difflib.get_close_matches(value, choices, n=1)
+    taken = f"Use one of {', '.join(choices)}."
+    return Reason(
+        code="invalid_value",
+        pointer=pointer_to(*path),
+        message=f"{field} is {value[:SHOWN]!r}, which it does not take.",
+        remedy=f"Did you mean {near[0]}? {taken}" if near else taken,
+    )
 
 
 def _echoes(details: ErrorDetails, errors: list[ErrorDetails]) -> bool:

@@ -15,13 +15,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pydantic import ValidationError, model_validator
 
 from affidavit.plan.diagnostics import Kind, MalformedPlan, Reason, pointer_to
 from affidavit.plan.document import PHASE_FIELDS, PlanDocument
+from affidavit.plan.fields import PlanFields, with_fields
 from affidavit.plan.strict_parsing import Document, Path, load_json, load_yaml, locate_in_json
 from affidavit.plan.validators import contradictions
 
@@ -31,11 +33,45 @@ Syntax = Literal["json", "yaml"]
 class Plan(PlanDocument):
     """A training plan; a document with its phase's fields at the top has one phase."""
 
+    @classmethod
+    def dp_sgd(cls, **fields: Unpack[PlanFields]) -> Plan:
+        """A plan of DP-SGD with one release a step, clipped to 1 unless ``clip_norm`` is given.
+
+        The fields are those of ``PlanFields``, in its units. The sampling scheme and the
+        adjacency have no default, because every number rests on them. Raises ``MalformedPlan``.
+
+        >>> plan = Plan.dp_sgd(adjacency="add_remove", sampling="poisson", size=60000,
+        ...     lot_size=256, epochs=15, noise_multiplier=1.1, delta=1e-5)
+        >>> plan.phases[0].releases[0].clip_norm
+        1.0
+        """
+        return _built("dp_sgd", {"all": 1}, fields)
+
+    @classmethod
+    def dp_adam(cls, **fields: Unpack[PlanFields]) -> Plan:
+        """A plan of DP-Adam, as ``dp_sgd``; raises ``MalformedPlan``."""
+        return _built("dp_adam", {"all": 1}, fields)
+
+    @classmethod
+    def dp_muon(cls, *, blocks: int | Mapping[str, int], **fields: Unpack[PlanFields]) -> Plan:
+        """A plan of DP-Muon, whose ``blocks`` of a step are clipped and noised each by itself.
+
+        ``blocks`` is their number, or a number for each name. Other fields as in ``dp_sgd``;
+        ``clip_norm`` and ``noise_multiplier`` are those of every block. Raises ``MalformedPlan``.
+        """
+        return _built("dp_muon", {"all": blocks} if isinstance(blocks, int) else blocks, fields)
+
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Plan:
         if reasons := contradictions(self):
             raise MalformedPlan(*reasons)
         return self
+
+
+def _built(optimizer: str, counts: Mapping[str, int], fields: PlanFields) -> Plan:
+    releases = [{"name": name, "count": count, "clip_norm": 1.0} for name, count in counts.items()]
+    start = {"version": 1, "optimizer": {"name": optimizer}, "releases": releases}
+    return plan_from(with_fields(start, **fields))
 
 
 def syntax_of(name: str, raw: bytes) -> Syntax:

@@ -176,7 +176,7 @@ class Policy(StrictModel):
         return {"name": self.name, "version": self.version, "digest": self.digest()}
 
 
-BUILT_IN = Policy(
+BUILT_IN: Policy = Policy(
     schema_version=SCHEMA_VERSION,
     name="default",
     version=2,

@@ -89,7 +89,7 @@ class Approvals:
         return result
 
 
-NONE_NEEDED = Approvals()
+NONE_NEEDED: Approvals = Approvals()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class PolicyEvaluation:
         }
 
 
-AS_PROVED = PolicyEvaluation()
+AS_PROVED: PolicyEvaluation = PolicyEvaluation()
 """The judgement of the built-in policy, under which what is proved is what is certified."""
 
 

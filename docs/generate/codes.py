@@ -17,7 +17,17 @@ from pathlib import Path
 from docs.generate.tables import table
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("plan", "mechanisms", "accountants", "certificate", "service", "gate", "trainer", "worker")
+ROOMS = (
+    "plan",
+    "mechanisms",
+    "accountants",
+    "certificate",
+    "service",
+    "gate",
+    "trainer",
+    "worker",
+    "library",
+)
 CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|conflict|unsigned|revoked|superseded")
 MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
 REMEDIES = ("remedy", "to_do", "do")

@@ -17,7 +17,17 @@ import pytest
 
 from tests.docs.pages import ROOT
 
-ROOMS = ("plan", "mechanisms", "accountants", "certificate", "trainer", "service", "gate", "worker")
+ROOMS = (
+    "plan",
+    "mechanisms",
+    "accountants",
+    "certificate",
+    "trainer",
+    "service",
+    "gate",
+    "worker",
+    "library",
+)
 HTTP = ("service/routes/", "service/pages/")
 """Where what is refused is said by the answers that a route declares."""
 ARRAYS = re.compile(r"\b(NDArray|ndarray|Array|Tensor)\b")

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "how-to/gate.md": "tests/docs/test_gate_page.py",
     "how-to/guard.md": "tests/gate/guard/test_guide.py",
     "how-to/rotate-keys.md": "tests/docs/test_how_to.py",
+    "library.md": "tests/library/test_guide.py",
     "log.md": "tests/docs/test_log_document.py",
     "models-and-data.md": "tests/trainer/models/test_documents.py",
     "tour.md": "tests/docs/test_documents.py",

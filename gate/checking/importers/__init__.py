@@ -40,6 +40,14 @@ def imported(name: str, raw: bytes) -> Partial | None:
         document: Any = load_json(raw).data
     except MalformedPlan:
         return None
+    return imported_document(document)
+
+
+def imported_document(document: Any) -> Partial | None:
+    """The plan fields of another library's JSON document; None if the format is unknown.
+
+    Raises ``MalformedPlan`` if a known document cannot be imported.
+    """
     for recognises, read in DOCUMENTS:
         if recognises(document):
             return read(document)

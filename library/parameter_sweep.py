@@ -1,0 +1,136 @@
+"""Many plans that differ in a few fields, as one table."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from affidavit.library.certification import Certification
+from affidavit.library.html import table
+from affidavit.library.plotting import axes
+from affidavit.library.questions import certify
+from affidavit.library.sources import Source, load
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    from matplotlib.axes import Axes
+
+MOST_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Sweep:
+    """A row for each combination of ``grid``, in its order, the last field changing first.
+
+    ``certifications`` has the answer of each row. ε is in nats, δ a probability and noise
+    multipliers in clip norms.
+    """
+
+    grid: Mapping[str, tuple[Any, ...]]
+    certifications: tuple[Certification, ...]
+
+    def __len__(self) -> int:
+        return len(self.certifications)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries: the fields of the grid, and beside them what is proved.
+
+        ``epsilon`` and ``delta`` are upper bounds and ``epsilon_lower`` is the lower bound; a
+        field of the grid of the same name stands as ``target_epsilon`` or ``target_delta``.
+        """
+        names = [f"target_{name}" if name in ("epsilon", "delta") else name for name in self.grid]
+        combinations = itertools.product(*self.grid.values())
+        return [
+            _row(dict(zip(names, values, strict=True)), _proved(answer))
+            for values, answer in zip(combinations, self.certifications, strict=True)
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The rows as a pandas frame; raises ``ImportError`` without pandas."""
+        import pandas
+
+        return pandas.DataFrame(self.rows())
+
+    def to_polars(self) -> polars.DataFrame:
+        """The rows as a Polars frame; raises ``ImportError`` without Polars."""
+        import polars
+
+        return polars.DataFrame(self.rows())
+
+    def plot(self, x: str = "", y: str = "epsilon", ax: Axes | None = None) -> Axes:
+        """Draw ``y`` against ``x`` (the last field), a line for each value of the other fields.
+
+        Raises ``ValueError`` for a name that no column has, and ``ImportError`` without
+        affidavit[plots].
+        """
+        rows = self.rows()
+        x = x or list(self.grid)[-1]
+        for name in (x, y):
+            if not rows or name not in rows[0]:
+                raise ValueError(f"there is no column {name}; use one of {', '.join(rows[0])}.")
+        ax = axes(ax)
+        others = [name for name in self.grid if name != x and name in rows[0]]
+        lines: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
+        for row in rows:
+            if row[y] is not None:
+                lines.setdefault(tuple(row[name] for name in others), []).append((row[x], row[y]))
+        for values, points in lines.items():
+            label = ", ".join(f"{n} = {v}" for n, v in zip(others, values, strict=True))
+            ax.plot(*zip(*points, strict=True), marker="o", label=label or None)
+        ax.set(xlabel=x, ylabel=y)
+        if others:
+            ax.legend()
+        return ax
+
+    def __repr__(self) -> str:
+        return f"<sweep of {len(self)} plans over {', '.join(self.grid)}>"
+
+    def _repr_html_(self) -> str:
+        rows = self.rows()
+        return table((list(row.values()) for row in rows), headings=list(rows[0]) if rows else ())
+
+
+def sweep(
+    source: Source, grid: Mapping[str, Iterable[Any]], /, *, second_opinion: bool = False
+) -> Sweep:
+    """Certify the plan with every combination of the fields in ``grid`` (as in ``PlanFields``).
+
+    Plans that share a sampling probability and noise share what was computed for them. Raises
+    ``MalformedPlan`` for the first plan that is not one, and ``ValueError`` for an empty grid or
+    one of more than 100,000 plans.
+    """
+    values = {name: tuple(choices) for name, choices in grid.items()}
+    count = 1
+    for choices in values.values():
+        count *= len(choices)
+    if not values or not 0 < count <= MOST_ROWS:
+        raise ValueError(f"the grid has {count if values else 0} plans; give 1 to {MOST_ROWS}.")
+    plan = load(source)
+    answers = []
+    for combination in itertools.product(*values.values()):
+        fields: Any = dict(zip(values, combination, strict=True))
+        answers.append(certify(plan, second_opinion=second_opinion, **fields))
+    return Sweep(values, tuple(answers))
+
+
+def _row(fields: dict[str, Any], proved: dict[str, Any]) -> dict[str, Any]:
+    """``fields``, and what is proved; a None of the grid is replaced by what was solved for."""
+    return fields | {key: v for key, v in proved.items() if v is not None or key not in fields}
+
+
+def _proved(answer: Certification) -> dict[str, Any]:
+    epsilon, delta = answer.epsilon, answer.delta
+    return {
+        "verdict": answer.verdict,
+        "epsilon": None if epsilon is None else epsilon.upper,
+        "epsilon_lower": None if epsilon is None else epsilon.lower,
+        "delta": None if delta is None else delta.upper,
+        "noise_multiplier": answer.noise_multiplier,
+        "steps": answer.steps,
+    }

@@ -1,0 +1,179 @@
+"""Questions about a plan, each answered with proved bounds.
+
+>>> plan = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
+...     "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+...     "target": {"delta": 1e-5}}
+>>> f"{epsilon(plan):.4f}", f"{epsilon(plan, delta=1e-6):.4f}"
+('0.5613', '0.6482')
+>>> noise_multiplier(plan, epsilon=1.0), steps(plan, epsilon=1.0)
+(11.79741, 28)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from affidavit.certificate import (
+    KeyStore,
+    PlanComparison,
+    PublicKey,
+    VerificationOptions,
+    VerifiedCertificate,
+    compare_plans,
+    home,
+)
+from affidavit.certificate import certify as assess
+from affidavit.certificate import verify as verify_bundle
+from affidavit.library.bounds import Bound
+from affidavit.library.certification import Certification, NotCertified
+from affidavit.library.privacy_curve import Curve, curve_of
+from affidavit.library.sources import Source, load
+from affidavit.plan import Claim, Plan, PlanFields
+
+if TYPE_CHECKING:
+    from affidavit.certificate.diagnosis import Diagnosis
+
+Answer = TypeVar("Answer")
+
+
+def certify(
+    source: Source,
+    /,
+    *,
+    engine: str | None = None,
+    second_opinion: bool = True,
+    **fields: Unpack[PlanFields],
+) -> Certification:
+    """What is proved about a plan, with everything that it leaves open solved for.
+
+    ``fields`` are set in the plan first. ``engine`` names one accountant. A refusal is an answer
+    too: ask for ``verdict`` or ``require()``. Raises ``MalformedPlan``.
+    """
+    plan = load(source, **fields)
+    return Certification(plan, assess(plan, engine=engine, second_opinion=second_opinion))
+
+
+def check(source: Source, /, **fields: Unpack[PlanFields]) -> Certification:
+    """Certify a plan before it runs; raises ``NotCertified`` and ``MalformedPlan``."""
+    return certify(source, second_opinion=False, **fields).require()
+
+
+def epsilon(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
+    """The least proved ε in nats at the plan's δ, or at ``delta``.
+
+    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    """
+    plan = load(source, **fields)
+    if not plan.is_open:
+        at = plan.target.delta
+        plan = load(plan, target={} if at is None else {"delta": at})
+    answer = Certification(plan, assess(plan, engine=engine, second_opinion=False))
+    return _answered(answer, answer.epsilon)
+
+
+def delta(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Bound:
+    """The least proved δ at the plan's ε, or at ``epsilon`` nats.
+
+    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    """
+    plan = load(source, **fields)
+    at = plan.target.epsilon
+    plan = load(plan, target={} if at is None else {"epsilon": at})
+    answer = Certification(plan, assess(plan, engine=engine, second_opinion=False))
+    return _answered(answer, answer.delta)
+
+
+def noise_multiplier(source: Source, /, **fields: Unpack[PlanFields]) -> float:
+    """The least noise multiplier, in clip norms, that meets the target; ``epsilon`` in nats.
+
+    Noise that the plan gives is left out first. Raises ``NotCertified`` where no noise meets it,
+    ``ValueError`` where the releases need different noise, and ``MalformedPlan``.
+    """
+    plan = load(source, **fields)
+    answer = certify(plan, second_opinion=False, noise_multiplier=None, noise_std=None).require()
+    if answer.noise_multiplier is None:
+        raise ValueError(
+            f"the releases need different noise, {answer.noise_multipliers}: "
+            "ask certify(plan).noise_multipliers."
+        )
+    return answer.noise_multiplier
+
+
+def steps(source: Source, /, **fields: Unpack[PlanFields]) -> int:
+    """The most steps that meet the target; ``epsilon`` in nats.
+
+    Raises ``NotCertified`` where one is too many, and ``MalformedPlan``.
+    """
+    answer = certify(load(source, **fields), second_opinion=False, steps=None).require()
+    return _answered(answer, answer.steps)
+
+
+def compare(first: Source, second: Source, /) -> PlanComparison:
+    """Two plans field by field, each change alone, and their guarantees ranked.
+
+    Raises ``MalformedPlan``.
+    """
+    return compare_plans(load(first), load(second))
+
+
+def diagnose(
+    source: Source,
+    /,
+    *,
+    claimed_epsilon: float | str | None = None,
+    claimed_noise_multiplier: float | str | None = None,
+    **fields: Unpack[PlanFields],
+) -> Diagnosis:
+    """The known mistakes that lead from a plan to a claimed ε (nats) or noise multiplier.
+
+    A text keeps its digits ("7.9800"). Without a claim that of the plan is explained. Raises
+    ``ValueError`` where there is not exactly one, and ``MalformedPlan``.
+    """
+    from affidavit.certificate.diagnosis import diagnose as diagnose_claim
+
+    plan = load(source, **fields)
+    claim = plan.claim
+    if claimed_epsilon is not None or claimed_noise_multiplier is not None:
+        claim = Claim(epsilon=claimed_epsilon, noise_multiplier=claimed_noise_multiplier)
+    if claim is None or (claim.epsilon is None) == (claim.noise_multiplier is None):
+        raise ValueError("give claimed_epsilon or claimed_noise_multiplier.")
+    return diagnose_claim(plan, claim)
+
+
+def curve(source: Source, /, *, engine: str | None = None, **fields: Unpack[PlanFields]) -> Curve:
+    """The whole guarantee: ε at any δ, attack success, beliefs.
+
+    Raises ``NotCertified`` where nothing may be claimed, and ``MalformedPlan``.
+    """
+    return curve_of(load(source, **fields), engine=engine)
+
+
+def verify(
+    bundle: bytes | str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    plan: Source | None = None,
+    keys: Iterable[PublicKey] | None = None,
+    options: VerificationOptions | None = None,
+) -> VerifiedCertificate:
+    """Verify a certificate offline; read ``predicate["verdict"]`` of what is returned.
+
+    ``bundle`` is its bytes, its document or a path. ``keys`` are trusted instead of the keys of
+    this machine. Raises ``VerificationError`` with the step that fails, and ``OSError``.
+    """
+    if isinstance(bundle, Mapping):
+        raw = json.dumps(bundle, ensure_ascii=False).encode()
+    else:
+        raw = bundle if isinstance(bundle, bytes) else Path(bundle).read_bytes()
+    trusted = KeyStore(home() / "keys").public_keys() if keys is None else tuple(keys)
+    expected: Plan | None = None if plan is None else load(plan)
+    return verify_bundle(raw, trusted, plan=expected, options=options or VerificationOptions())
+
+
+def _answered(certification: Certification, answer: Answer | None) -> Answer:
+    if answer is None:
+        raise NotCertified(certification)
+    return answer

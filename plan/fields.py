@@ -1,0 +1,162 @@
+"""Plans from keywords: each field of a plan by its own name, wherever it stands.
+
+>>> document = with_fields({"version": 1}, sampling="poisson", lot_size=256, delta=1e-5)
+>>> document["sampling"], document["target"]
+({'scheme': 'poisson', 'lot_size': 256}, {'delta': 1e-05})
+
+A field that several places share is set in all of them: ``noise_multiplier`` in every release,
+``steps`` in every phase. Fields that exclude each other replace each other.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from affidavit.plan.diagnostics import KNOWN_AS, MalformedPlan, Reason, pointer_to
+from affidavit.plan.document import (
+    Adjacency,
+    Allocation,
+    Dataset,
+    PlanDocument,
+    PrivacyUnit,
+    Release,
+    Sampling,
+    Scheme,
+    Target,
+)
+from affidavit.plan.optimizer import Optimizer
+
+
+class PlanFields(TypedDict, total=False):
+    """The fields that have a name of their own.
+
+    ``epsilon`` is in nats, ``delta`` and ``probability`` are probabilities, ``clip_norm`` is in
+    l2, ``noise_multiplier`` is the noise standard deviation over the clip norm and ``noise_std``
+    that standard deviation, both on the sum. ``size`` and ``lot_size`` are in records. None asks
+    for ``steps``, ``lot_size`` or ``probability``; noise is asked for by leaving it out.
+    """
+
+    name: str
+    notes: str
+    dataset: str
+    size: int
+    unit: PrivacyUnit
+    contributions_per_user: int
+    adjacency: Adjacency
+    sampling: Scheme | Mapping[str, Any]
+    lot_size: int | None
+    probability: float | None
+    max_lot_size: int
+    groups: int
+    bins_drawn: str
+    steps: int | None
+    epochs: float
+    releases: Sequence[Mapping[str, Any]]
+    clip_norm: float
+    noise_multiplier: float | None
+    noise_std: float | None
+    dimension: int
+    clipping: str
+    noise: Mapping[str, Any]
+    participation: Mapping[str, Any]
+    clip_schedule: Sequence[float]
+    allocation: Allocation
+    workload: Mapping[str, Any]
+    extra: Sequence[Mapping[str, Any]]
+    optimizer: str | Mapping[str, Any]
+    momentum: float
+    learning_rate: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    epsilon: float | None
+    delta: float | None
+    target: Mapping[str, Any]
+    allow_large_delta: str
+    claim: Mapping[str, Any] | float | str
+
+
+_DATASET = {
+    "dataset": "name",
+    **{field: field for field in Dataset.model_fields if field != "name"},
+}
+_SAMPLING = {"sampling": "scheme", **{f: f for f in Sampling.model_fields if f != "scheme"}}
+_OPTIMIZER = {"optimizer": "name", **{f: f for f in Optimizer.model_fields if f != "name"}}
+_TARGET = {"target": "", **{field: field for field in Target.model_fields}}
+_RELEASE = frozenset(Release.model_fields) - {"name", "count"}
+_PHASE = frozenset(
+    {"steps", "epochs", "releases", "clipping", "noise", "participation", "clip_schedule"}
+)
+_TOP = frozenset(PlanDocument.model_fields) - {"dataset", "optimizer", "target", "version"}
+_REPLACES = {
+    "steps": "epochs",
+    "epochs": "steps",
+    "lot_size": "probability",
+    "probability": "lot_size",
+    "noise_multiplier": "noise_std",
+    "noise_std": "noise_multiplier",
+}
+
+
+def with_fields(document: Mapping[str, Any], /, **fields: Any) -> dict[str, Any]:
+    """A copy of the plan ``document`` with each of ``fields`` set; None unsets a noise or a target.
+
+    Raises ``MalformedPlan`` for a name that no field has.
+    """
+    result = copy.deepcopy(dict(document))
+    phases: list[dict[str, Any]] = result.get("phases", [result])
+    for name, value in fields.items():
+        if name in _DATASET:
+            _set_part(result, "dataset", _DATASET[name], value)
+        elif name in _OPTIMIZER:
+            _set_part(result, "optimizer", _OPTIMIZER[name], value)
+        elif name in _TARGET:
+            _set_part(result, "target", _TARGET[name], value)
+        elif name in _SAMPLING:
+            for phase in phases:
+                _set_part(phase, "sampling", _SAMPLING[name], value)
+        elif name in _PHASE:
+            for phase in phases:
+                _set(phase, name, value)
+        elif name in _RELEASE:
+            for phase in phases:
+                for release in phase.get("releases", ()):
+                    _set(release, name, value)
+        elif name in _TOP:
+            _set(result, name, value)
+        else:
+            raise _unknown(name)
+    return result
+
+
+def _set_part(whole: dict[str, Any], part: str, field: str, value: Any) -> None:
+    """Set a field of a part of the document, or the whole part where its own name is set."""
+    if isinstance(value, Mapping) and field in ("name", "scheme", ""):
+        whole[part] = dict(value)
+    else:
+        whole[part] = dict(whole.get(part) or {})
+        _set(whole[part], field, value)
+
+
+def _set(part: dict[str, Any], field: str, value: Any) -> None:
+    part.pop(_REPLACES.get(field, ""), None)
+    if value is None and field not in ("steps", "lot_size", "probability"):
+        part.pop(field, None)
+    else:
+        part[field] = value
+
+
+def _unknown(name: str) -> MalformedPlan:
+    names = sorted({*_DATASET, *_OPTIMIZER, *_TARGET, *_SAMPLING, *_PHASE, *_RELEASE, *_TOP})
+    near = [KNOWN_AS[name]] if name in KNOWN_AS else difflib.get_close_matches(name, names, n=1)
+    return MalformedPlan(
+        Reason(
+            code="unknown_field",
+            pointer=pointer_to(name),
+            message=f"{name[:80]} is not a field of a plan.",
+            remedy=f"Did you mean {near[0]}?" if near else f"Use one of {', '.join(names)}.",
+        )
+    )

@@ -1,0 +1,31 @@
+from .certificate import KeyFailure as KeyFailure
+from .certificate import PlanComparison as PlanComparison
+from .certificate import VerificationError as VerificationError
+from .certificate import VerifiedCertificate as VerifiedCertificate
+from .library import Bound as Bound
+from .library import Certification as Certification
+from .library import Curve as Curve
+from .library import NotCertified as NotCertified
+from .library import OpacusAccountant as OpacusAccountant
+from .library import PrivacyAccountant as PrivacyAccountant
+from .library import Sweep as Sweep
+from .library import certify as certify
+from .library import check as check
+from .library import compare as compare
+from .library import curve as curve
+from .library import delta as delta
+from .library import diagnose as diagnose
+from .library import epsilon as epsilon
+from .library import load as load
+from .library import noise_multiplier as noise_multiplier
+from .library import register_opacus_accountant as register_opacus_accountant
+from .library import steps as steps
+from .library import sweep as sweep
+from .library import verify as verify
+from .plan import MalformedPlan as MalformedPlan
+from .plan import Plan as Plan
+from .plan import PlanError as PlanError
+from .plan import Reason as Reason
+from .plan import RefusedPlan as RefusedPlan
+
+__version__: str

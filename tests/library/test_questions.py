@@ -1,0 +1,208 @@
+"""``import affidavit``: every question is answered with bounds that other libraries meet."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from opacus.accountants import RDPAccountant
+
+import affidavit
+from affidavit.certificate import SigningKey
+from affidavit.plan import as_document
+
+POISSON: Any = {
+    "adjacency": "add_remove",
+    "sampling": "poisson",
+    "size": 60_000,
+    "lot_size": 600,
+    "steps": 1000,
+    "delta": 1e-5,
+}
+EVENT = dp_accounting.SelfComposedDpEvent(
+    dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1)), 1000
+)
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MUON = EXAMPLES / "e2e-dp-muon-published.yaml"
+
+
+@pytest.fixture(scope="module")
+def plan() -> affidavit.Plan:
+    return affidavit.Plan.dp_sgd(noise_multiplier=1.1, **POISSON)
+
+
+def test_every_name_of_the_stub_is_there() -> None:
+    stub = Path(affidavit.__file__).with_suffix(".pyi").read_text()
+    names = [line.rpartition(" ")[2] for line in stub.splitlines() if line.startswith("from")]
+    assert names == [name for name in names if getattr(affidavit, name) is not None]
+    assert set(names) <= set(dir(affidavit))
+
+
+def test_importing_loads_no_library() -> None:
+    code = (
+        "import sys, affidavit; print(sorted({'numpy', 'pydantic', 'scipy', 'dp_accounting', "
+        "'httpx', 'matplotlib', 'typer'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_epsilon_is_a_bound_on_both_sides(plan: affidavit.Plan) -> None:
+    peer = PLDAccountant(value_discretization_interval=1e-3).compose(EVENT)
+    bound = affidavit.epsilon(plan)
+    assert bound.lower <= peer.get_epsilon(1e-5) <= bound * (1 + 1e-3)
+    assert bound.lower < bound.upper == bound
+
+
+def test_delta_and_epsilon_are_inverse(plan: affidavit.Plan) -> None:
+    at = affidavit.epsilon(plan)
+    assert affidavit.delta(plan, epsilon=at.upper) <= 1e-5 * (1 + 1e-3)
+    assert affidavit.delta(plan, epsilon=at.lower) >= 1e-5 * (1 - 1e-3)
+
+
+def test_what_is_solved_for_meets_the_target_and_no_less_does(plan: affidavit.Plan) -> None:
+    sigma = affidavit.noise_multiplier(plan, epsilon=2.0)
+    assert affidavit.epsilon(plan, noise_multiplier=sigma) <= 2
+    assert affidavit.epsilon(plan, noise_multiplier=sigma * 0.999) > 2
+    count = affidavit.steps(plan, epsilon=2.0)
+    assert affidavit.epsilon(plan, steps=count) <= 2 < affidavit.epsilon(plan, steps=count + 1)
+
+
+def test_one_noise_multiplier_for_one_question() -> None:
+    built = affidavit.Plan.dp_muon(
+        blocks={"hidden": 48, "auxiliary": 1},
+        adjacency="add_remove",
+        sampling="poisson",
+        size=42_043,
+        lot_size=1024,
+        steps=410,
+        epsilon=8.0,
+        delta=8e-6,
+    )
+    assert affidavit.noise_multiplier(built) == affidavit.noise_multiplier(MUON) == 4.778346
+    assert affidavit.certify(built).noise_multiplier == 4.778346
+    assert set(affidavit.certify(MUON).assessment.releases[0].as_dict().values()) >= {4.778346}
+
+
+def test_every_form_of_a_plan_is_the_same_plan(plan: affidavit.Plan, tmp_path: Path) -> None:
+    document = as_document(plan)
+    text = "\n".join(f"{key}: {value}" for key, value in document.items()).replace("'", '"')
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    opacus = RDPAccountant()
+    opacus.history = [(1.1, 0.01, 1000)]
+    given: Any = {"adjacency": "add_remove", "delta": 1e-5}
+    bounds = {
+        affidavit.epsilon(plan),
+        affidavit.epsilon(document),
+        affidavit.epsilon(text),
+        affidavit.epsilon(text.encode()),
+        affidavit.epsilon(file),
+        affidavit.epsilon(str(file)),
+        affidavit.epsilon(EVENT, **given),
+        affidavit.epsilon(opacus, sampling="poisson", **given),
+    }
+    assert len(bounds) == 1
+
+
+def test_what_an_object_does_not_say_is_asked_for_and_what_it_says_stands() -> None:
+    with pytest.raises(affidavit.MalformedPlan, match="adjacency is not given"):
+        affidavit.epsilon(EVENT, delta=1e-5)
+    with pytest.raises(affidavit.MalformedPlan, match="given_conflict"):
+        affidavit.epsilon(EVENT, delta=1e-5, adjacency="add_remove", probability=0.02)
+    with pytest.raises(affidavit.MalformedPlan, match="not read as a plan"):
+        affidavit.epsilon(object())
+    with pytest.raises(affidavit.MalformedPlan, match=r"nowhere\.yaml"):
+        affidavit.certify("nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        ({"sampling": "poison"}, "poisson"),
+        ({"optimizer": "adamw"}, "dp_adamw"),
+        ({"lr": 0.1}, "learning_rate"),
+        ({"sigma": 1.0}, "noise_multiplier"),
+        ({"adjacency": "add_or_remove_one"}, "add_remove"),
+    ],
+)
+def test_a_wrong_name_or_value_names_the_right_one(fields: Any, meant: str) -> None:
+    with pytest.raises(affidavit.MalformedPlan, match=f"Did you mean {meant}\\?"):
+        affidavit.Plan.dp_sgd(**{**POISSON, "noise_multiplier": 1.0, **fields})
+
+
+def test_a_refusal_is_an_answer_and_no_number() -> None:
+    refused = affidavit.certify(MUON, sampling="shuffled", adjacency="add_remove")
+    assert refused.verdict == "refused"
+    assert refused.epsilon is None
+    with pytest.raises(affidavit.NotCertified) as error:
+        affidavit.epsilon(MUON, sampling="shuffled", adjacency="add_remove")
+    assert error.value.reasons == refused.reasons
+    with pytest.raises(affidavit.NotCertified, match="under_noised"):
+        affidavit.check(MUON)
+    assert affidavit.epsilon(MUON) > 61.9
+
+
+def test_a_bound_rounds_up_however_it_is_written() -> None:
+    for value in (1.0000001, 7.98505, 0.1, 1e-300, 123456.789):
+        bound = affidavit.Bound(value, lower=value / 2)
+        for spec in (".3f", ".3g", ".1e", ".17g", "10.2f", ""):
+            assert Decimal(format(bound, spec).strip()) >= Decimal(repr(value)), spec
+        again = pickle.loads(pickle.dumps(bound))
+        assert (again, again.lower) == (bound, bound.lower)
+    with pytest.raises(ValueError, match="lower <= upper"):
+        affidavit.Bound(1.0, lower=2.0)
+
+
+def test_a_certificate_is_signed_and_verified(plan: affidavit.Plan, tmp_path: Path) -> None:
+    key = SigningKey.generate("me")
+    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None)
+    certificate = answer.write(tmp_path / "bundle.json", key)
+    verified = affidavit.verify(tmp_path / "bundle.json", plan=answer.source, keys=[key.public])
+    assert verified.predicate["certificate_id"] == certificate.id
+    with pytest.raises(affidavit.VerificationError):
+        affidavit.verify(certificate.bundle, plan=plan, keys=[key.public])
+    with pytest.raises(affidavit.VerificationError):
+        affidavit.verify(certificate.bundle, keys=[SigningKey.generate("other").public])
+
+
+def test_a_solved_plan_is_closed(plan: affidavit.Plan) -> None:
+    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None)
+    assert not answer.plan.is_open
+    assert affidavit.check(answer.plan).noise_multiplier == answer.noise_multiplier
+
+
+def test_a_curve_agrees_with_the_questions(plan: affidavit.Plan) -> None:
+    curve = affidavit.curve(plan)
+    assert curve.epsilon(1e-5).lower <= affidavit.epsilon(plan)
+    assert affidavit.epsilon(plan).lower <= curve.epsilon(1e-5)
+    assert curve.epsilon(1e-7) > curve.epsilon(1e-5)
+    assert 0 < curve.advantage.lower <= curve.advantage < 1
+    assert curve.type_two(0.0).upper == pytest.approx(1, abs=1e-3)
+
+
+def test_results_show_themselves(plan: affidavit.Plan) -> None:
+    answer = affidavit.certify(plan)
+    swept = affidavit.sweep(plan, {"steps": [100, 200]})
+    for result in (answer, affidavit.curve(plan), swept):
+        shown = result._repr_html_()
+        assert shown.startswith("<")
+        assert repr(result)
+    assert str(answer.epsilon)[:5] in answer._repr_html_()
+
+
+def test_diagnose_and_compare() -> None:
+    found = affidavit.diagnose(MUON, claimed_epsilon="7.9852")
+    assert not found.holds
+    assert found.explanations[0].mistakes == ("independent_blocks",)
+    compared = affidavit.compare(MUON, EXAMPLES / "e2e-dp-muon-corrected.yaml")
+    assert compared.ranking == "second"
+    with pytest.raises(ValueError, match="claimed_epsilon"):
+        affidavit.diagnose(MUON)
