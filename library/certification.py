@@ -33,7 +33,7 @@ SHOWN_DIGITS = 6
 
 
 class NotCertified(Exception):
-    """A plan is under-noised or refused, or engines disagree; ``certification`` has all of it."""
+    """A plan is not certified; ``certification`` has all of it."""
 
     def __init__(self, certification: Certification) -> None:
         self.certification = certification
@@ -55,7 +55,7 @@ class Certification:
 
     @property
     def verdict(self) -> str:
-        """``certified``, ``under_noised``, ``refused`` or ``undecided``."""
+        """``certified``, ``under_noised``, ``unproved``, ``refused`` or ``undecided``."""
         return self.assessment.verdict
 
     @property
