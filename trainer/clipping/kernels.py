@@ -76,13 +76,13 @@ def kernel_of(layer: nn.Module) -> Kernel | None:
             for method in ("forward", "_conv_forward", "_output_padding")
         ):
             return kernel
-    return _scale_of(layer)
+    return _scale_of(layer) or _look_up_of(layer)
 
 
 def _scale_of(layer: nn.Module) -> Kernel | None:
     """A normalisation of any library whose result is z ⊙ w or z ⊙ (1 + w), tried and compared."""
     own = dict(layer.named_parameters(recurse=False))
-    if not type(layer).__name__.endswith("RMSNorm") or own.keys() != {"weight"}:
+    if "Norm" not in type(layer).__name__ or own.keys() != {"weight"}:
         return None
     weight = own["weight"]
     if weight.ndim != 1 or any(True for _ in layer.children()) or weight.device.type == "meta":
@@ -102,6 +102,26 @@ def _scale_of(layer: nn.Module) -> Kernel | None:
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
     return None
+
+
+def _look_up_of(layer: nn.Module) -> Kernel | None:
+    """A look-up whose rows are multiplied with one number (Gemma, BART), tried and compared."""
+    if not isinstance(layer, nn.Embedding) or layer.weight.device.type == "meta":
+        return None
+    ids = torch.arange(min(8, len(layer.weight)), device=layer.weight.device).unsqueeze(0)
+    try:
+        with torch.no_grad():
+            rows, got = layer.weight[ids].double(), layer(ids).double()
+            factor = float((got * rows).sum() / rows.square().sum())
+            if got.shape == rows.shape and torch.allclose(got, factor * rows, rtol=1e-2):
+                return partial(_run_look_up, factor=factor)
+    except (RuntimeError, ValueError, TypeError, IndexError):
+        return None
+    return None
+
+
+def _run_look_up(layer: Any, taps: Taps, records: int, ids: Tensor, *, factor: float) -> Tensor:
+    return run_embedding(layer, taps, records, ids) * factor
 
 
 def _run_scaled(layer: Any, taps: Taps, records: int, x: Tensor, *, shift: float) -> Tensor:

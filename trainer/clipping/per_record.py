@@ -76,10 +76,11 @@ class Outside(Function):
         return result, tuple(0 for _ in result)
 
 
-def leave(run: Callable[..., Any], lot: Lot, inputs: Any) -> Any:
+def leave(run: Callable[..., Any], lot: Lot, inputs: Any, *, rows: bool) -> Any:
     """``run(*args, **named)`` outside of the ``vmap`` at hand; ``inputs`` are (args, named).
 
-    Rows of a record, (k, ...) each, become (n k, ...) and are rows again in what is returned.
+    ``run`` sees (n, ...) and returns the like. With ``rows`` what has rows of a record, (k, ...),
+    becomes (n k, ...), and is rows again in what is returned.
     """
     flat, spec = tree_flatten(inputs)
     places = [place for place, value in enumerate(flat) if isinstance(value, Tensor)]
@@ -91,13 +92,13 @@ def leave(run: Callable[..., Any], lot: Lot, inputs: Any) -> Any:
         try:
             filled = list(flat)
             for place, value in zip(places, values[1:], strict=True):
-                filled[place] = value.flatten(0, 1) if value.ndim > 2 else value
+                filled[place] = value.flatten(0, 1) if rows and value.ndim > 2 else value
             args, named = tree_unflatten(filled, spec)
             result, shape = tree_flatten(run(*args, **named))
         finally:
             lot.inside = inside
         shapes.append((shape, [isinstance(item, Tensor) for item in result], result))
-        wide = any(value.ndim > 2 for value in values[1:])
+        wide = rows and any(value.ndim > 2 for value in values[1:])
         return tuple(_rows(item, lot.records) if wide else item for item in result if _is(item))
 
     result = iter(Outside.apply(outside, lot.anchor, *(flat[place] for place in places)))
@@ -198,7 +199,7 @@ class Unit:
     def run_inside(self, lot: Lot, *args: Any, **named: Any) -> Any:
         """``run`` where it was left a module that is run one record at a time itself.
 
-        Every tensor is of records, (n k, ...), there.
+        Every tensor is of records, (n, ...), there, and so is what is returned.
         """
         return self.run(lot, (args, named), everything=True)
 
@@ -211,17 +212,17 @@ class Unit:
         places = [
             place
             for place, value in enumerate(flat)
-            if self._of_records(place, value, lot.records)
-            or (everything and isinstance(value, Tensor))
+            if (_is(value) if everything else self._of_records(place, value, lot.records))
         ]
-        if not places:
+        if not places and not everything:
             raise MixedRecords(
                 f"{self.path} ({type(self.module).__name__}): none of its inputs has one row for "
                 "each record, so that nobody's share of its parameters is known. Hand it the "
                 "records in the first dimension.",
                 path=self.path,
             )
-        rows = [_rows(flat[place], lot.records) for place in places]
+        rows = [flat[place] for place in places]
+        rows = rows if everything else [_rows(item, lot.records) for item in rows]
         copies = [
             Copies.apply(holder._parameters[name], lot.records, tap)
             for (holder, name), tap in self.taps.items()
@@ -241,13 +242,16 @@ class Unit:
             finally:
                 lot.inside, lot.anchor = held
 
-        return self._vmapped(of_one, lot, rows, copies)
+        result, spec = self._vmapped(of_one, lot, rows, copies)
+        if not everything:
+            result = [_joined(item) if _is(item) else item for item in result]
+        return tree_unflatten(result, spec)
 
     def _vmapped(
         self, of_one: Callable[..., Any], lot: Lot, rows: list[Tensor], copies: list[Tensor]
-    ) -> Any:
+    ) -> tuple[list[Any], Any]:
         shapes: list[Any] = []
-        device = rows[0].device
+        device = (*rows, *copies)[0].device
 
         def tensors(anchor: Tensor, values: Any, own: Any) -> tuple[Tensor, ...]:
             result, spec = tree_flatten(of_one(anchor, values, own))
@@ -259,7 +263,7 @@ class Unit:
                 anchor = torch.zeros(lot.records, device=device)
                 with _without_performance_warnings():
                     out = vmap(tensors, randomness="different")(anchor, rows, copies)
-                return _joined(iter(out), *shapes[-1])
+                return _filled(iter(out), *shapes[-1])
             except (RuntimeError, ValueError, TypeError) as error:
                 if isinstance(error, MixedRecords) or not self.leaf:
                     raise MixedRecords(
@@ -274,7 +278,7 @@ class Unit:
         for item in singles:
             anchor = torch.zeros((), device=device)
             parts.append(tensors(anchor, item[: len(rows)], item[len(rows) :]))
-        return _joined(iter([torch.stack(part) for part in zip(*parts, strict=True)]), *shapes[-1])
+        return _filled(iter([torch.stack(part) for part in zip(*parts, strict=True)]), *shapes[-1])
 
     def _math_attention(self) -> AbstractContextManager[Any]:
         # Its attention is called where ``_Attention`` does not see it.
@@ -304,9 +308,9 @@ def _without_performance_warnings() -> Iterator[None]:
         enable(True)
 
 
-def _joined(out: Iterator[Tensor], spec: Any, result: list[Any]) -> Any:
-    items = []
-    for item in result:
-        value = next(out) if isinstance(item, Tensor) else item
-        items.append(value.flatten(0, 1) if isinstance(item, Tensor) and value.ndim > 1 else value)
-    return tree_unflatten(items, spec)
+def _filled(out: Iterator[Tensor], spec: Any, result: list[Any]) -> tuple[list[Any], Any]:
+    return [next(out) if _is(item) else item for item in result], spec
+
+
+def _joined(value: Tensor) -> Tensor:
+    return value.flatten(0, 1) if value.ndim > 1 else value

@@ -193,7 +193,7 @@ class PrivateModel:
             tap.count()
         run = partial(kernel, layer, taps, lot.records)
         if lot.inside:
-            return leave(run, lot, (inputs, named))
+            return leave(run, lot, (inputs, named), rows=True)
         self._note_folds(path, layer, inputs)
         try:
             return run(*inputs, **named)
@@ -208,7 +208,7 @@ class PrivateModel:
         if not lot.records or lot.observing:
             return type(unit.module).forward(unit.module, *inputs, **named)
         if lot.inside:
-            return leave(partial(unit.run_inside, lot), lot, (inputs, named))
+            return leave(partial(unit.run_inside, lot), lot, (inputs, named), rows=False)
         try:
             return unit.run(lot, (inputs, named))
         except MixedRecords as error:

@@ -42,7 +42,8 @@ from affidavit.trainer.clipping.requirements import UnsupportedModel
 FEWER, MORE = 2, 3
 """How many records the probe runs."""
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4}
+NARROW = (torch.bfloat16, torch.float16)
 NARROW_TOLERANCE = 0.05
 """How far a loss may move, relative to itself, by another order of summation alone."""
 
@@ -58,6 +59,7 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
     with _left_as_it_was(private.model):
         buffers = {name: item.clone() for name, item in private.model.named_buffers()}
         narrow = private.observe(partial(losses, MORE), records=MORE)
+        narrow |= any(item.dtype in NARROW for item in private.model.parameters())
         changed = [
             name
             for name, item in private.model.named_buffers()
@@ -72,11 +74,11 @@ def probe(private: PrivateModel, losses: Losses) -> dict[str, int]:
             repeats = torch.equal(losses(MORE), losses(MORE))
             if repeats:
                 _require_apart(losses, narrow=narrow)
+            with _evaluating(private.model):
+                _require_apart(losses, narrow=narrow)
         _find_owners(private, losses)
         result = private.uses(lambda: losses(MORE), records=MORE)
-        private.model.eval()
-        with torch.no_grad():
-            _require_apart(losses, narrow=narrow)
+        with _evaluating(private.model), torch.no_grad():
             _require_near(
                 private.losses(partial(losses, MORE), records=MORE),
                 losses(MORE),
@@ -130,15 +132,23 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: nn.Module) -> Iterator[None]:
     modes = {layer: layer.training for layer in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for layer, mode in modes.items():
+            layer.training = mode
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     state = {name: item.clone() for name, item in model.named_buffers()}
     with torch.random.fork_rng():
         try:
             yield
         finally:
-            for layer, mode in modes.items():
-                layer.training = mode
             for name, item in model.named_buffers():
                 if name in state:
                     item.data.copy_(state[name])
