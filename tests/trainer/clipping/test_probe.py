@@ -81,6 +81,7 @@ def test_uses_are_counted_and_nothing_changes() -> None:
     ],
 )
 def test_mixing_is_found(between: Model, kind: type[Exception], message: str) -> None:
+    torch.manual_seed(4)
     model = Body(between)
     with pytest.raises(kind, match=message):
         probe(private(model), losses(model))
