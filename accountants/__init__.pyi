@@ -9,6 +9,7 @@ from .calibration import most_steps as most_steps
 from .composition import kinds as kinds
 from .composition import leaves as leaves
 from .composition import parts as parts
+from .enclosure import Enclosed as Enclosed
 from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve

@@ -14,12 +14,15 @@ from typing import TypeVar
 
 from affidavit.accountants import (
     Accountant,
+    AccountantError,
     Approximating,
     Bracket,
+    Enclosed,
     OutOfReach,
     PrivacyCurve,
     Sampling,
     Unsupported,
+    accountant,
     confirmed_noise,
     largest_probability,
     least_noise,
@@ -67,6 +70,27 @@ class Solver:
         if event not in self._curves:
             self._curves[event] = self.engine.curve(event)
         return self._curves[event]
+
+    def enclosed(self, closed: Lowered) -> PrivacyCurve:
+        """The curve of a run with nothing open, its lower ends by what a record attains.
+
+        Raises ``AccountantError``.
+        """
+        event, attained = closed.event(), closed.attained()
+        above = self.curve(event)
+        if attained == event:
+            return above
+        sampled = isinstance(self.engine, Sampling)
+        return Enclosed(above=above, below=None if sampled else self._below(attained))
+
+    def _below(self, attained: Event) -> PrivacyCurve | None:
+        """The curve of what a record attains, by this engine or by one of ours that covers it."""
+        for engine in (self.engine, accountant("gaussian"), accountant("fourier")):
+            try:
+                return engine.curve(attained)
+            except AccountantError:
+                continue
+        return None
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""

@@ -160,10 +160,12 @@ def _first_answer(lowered: Lowered, names: tuple[str, ...]) -> _Answer:
 def _ask(engine: Accountant, lowered: Lowered) -> _Answer:
     solver = Solver(lowered=lowered, engine=engine)
     closed = solver.closed()
-    curve = solver.curve(closed.event())
+    curve, event = solver.enclosed(closed), closed.event()
     epsilon, delta = _question(lowered.plan.target)
     if delta is not None:
-        result = _told_from(epsilon, solver.epsilon(closed.event(), delta), curve, delta)
+        searched = curve is solver.curve(event)
+        bracket = solver.epsilon(event, delta) if searched else curve.epsilon(delta)
+        result = _told_from(epsilon, bracket, curve, delta)
         answer = result, Bracket(lower=delta, upper=delta)
     else:
         answer = Bracket(lower=epsilon, upper=epsilon), curve.delta(epsilon)
@@ -240,13 +242,13 @@ def _second_opinion(answer: _Answer, names: tuple[str, ...]) -> list[Opinion]:
     """The opinion of the first independent engine that reaches the run, if there is one."""
     if not 0 < answer.delta.upper < 1:
         return []
-    event = answer.lowered.event()
     for name in SECOND_OPINIONS:
         if name not in names or name == answer.engine.name:
             continue
         try:
             other = accountant(name)
-            return [_opinion(other, other.curve(event).epsilon(answer.delta.upper))]
+            curve = Solver(lowered=answer.lowered, engine=other).enclosed(answer.lowered)
+            return [_opinion(other, curve.epsilon(answer.delta.upper))]
         except (AccountantError, *FAULTS):
             continue
     return []

@@ -82,7 +82,7 @@ def sensitivity_of(lowered: Lowered) -> float | None:
         at = streamed(part)
         return None if at is None else at.distance * at.sensitivity.value
     if part.whole is not None and part.steps is not None:
-        return part.whole(part.steps)
+        return part.whole.sensitivity(part.steps)
     if lowered.plan.phases[0].sampling.scheme in ONE_LOT_AN_EPOCH and part.steps is not None:
         return part.sampled.distance * math.sqrt(part.sampled.times(part.steps))
     return part.sampled.distance

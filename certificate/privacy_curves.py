@@ -159,8 +159,8 @@ def curves(
     if isinstance(chosen, Sampling):
         return replace(assessment, verdict="refused", reasons=(_SAMPLED,))
     solver = Solver(lowered=lower_open(plan), engine=chosen)
-    event = solver.closed().event()
-    curve = solver.curve(event)
+    closed = solver.closed()
+    event, curve = closed.event(), solver.enclosed(closed)
     delta = assessment.delta.upper
     epsilon_of = _ask(curve.epsilon, {*DELTAS, delta})
     delta_of = _ask(curve.delta, _epsilons(assessment))

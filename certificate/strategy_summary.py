@@ -104,7 +104,7 @@ def caveats(lowered: Lowered) -> Iterator[Caveat]:
             yield Caveat(
                 code="sensitivity_is_a_bound",
                 message="the sensitivity of the strategy is an upper bound that need not be "
-                "attained, and so is μ.",
+                "attained; the lower end of ε is that of a pattern that is.",
             )
 
 

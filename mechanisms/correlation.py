@@ -44,11 +44,18 @@ from affidavit.mechanisms.strategies.participation import (
 from affidavit.mechanisms.strategies.registry import Setting, TooManyBuffers, WrongSteps, build
 from affidavit.mechanisms.strategies.scheduled import Scheduled
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
-from affidavit.mechanisms.strategies.strategy import IllConditioned, Strategy, TooLarge, gram
+from affidavit.mechanisms.strategies.strategy import (
+    IllConditioned,
+    Strategy,
+    TooLarge,
+    column_norms,
+    gram,
+)
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import (
     MOST_BINS,
     BallsInBinsGaussian,
+    Composed,
     Event,
     Gaussian,
     Gram,
@@ -71,12 +78,14 @@ class Streamed:
 
     ``sensitivity`` is sens(C) in clip norms before the ``distance`` of the adjacency, also in
     clip norms; under ``cyclic_poisson`` with amplification it is the largest column norm.
-    ``turn`` is b in steps.
+    ``attained`` is what a pattern of the sampler reaches: the plan's participation may allow
+    patterns that the sampler never draws. ``turn`` is b in steps.
     """
 
     strategy: Strategy
     participation: Participation
     sensitivity: Sensitivity
+    attained: float
     route: Route
     distance: float
     turn: int
@@ -136,6 +145,49 @@ class Correlation:
         )
         return Repeated(event=leaf, count=-(-steps // at.turn))
 
+    def attained(self, joint: float, steps: int) -> Event:
+        """What the phase releases of one record that takes part as it likes, at σ_joint.
+
+        ``event`` bounds it from above. In a fixed order the record repeats its gradient, with
+        signs, in the worst of its patterns. In random lots it takes part in one step; in those of
+        its group, where their columns are orthogonal.
+        """
+        at = self.at(steps)
+        if at.route == "balls_in_bins":
+            return self.event(joint, steps)
+        probability = self._probability_of_a_step
+        if probability is None:
+            return Gaussian(noise_multiplier=joint / (at.distance * at.attained) * _UP)
+        norms: tuple[tuple[float, int], ...] = ((_column_norm(at.strategy), 1),)
+        if at.route == "cyclic_poisson":
+            norms = _norms_of_a_group(at.strategy, at.turn)
+        replace = self.plan.adjacency == "replace_one"
+        return Composed(
+            events=tuple(
+                Repeated(
+                    event=PoissonSubsampledGaussian(
+                        sampling_probability=math.nextafter(float(probability), 0.0),
+                        noise_multiplier=joint / norm * _UP,
+                        pair="replace_one" if replace else "add_remove",
+                    ),
+                    count=count,
+                )
+                for norm, count in norms
+            )
+        )
+
+    @property
+    def _probability_of_a_step(self) -> Fraction | None:
+        """With which a record that may take part in a step does; None where it is certain."""
+        scheme = self._phase.sampling.scheme
+        if scheme == "balls_in_bins":
+            probability = Fraction(1, self._turn)
+        elif scheme == "cyclic_poisson":
+            probability = self._group_probability()
+        else:
+            return None
+        return probability if probability < 1 else None
+
     def at(self, steps: int) -> Streamed:
         """The phase with ``steps``; raises ``RefusedPlan`` where nothing may be claimed."""
         turns = participation_of(self.plan, self.index, steps)
@@ -145,12 +197,17 @@ class Correlation:
             route = self._route(strategy)
             counted = Participation.single() if route == "cyclic_poisson" else turns
             sensitivity = _sensitivity(strategy, counted)
+            drawn = Participation.fixed_epoch(
+                participations=-(-steps // self._turn), separation=self._turn
+            )
+            own = sensitivity if counted == drawn else _sensitivity(strategy, drawn)
         except (ValueError, NotRemembered) as error:
             raise RefusedPlan(self._refusal(error)) from None
         return Streamed(
             strategy=strategy,
             participation=turns,
             sensitivity=sensitivity,
+            attained=own.attained,
             route=route,
             distance=self._distance,
             turn=self._turn,
@@ -331,6 +388,36 @@ def _built(
     setting = Setting(steps=steps, participation=turns, workload=workload, period=period)
     strategy = build(noise, setting)
     return strategy if clip_schedule is None else Scheduled.of(strategy, clip_schedule)
+
+
+_UP = 1 + 4 * 2.0**-53
+"""Rounds a noise multiplier up, for a bound from below."""
+MOST_NORMS = 16
+"""Different column norms of one group that a lower bound tells apart."""
+
+
+def _column_norm(strategy: Strategy) -> float:
+    """A lower bound of the largest column norm."""
+    return _sensitivity(strategy, Participation.single()).attained
+
+
+@lru_cache(maxsize=8)
+def _norms_of_a_group(strategy: Strategy, turn: int) -> tuple[tuple[float, int], ...]:
+    """Column norms b apart, each with how many have at least it, for the group that has most."""
+    try:
+        norms = column_norms(strategy)
+    except TooLarge:
+        return ((_column_norm(strategy), 1),)
+    group = max(range(min(turn, len(norms))), key=lambda first: sum(norms[first::turn] ** 2))
+    ordered = sorted(map(float, norms[group::turn]), reverse=True)
+    levels: list[tuple[float, int]] = []
+    # Equal norms are one level; of too many levels the last takes all that are left.
+    for norm in ordered:
+        if levels and (norm >= levels[-1][0] * (1 - 1e-9) or len(levels) == MOST_NORMS):
+            levels[-1] = (norm, levels[-1][1] + 1)
+        else:
+            levels.append((norm, 1))
+    return tuple((norm, count) for norm, count in levels if norm > 0)
 
 
 @lru_cache(maxsize=8)

@@ -24,15 +24,28 @@ m or 2 times the contribution. Everything below is in units of C₁ on the sum.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, RunSensitivity
-from affidavit.plan import Phase, Plan, Reason, schedule
+from affidavit.mechanisms.protocol import INDEPENDENT, Mechanism, Obligation, WholeRun
+from affidavit.mechanisms.samplers import sample
+from affidavit.plan import (
+    Event,
+    Gaussian,
+    Phase,
+    Plan,
+    PoissonSubsampledGaussian,
+    Reason,
+    Repeated,
+    schedule,
+)
 
 THEOREM = "docs/theorems/dp-dice.md"
 SCHEMES = ("poisson", "full_batch", "fixed_size", "shuffled", "cyclic")
 """Samplers whose other records' lots do not depend on the one that differs."""
 MOST_STEPS_OF_RECURSION = 100_000
 """Participations above which γ_j <= jγ_1 stands in for the recursion of bound (B)."""
+UP = 1 + 1e-12
+"""Rounds a noise multiplier up, for a bound from below."""
 ROUNDING = 4 * math.ulp(1.0)
 """Relative error of one step of the recursion, and of each closed form, with room."""
 
@@ -69,10 +82,14 @@ def by_pre_clip(*, distance: float, residual: float, participations: int) -> flo
     return distance * reach * (1 + participations * ROUNDING)
 
 
-def run_sensitivity(plan: Plan, index: int) -> RunSensitivity | None:
-    """The phase's sensitivity in clip norms C₁, by its steps; None where none is proved."""
+def whole_run(plan: Plan, index: int) -> WholeRun | None:
+    """The phase as one release, in clip norms C₁; None where no sensitivity is proved."""
     if _check(plan):
         return None
+    return WholeRun(sensitivity=_sensitivity(plan, index), attained=_attained(plan, index))
+
+
+def _sensitivity(plan: Plan, index: int) -> Callable[[int], float]:
     phase = plan.phases[index]
     clip, optimizer = phase.releases[0].clip_norm, plan.optimizer
     exact = schedule.divisor(plan, phase)
@@ -102,6 +119,42 @@ def run_sensitivity(plan: Plan, index: int) -> RunSensitivity | None:
         return min(result)
 
     return sensitivity
+
+
+def _attained(plan: Plan, index: int) -> Callable[[float, int], Event]:
+    """What one record causes whose first raw gradient is huge, where none are clipped before.
+
+    Its error state then points in one direction for the rest of the run, and each later step moves
+    by C₂, and by C₁/B more where the record takes part. In random lots it tries to be in one of the
+    first half, and the second half is what counts. Where raw gradients are clipped, or C₂ is small,
+    a record within the clip norm leaves no error behind, and the run is that of DP-SGD.
+    """
+    phase, optimizer = plan.phases[index], plan.optimizer
+    replace = plan.adjacency == "replace_one"
+    reach = 2.0 if replace else 1.0
+    exact, plain = schedule.divisor(plan, phase), sample(plan, index)
+    error = 0.0
+    if exact is not None and optimizer.error_clip_norm and not optimizer.pre_clip_norm:
+        error = float(exact) * optimizer.error_clip_norm / phase.releases[0].clip_norm
+
+    def attained(joint: float, steps: int) -> Event:
+        as_dp_sgd = Repeated(event=plain.event(joint), count=plain.times(steps))
+        if plain.probability is None or plain.probability >= 1:
+            times = _participations(plan, phase, steps)
+            squares = 1 + (times - 1) * (1 + error) ** 2 + (steps - times) * error**2
+            return Gaussian(noise_multiplier=joint / (reach * math.sqrt(squares)) * UP)
+        tries = steps // 2
+        chance = -math.expm1(tries * math.log1p(-plain.probability)) / UP
+        shift = error * math.sqrt(steps - tries)
+        if chance * shift <= plain.probability * math.sqrt(steps):
+            return as_dp_sgd
+        return PoissonSubsampledGaussian(
+            sampling_probability=chance,
+            noise_multiplier=joint / shift * UP,
+            pair="replace_one" if replace else "add_remove",
+        )
+
+    return attained
 
 
 def _participations(plan: Plan, phase: Phase, steps: int) -> int:
@@ -212,5 +265,5 @@ MECHANISM = Mechanism(
         "optimizer": {"name": "dp_dice", "error_clip_norm": 0.001, "pre_clip_norm": 2},
     },
     check=_check,
-    whole_run=run_sensitivity,
+    whole_run=whole_run,
 )

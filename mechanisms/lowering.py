@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from affidavit.mechanisms.additional_releases import Extras, jointly, lower_extra
 from affidavit.mechanisms.catalogue import mechanism
 from affidavit.mechanisms.joint_gaussian import joint_noise_multiplier
-from affidavit.mechanisms.protocol import Mechanism, RunSensitivity
+from affidavit.mechanisms.protocol import Mechanism, WholeRun
 from affidavit.mechanisms.samplers import Sampled, sample
 from affidavit.plan import Composed, Event, Gaussian, Plan, Reason, RefusedPlan, Repeated, schedule
 
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 class LoweredPhase:
     """One phase: its sampler, and the steps and joint noise multiplier if they are given.
 
-    ``whole`` is the sensitivity of the phase as one Gaussian mechanism, by its steps, where
-    a step is not released by itself; it then stands in for the sampler's events.
+    ``whole`` is the phase as one Gaussian mechanism, where a step is not released by itself; it
+    then stands in for the sampler's events.
     ``correlation`` does so where the noise is correlated across steps.
     """
 
     sampled: Sampled
     steps: int | None
     joint: float | None
-    whole: RunSensitivity | None = None
+    whole: WholeRun | None = None
     correlation: Correlation | None = None
 
     def event(self, joint: float, steps: int | None) -> Event:
@@ -53,10 +53,18 @@ class LoweredPhase:
         if self.correlation is not None:
             return self.correlation.event(joint, length)
         if self.whole is not None:
-            return Gaussian(noise_multiplier=joint / self.whole(length))
+            return Gaussian(noise_multiplier=joint / self.whole.sensitivity(length))
         if self.sampled.run is not None:
             return self.sampled.run(joint, length)
         return Repeated(event=self.sampled.event(joint), count=self.sampled.times(length))
+
+    def attained(self, joint: float, steps: int) -> Event:
+        """What one record can do to the phase, of which ``event`` is a bound from above."""
+        if self.correlation is not None:
+            return self.correlation.attained(joint, steps)
+        if self.whole is not None:
+            return self.whole.attained(joint, steps)
+        return self.event(joint, steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +90,19 @@ class Lowered:
             phase.event(jointly(joint, self.extra.same_lot), steps)
             for phase, joint in zip(self.phases, joints, strict=True)
         )
+        return self.extra.around(phases)
+
+    def attained(self) -> Composed:
+        """What one record can do to a run with nothing open: no bound of ε may lie below its ε.
+
+        It is ``event`` wherever that is what the run releases, and no bound on it. Raises
+        ``ValueError`` where the plan leaves steps or noise open.
+        """
+        phases = []
+        for phase in self.phases:
+            if phase.joint is None or phase.steps is None:
+                raise ValueError("the plan leaves its noise or its steps open; close it")
+            phases.append(phase.attained(jointly(phase.joint, self.extra.same_lot), phase.steps))
         return self.extra.around(phases)
 
 

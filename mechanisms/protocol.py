@@ -18,13 +18,11 @@ from affidavit.plan import (
     NOISE_KINDS,
     TAKES,
     Denoise,
+    Event,
     Optimizer,
     Plan,
     Reason,
 )
-
-RunSensitivity = Callable[[int], float]
-"""From steps to how far one record moves the whole run, in clip norms, rounded up."""
 
 INDEPENDENT = frozenset({"independent"})
 CORRELATED = NOISE_KINDS - INDEPENDENT
@@ -42,7 +40,19 @@ def _nothing(_plan: Plan) -> list[Reason]:
     return []
 
 
-def _step_by_step(_plan: Plan, _phase: int) -> RunSensitivity | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeRun:
+    """A run that is accounted as one release, because a state carries records across its steps.
+
+    ``sensitivity`` goes from steps to how far one record moves the run, in clip norms, rounded up;
+    ``attained`` from a joint noise multiplier and steps to a release that one record can cause.
+    """
+
+    sensitivity: Callable[[int], float]
+    attained: Callable[[float, int], Event]
+
+
+def _step_by_step(_plan: Plan, _phase: int) -> WholeRun | None:
     return None
 
 
@@ -90,7 +100,7 @@ class Mechanism:
     takes: frozenset[str] = frozenset()
     example: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Plan], list[Reason]] = _nothing
-    whole_run: Callable[[Plan, int], RunSensitivity | None] = _step_by_step
+    whole_run: Callable[[Plan, int], WholeRun | None] = _step_by_step
 
     def accepts(self, kind: str) -> bool:
         """Whether it is defined with noise of ``kind``; that of other packages is correlated."""

@@ -84,6 +84,12 @@ def stated(plan: Plan, claim: Claim) -> Plan:
     return bare.model_copy(update={"phases": phases})
 
 
+WIDE = 0.01
+"""How far below the certified bound a claim is one that nothing proves, though nothing refutes it.
+
+Then it holds unless one known mistake gives exactly its digits."""
+
+
 def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> ClaimOutcome:
     """Whether ``claim`` holds for ``plan``, as ``stated``, which was assessed as ``found``.
 
@@ -98,7 +104,8 @@ def examine(plan: Plan, claim: Claim, certify: Certify, found: Assessment) -> Cl
     truth = found.epsilon
     if truth is not None and truth.lower <= 0:
         truth = Bracket(lower=min(at_least(plan, delta), truth.upper), upper=truth.upper)
-    if truth is not None and _holds(judgement, truth):
+    undecided = truth is not None and judgement.value < truth.upper * (1 - WIDE)
+    if truth is not None and _holds(judgement, truth) and not undecided:
         return ClaimOutcome(holds=True)
     explanations = search(Case.of(plan, delta), judgement)
     if truth is not None and _within_error(judgement, truth):
@@ -244,9 +251,11 @@ DOUBLINGS = 12
 
 
 def at_least(plan: Plan, delta: float) -> float:
-    """A lower bound on ε, in nats, of ``plan`` at ``delta``; 0 where none is found."""
+    """A lower bound on ε, in nats, of a closed ``plan`` at ``delta``; 0 where none is known."""
+    if plan.is_open:
+        return 0.0
     try:
-        event = lower(plan).event()
+        event = lower(plan).attained()
     except RefusedPlan:
         return 0.0
     known = [

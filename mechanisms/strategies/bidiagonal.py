@@ -31,7 +31,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import lfilter, root_up
+from affidavit.mechanisms.strategies.numerics import UNIT, lfilter
 from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import Strategy, Streaming
@@ -62,7 +62,7 @@ class Bidiagonal(Toeplitz):
         """sens(L⁻¹) in O(1), exact for every schema."""
         most = participation.most(self.steps)
         value = _closed(abs(self.lambda_), self.steps, most, participation.separation)
-        return Sensitivity(value=value, exact=True)
+        return Sensitivity(value=value, attained=value * (1 - 2 * UNIT))
 
     @cached_property
     def strategy_coefficients(self) -> Array:
@@ -104,9 +104,7 @@ class NormalizedBidiagonal(Strategy):
         share = abs(self.lambda_) ** separation
         # s_n = q (s_{n-1} + 1/d_{(n-1)b}) = Σ_{m<n} q^{n-m} / d_{mb}
         reach = lfilter([0.0, share], [1.0, -share], 1 / norms)
-        return Sensitivity(
-            value=root_up(most + 2 * float(norms @ reach), 40 * most + 100), exact=True
-        )
+        return Sensitivity.of_square(most + 2 * float(norms @ reach), 40 * most + 100)
 
     @property
     def streaming(self) -> Streaming:

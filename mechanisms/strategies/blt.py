@@ -63,9 +63,10 @@ class Blt(Toeplitz):
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C); one participation in O(d²), more in O(T (d + log k))."""
         if participation.most(self.steps) == 1:
-            return Sensitivity(value=self._column_norm, exact=True)
+            norm = self._column_norm
+            return Sensitivity(value=norm, attained=norm * (1 - 3 * EVALUATION))
         bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return Sensitivity(value=bound.value * (1 + EVALUATION), exact=bound.exact)
+        return bound.stretched(1 - EVALUATION, 1 + EVALUATION)
 
     @property
     def streaming(self) -> Streaming:

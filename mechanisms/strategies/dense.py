@@ -29,7 +29,7 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
 from affidavit.mechanisms.strategies.numerics import gamma
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, inverse_factor, of_matrix
+from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_inverse, of_matrix
 from affidavit.mechanisms.strategies.strategy import (
     Strategy,
     Streaming,
@@ -66,9 +66,8 @@ class Dense(Strategy):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
-        factor = inverse_factor(self.residual)
-        bound = of_matrix(self._strategy, participation)
-        return Sensitivity(value=bound.value * factor, exact=bound.exact)
+        residual = self.residual
+        return of_inverse(of_matrix(self._strategy, participation), residual)
 
     @property
     def streaming(self) -> Streaming:

@@ -35,6 +35,11 @@ def root_up(squared: float, operations: int) -> float:
     return math.nextafter(math.sqrt(squared * (1 + gamma(operations + 4))), math.inf)
 
 
+def root_down(squared: float, operations: int) -> float:
+    """A lower bound of √s, for a sum s that was computed in ``operations`` roundings; ≥ 0."""
+    return math.nextafter(math.sqrt(max(0.0, squared) * (1 - gamma(operations + 4))), 0.0)
+
+
 Array = NDArray[np.float64]
 
 

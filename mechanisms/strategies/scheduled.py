@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import Sensitivity, inverse_factor, of_matrix
+from affidavit.mechanisms.strategies.sensitivity import Sensitivity, of_inverse, of_matrix
 from affidavit.mechanisms.strategies.strategy import LARGEST_DENSE, Errors, Strategy, Streaming
 from affidavit.mechanisms.strategies.workload import Workload
 
@@ -49,17 +49,17 @@ class Scheduled(Strategy):
         return cls(kind=unscaled.kind, steps=unscaled.steps, unscaled=unscaled, factors=provided)
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
-        """The smaller of the two bounds; exact where that of the scaled columns is."""
-        whole = self.unscaled.sensitivity(participation)
+        """The tighter ends of two bounds: factors at their extremes, and the scaled columns."""
         largest, least = float(np.max(self.factors)), float(np.min(self.factors))
-        bound = Sensitivity(
-            value=whole.value * largest * (1 + 2.0**-52), exact=whole.exact and largest == least
+        bound = self.unscaled.sensitivity(participation).stretched(
+            least * (1 - 2.0**-52), largest * (1 + 2.0**-52)
         )
         if bound.exact or self.steps > LARGEST_DENSE:
             return bound
-        scaled = of_matrix(self.strategy_matrix(), participation)
-        value = scaled.value * inverse_factor(self.residual)
-        return Sensitivity(value=value, exact=scaled.exact) if value < bound.value else bound
+        scaled = of_inverse(of_matrix(self.strategy_matrix(), participation), self.residual)
+        return Sensitivity(
+            value=min(scaled.value, bound.value), attained=max(scaled.attained, bound.attained)
+        )
 
     @property
     def streaming(self) -> Streaming:

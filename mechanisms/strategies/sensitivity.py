@@ -5,8 +5,9 @@ For C with columns c_i, X = CᵀC and patterns π,
     sens² = sup over π, ‖x_i‖ ≤ 1 of ‖Σ_{i∈π} c_i x_iᵀ‖² = sup Σ_{i,j∈π} X_ij ⟨x_i, x_j⟩.
 
 The supremum over vectors is Σ |X_ij| where the entries of the block are not negative (all
-x_i equal), and at most that otherwise; ``Sensitivity.exact`` says which. What is returned
-is always an upper bound, rounded up.
+x_i equal), and at most that otherwise. ``Sensitivity.value`` is an upper bound, rounded up.
+``Sensitivity.attained`` is a lower bound: what one pattern reaches with x_i = ± one unit vector,
+Σ s_i s_j X_ij for signs s, rounded down. The lower end of a privacy bracket rests on it alone.
 
 ========================  ==========================================================
 patterns                  bound
@@ -41,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
-from affidavit.mechanisms.strategies.numerics import UNIT, gamma, root_up
+from affidavit.mechanisms.strategies.numerics import UNIT, gamma, root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
 
 Array = NDArray[np.float64]
@@ -50,16 +51,32 @@ ROW_WISE = 512
 """Steps up to which the row-wise bound is taken for Toeplitz strategies too."""
 NEGLIGIBLE = 1e-9
 """Share of sens² that may come from products which would be zero but for rounding."""
+ROUNDING = 1e-8
+"""Relative distance up to which a bound counts as attained."""
 MOST_WORK = 300_000_000
 """Additions that one bound may take, a few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sensitivity:
-    """``value`` is an upper bound in clip norms; ``exact`` when it is attained, up to rounding."""
+    """sens(C) in clip norms: at most ``value``, and at least ``attained`` by one pattern."""
 
     value: float
-    exact: bool
+    attained: float
+
+    @classmethod
+    def of_square(cls, squared: float, operations: int) -> Sensitivity:
+        """√s for a sum s that one pattern attains, computed in ``operations`` roundings."""
+        return cls(value=root_up(squared, operations), attained=root_down(squared, operations))
+
+    @property
+    def exact(self) -> bool:
+        """Whether a pattern attains the bound, up to rounding."""
+        return self.attained >= self.value * (1 - ROUNDING)
+
+    def stretched(self, least: float, most: float) -> Sensitivity:
+        """Of a strategy that is this one times a map of norm at least and at most so much."""
+        return Sensitivity(value=self.value * most, attained=self.attained * least)
 
 
 class Unaffordable(ValueError):
@@ -87,18 +104,19 @@ def of_gram(gram: Array, participation: Participation, *, operations: int) -> Se
     # |computed X_ij - X_ij| ≤ γ ‖c_i‖ ‖c_j‖, by Cauchy and Schwarz on the absolute terms.
     norms = np.sqrt(squares) * (1 + gamma(operations))
     doubt = gamma(operations) * np.outer(norms, norms)
-    size = np.abs(gram)
-    nonnegative = gram >= -doubt
-    bound = size + doubt
+    bound = np.abs(gram) + doubt
     if participation.schema == "fixed_epoch":
-        return _fixed_epoch(bound, nonnegative, participation)
+        return _fixed_epoch(gram, doubt, participation)
     # Columns that are orthogonal up to rounding are charged for what may be left of them.
     beyond = float(np.max(np.triu(bound, k=participation.separation), initial=0.0))
     spare = participation.most(steps) ** 2 * beyond
     best = best_separated(np.diagonal(bound), participation)
     if spare <= NEGLIGIBLE * best:
-        return Sensitivity(value=root_up(best + spare, steps + 4), exact=True)
-    return _separated(bound, nonnegative, participation)
+        lost = spare + 2 * participation.most(steps) * float(np.max(np.diagonal(doubt)))
+        return Sensitivity(
+            value=root_up(best + spare, steps + 4), attained=root_down(best - lost, steps + 4)
+        )
+    return _separated(gram, doubt, participation)
 
 
 def best_separated(values: Array, participation: Participation) -> float:
@@ -165,22 +183,22 @@ def of_toeplitz(coefficients: Array, steps: int, participation: Participation) -
     column[: min(steps, len(coefficients))] = coefficients[:steps]
     most = participation.most(steps)
     if most == 1:
-        return Sensitivity(value=root_up(float(column @ column), steps), exact=True)
+        return Sensitivity.of_square(float(column @ column), steps)
     nonnegative = bool(np.all(column >= 0))
     if len(np.trim_zeros(column, "b")) <= participation.separation:
         return _orthogonal(column, participation)
     size = np.abs(column)
     if participation.schema == "fixed_epoch":
         if nonnegative or steps * most > MOST_WORK // 10:
-            return Sensitivity(value=_shifted(size, participation), exact=nonnegative)
+            return _between(column, size, participation)
         return _signed_toeplitz(column, participation)
-    majorant = np.maximum.accumulate(size[::-1])[::-1]
-    exact = nonnegative and bool(np.all(majorant <= size * (1 + 1e-12)))
-    result = Sensitivity(value=_shifted(majorant, participation), exact=exact)
-    if exact or steps > ROW_WISE:
+    result = _between(column, np.maximum.accumulate(size[::-1])[::-1], participation)
+    if result.exact or steps > ROW_WISE:
         return result
     by_rows = of_matrix(toeplitz(column, np.zeros(steps)), participation)
-    return by_rows if by_rows.value < result.value else result
+    return Sensitivity(
+        value=min(by_rows.value, result.value), attained=max(by_rows.attained, result.attained)
+    )
 
 
 def _orthogonal(column: Array, participation: Participation) -> Sensitivity:
@@ -188,16 +206,20 @@ def _orthogonal(column: Array, participation: Participation) -> Sensitivity:
     steps, most = len(column), participation.most(len(column))
     squares = np.cumsum(column**2)
     starts = participation.separation * np.arange(most)
+    return Sensitivity.of_square(float(np.sum(squares[steps - 1 - starts])), steps + most)
+
+
+def _between(column: Array, majorant: Array, participation: Participation) -> Sensitivity:
+    """‖Σ_{j<k} S^(jb) c‖ of a majorant ≥ |c| above, and of c itself below."""
+    most, separation = participation.most(len(column)), participation.separation
+    above, below = (_comb(values, most, separation) for values in (majorant, column))
+    operations = len(column) + 4 * most.bit_length()
+    # Where c has signs, its sums are off by a share of those of |c|.
+    spare = gamma(2 * operations) * float(above @ above)
+    attained = max(float(below @ below) - 2 * spare, float(column @ column) - spare)
     return Sensitivity(
-        value=root_up(float(np.sum(squares[steps - 1 - starts])), steps + most), exact=True
+        value=root_up(float(above @ above), operations), attained=root_down(attained, operations)
     )
-
-
-def _shifted(column: Array, participation: Participation) -> float:
-    """‖Σ_{j<k} S^(jb) c‖ for c ≥ 0."""
-    most = participation.most(len(column))
-    total = _comb(column, most, participation.separation)
-    return root_up(float(total @ total), len(column) + 4 * most.bit_length())
 
 
 def _comb(column: Array, width: int, separation: int) -> Array:
@@ -224,60 +246,67 @@ def _signed_toeplitz(column: Array, participation: Participation) -> Sensitivity
     steps, separation = len(column), participation.separation
     most = participation.most(steps)
     doubt = gamma(steps) * float(column @ column)
-    total, negative = np.zeros(steps), np.zeros(steps)
+    total, equal, alternating = np.zeros(steps), np.zeros(steps), np.zeros(steps)
     for lag in range(most):
         shift = lag * separation
         partial = np.cumsum(column[: steps - shift] * column[shift:])
         # partial[T-1-j] = X_{j-shift, j}, and j = o + q·b for q = lag, ..., k-1.
         times = 1 if lag == 0 else 2
-        for counted, into in ((np.abs(partial) + doubt, total), (partial < -doubt, negative)):
+        sign = -1 if lag % 2 else 1
+        for counted, into in (
+            (np.abs(partial) + doubt, total),
+            (partial - doubt, equal),
+            (sign * partial - doubt, alternating),
+        ):
             # Reversed, because partial runs from the last column to the first.
-            turns = _comb(counted.astype(float), most - lag, separation)
+            turns = _comb(counted, most - lag, separation)
             into[: steps - shift] += times * turns[::-1]
-    worst = int(np.argmax(total))
+    operations = 2 * steps + 4 * most
+    spare = 2 * gamma(operations) * float(np.max(total))
+    attained = max(float(np.max(equal)), float(np.max(alternating))) - spare
     return Sensitivity(
-        value=root_up(float(total[worst]), 2 * steps + 4 * most), exact=bool(negative[worst] == 0)
+        value=root_up(float(np.max(total)), operations), attained=root_down(attained, operations)
     )
 
 
-def _fixed_epoch(
-    bound: Array, nonnegative: NDArray[np.bool_], participation: Participation
-) -> Sensitivity:
-    steps, separation = len(bound), participation.separation
+def _fixed_epoch(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
+    steps, separation = len(gram), participation.separation
     most = participation.most(steps)
     if steps * most * most > MOST_WORK:
         raise Unaffordable(f"bounding {most} participations over {steps} steps")
-    best, exact = -math.inf, False
+    best = attained = 0.0
     for first in range(steps):
         pattern = slice(first, min(first + most * separation, steps), separation)
-        total = float(np.sum(bound[pattern, pattern]))
-        if total > best:
-            best, exact = total, bool(np.all(nonnegative[pattern, pattern]))
-    return Sensitivity(value=root_up(best, most * most), exact=exact)
+        block, unsure = gram[pattern, pattern], float(np.sum(doubt[pattern, pattern]))
+        size = float(np.sum(np.abs(block)))
+        best = max(best, size + unsure)
+        signs = np.where(block[0] < 0, -1.0, 1.0)
+        reached = max(float(np.sum(block)), float(signs @ block @ signs))
+        attained = max(attained, reached - unsure - 2 * gamma(most * most) * size)
+    return Sensitivity(value=root_up(best, most * most), attained=root_down(attained, most * most))
 
 
-def _separated(
-    bound: Array, nonnegative: NDArray[np.bool_], participation: Participation
-) -> Sensitivity:
-    steps = len(bound)
+def _separated(gram: Array, doubt: Array, participation: Participation) -> Sensitivity:
+    steps = len(gram)
     most, separation = participation.most(steps), participation.separation
     in_order = Participation.fixed_epoch(participations=most, separation=separation)
-    attained = _fixed_epoch(bound, nonnegative, in_order)
+    result = _fixed_epoch(gram, doubt, in_order)
     if most == steps:
-        return attained
-    best = best_separated(row_wise(bound, participation), participation)
-    value = root_up(best, 4 * most + 8)
-    exact = attained.exact and attained.value * (1 + 1e-12) >= value
-    return Sensitivity(value=value, exact=exact)
+        return result
+    best = best_separated(row_wise(np.abs(gram) + doubt, participation), participation)
+    return Sensitivity(value=root_up(best, 4 * most + 8), attained=result.attained)
 
 
 def _single(squares: Array, *, operations: int) -> Sensitivity:
-    return Sensitivity(value=root_up(float(np.max(squares)), operations), exact=True)
+    return Sensitivity.of_square(float(np.max(squares)), operations)
 
 
-def inverse_factor(residual: float) -> float:
-    """1 / (1 - ρ), rounded up: sens(N⁻¹) ≤ factor · sens(Ĉ) where ‖Ĉ N - I‖ ≤ ρ < 1.
+def of_inverse(computed: Sensitivity, residual: float) -> Sensitivity:
+    """sens(N⁻¹) from that of Ĉ, where ‖Ĉ N - I‖ ≤ ρ < 1.
 
-    N⁻¹ = (Ĉ N)⁻¹ Ĉ, and (Ĉ N)⁻¹ stretches no vector by more than 1 / (1 - ρ).
+    N⁻¹ = (Ĉ N)⁻¹ Ĉ, and (Ĉ N)⁻¹ stretches a vector by 1 / (1 - ρ) at most and by 1 / (1 + ρ)
+    at least.
     """
-    return (1 + 4 * UNIT) / (1 - residual) if residual else 1.0
+    if not residual:
+        return computed
+    return computed.stretched((1 - 4 * UNIT) / (1 + residual), (1 + 4 * UNIT) / (1 - residual))

@@ -245,6 +245,20 @@ EVALUATION = 1e-12
 """Slack for coefficients that were evaluated from a formula, as a share of each product."""
 
 
+def column_norms(strategy: Strategy) -> Array:
+    """‖c_i‖ of the columns of C, rounded down; shape (T,).
+
+    Raises ``TooLarge`` where C has no structure and is not formed.
+    """
+    column = strategy.strategy_coefficients
+    if column is None:
+        squares = np.einsum("ij,ij->j", *(2 * [strategy.strategy_matrix()]))
+    else:
+        squares = np.cumsum(column**2)[::-1]
+    slack = gamma(strategy.steps + 8) + EVALUATION + strategy.residual
+    return np.asarray(np.sqrt(squares) * (1 - slack))
+
+
 def gram(strategy: Strategy, bins: int) -> Array:
     """⟨m_i, m_j⟩ in clip norms², shape (bins, bins), each rounded up; zero where it is zero.
 

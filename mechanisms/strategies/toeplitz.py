@@ -63,7 +63,7 @@ from affidavit.mechanisms.strategies.participation import Participation
 from affidavit.mechanisms.strategies.sensitivity import (
     Sensitivity,
     Unaffordable,
-    inverse_factor,
+    of_inverse,
     of_toeplitz,
 )
 from affidavit.mechanisms.strategies.strategy import (
@@ -110,9 +110,9 @@ class Toeplitz(Strategy):
         """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
         if self.column is not None:
             return of_toeplitz(self.column, self.steps, participation)
-        factor = inverse_factor(self.residual)
+        residual = self.residual
         bound = of_toeplitz(self.strategy_coefficients, self.steps, participation)
-        return Sensitivity(value=bound.value * factor, exact=bound.exact)
+        return of_inverse(bound, residual)
 
     @property
     def streaming(self) -> Streaming:

@@ -5,10 +5,11 @@ noise of its own; the sum of the first n steps is that of ⌊popcount n⌋ nodes
 node and a column a step (it is not square), X_ij counts the nodes that hold both i and j,
 and no entry is negative. One participation: sens² = ⌊log₂ T⌋ + 1, the nodes above step 0.
 
-``fixed_epoch`` is evaluated at every offset, exactly. For ``min_separation`` each level is
-bounded by itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes,
-and a sum of squares is largest when the nodes are filled one after the other. The row-wise
-bound is taken where it is lower, and the bound is exact where a pattern attains it.
+sens² is a whole number: Σ over nodes of (participations inside)², for the worst pattern.
+``fixed_epoch`` is evaluated at every offset. For ``min_separation`` the worst pattern is found by
+joining nodes from the leaves up (``Reach``). Where that is too much work, each level is bounded by
+itself: at most k participations, at most ⌈2^l / b⌉ in one node, ⌊T / 2^l⌋ nodes, and a sum of
+squares is largest when the nodes are filled one after the other.
 
 With ``period`` a new tree is begun every so many steps (restart), and earlier trees count in
 full.
@@ -29,15 +30,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from affidavit.mechanisms.strategies.numerics import root_up
+from affidavit.mechanisms.strategies.numerics import root_down, root_up
 from affidavit.mechanisms.strategies.participation import Participation
-from affidavit.mechanisms.strategies.sensitivity import (
-    MOST_WORK,
-    ROW_WISE,
-    Sensitivity,
-    Unaffordable,
-    of_matrix,
-)
+from affidavit.mechanisms.strategies.sensitivity import MOST_WORK, Sensitivity, Unaffordable
 from affidavit.mechanisms.strategies.strategy import (
     LARGEST_ERROR,
     Errors,
@@ -45,6 +40,7 @@ from affidavit.mechanisms.strategies.strategy import (
     Streaming,
     TooLarge,
 )
+from affidavit.mechanisms.strategies.tree_sensitivity import worst_pattern
 from affidavit.mechanisms.strategies.workload import Workload
 
 Array = NDArray[np.float64]
@@ -63,18 +59,20 @@ class Tree(Strategy):
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C), from the nodes; raises ``Unaffordable``."""
-        most = participation.most(self.steps)
+        most, separation = participation.most(self.steps), participation.separation
         if most == 1:
-            return Sensitivity(value=root_up(float(self.period.bit_length()), 1), exact=True)
-        separation = participation.separation
-        attained = self._in_order(most, separation)
+            return Sensitivity.of_square(float(self.period.bit_length()), 1)
         if participation.schema == "fixed_epoch":
-            return Sensitivity(value=root_up(attained, 1), exact=True)
-        bound = self._by_level(most, separation)
-        value = root_up(float(bound), 1)
-        if bound > attained and self.steps <= ROW_WISE:
-            value = min(value, of_matrix(self.strategy_matrix(), participation).value)
-        return Sensitivity(value=value, exact=value <= root_up(attained, 1) * (1 + 1e-12))
+            return Sensitivity.of_square(float(self._in_order(most, separation)), 1)
+        bound, attained = self._by_level(most, separation), most
+        for search in (self._in_order, self._worst):
+            try:
+                attained = search(most, separation)
+            except Unaffordable:
+                continue
+            if attained == bound or search == self._worst:
+                return Sensitivity.of_square(float(attained), 1)
+        return Sensitivity(value=root_up(float(bound), 1), attained=root_down(float(attained), 1))
 
     @property
     def streaming(self) -> Streaming:
@@ -178,6 +176,11 @@ class Tree(Strategy):
                 total += np.where(complete, 2 * before - 1, 0)
                 node = here
         return int(np.max(total))
+
+    def _worst(self, most: int, separation: int) -> int:
+        return worst_pattern(
+            steps=self.steps, period=self.period, participations=most, separation=separation
+        )
 
     def _node_of(
         self, steps: NDArray[np.int_], level: int

@@ -125,7 +125,12 @@ def test_the_most_steps_are_the_last_that_meet_the_target(plan_of: Make) -> None
             "no_amplification",
         ),
         (
-            {"noise": {"kind": "toeplitz", "coefficients": [1, 0.5] + [0] * 8 + [-0.5]}},
+            {
+                "noise": {
+                    "kind": "toeplitz",
+                    "coefficients": ([1] + [0] * 9 + 2 * ([-0.5] + [0] * 9)),
+                }
+            },
             "sensitivity_is_a_bound",
         ),
     ],

@@ -280,9 +280,9 @@ def test_a_plan_is_one_gaussian_with_the_smaller_bound(plan_of: Make) -> None:
 
 def test_replacing_doubles_and_a_user_multiplies(plan_of: Make) -> None:
     def mu(**changes: Any) -> float:
-        result = certify(plan_of(**{**ORDERED, "optimizer": DICE, **changes}), second_opinion=False)
-        assert result.mu is not None
-        return result.mu
+        (event,) = lower(plan_of(**{**ORDERED, "optimizer": DICE, **changes})).event().events
+        assert isinstance(event, Gaussian)
+        return 1 / event.noise_multiplier
 
     users = {"name": "toy", "size": 1000, "unit": "user", "contributions_per_user": 3}
     assert mu(adjacency="replace_one") == pytest.approx(2 * mu())

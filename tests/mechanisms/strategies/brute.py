@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,16 @@ def bound(strategy: Array, turns: Participation) -> float:
         float(np.sum(size[np.ix_(pattern, pattern)])) ** 0.5
         for pattern in every_pattern(strategy.shape[1], turns)
     )
+
+
+def signed(strategy: Array, turns: Participation) -> float:
+    """√ of the largest Σ s_i s_j X_ij over patterns and signs, which one record attains."""
+    gram = strategy.T @ strategy
+    best = 0.0
+    for pattern in every_pattern(strategy.shape[1], turns):
+        signs = np.array(list(product([1.0, -1.0], repeat=len(pattern))))
+        best = max(best, float(np.max((signs @ gram[np.ix_(pattern, pattern)] * signs).sum(1))))
+    return best**0.5
 
 
 def attained(strategy: Array, turns: Participation, rng: np.random.Generator) -> float:

@@ -28,7 +28,7 @@ from affidavit.mechanisms.strategies.toeplitz import (
 from affidavit.mechanisms.strategies.tree import Tree
 from affidavit.mechanisms.strategies.workload import Workload
 from affidavit.plan import NOISE_KINDS, Noise, noise_forms
-from tests.mechanisms.strategies.brute import Array, bound
+from tests.mechanisms.strategies.brute import Array, bound, signed
 
 STEPS = 12
 EPOCHS = Participation.fixed_epoch(participations=3, separation=4)
@@ -108,6 +108,7 @@ def test_the_sensitivity_is_at_least_that_of_the_noise_and_exact_where_it_says(
         assert result.value >= true * (1 - 1e-12)
     if result.exact:
         assert result.value == pytest.approx(true, rel=1e-6)
+    assert 0 < result.attained <= signed(strategy.strategy_matrix(), at) * (1 + 1e-12)
 
 
 @every_kind
@@ -245,8 +246,31 @@ def test_more_participations_in_a_tree_are_bounded_by_its_nodes(
     ):
         result, true = tree.sensitivity(at), bound(tree.strategy_matrix(), at)
         assert result.value >= true * (1 - 1e-15)
-        assert result.exact <= (result.value == pytest.approx(true))
-        assert result.exact or at.schema == "min_separation"
+        assert result.attained <= true * (1 + 1e-15)
+        assert result.exact
+
+
+@pytest.mark.parametrize(
+    ("steps", "k", "b", "squared"), [(24, 8, 3, 88), (2000, 6, 400, 60), (100_000, 10, 5000, 340)]
+)
+def test_the_worst_pattern_of_a_tree_is_neither_missed_nor_invented(
+    steps: int, k: int, b: int, squared: int
+) -> None:
+    """88 is TensorFlow Privacy's own value; a random search never passes any of them."""
+    at = Participation.min_separation(participations=k, separation=b)
+    result = Tree.of(steps).sensitivity(at)
+    assert result.exact
+    assert result.value**2 == pytest.approx(squared)
+    rng, k = np.random.default_rng(steps), at.most(steps)
+    for _ in range(300):
+        spare = steps - 1 - (k - 1) * b
+        pattern = np.sort(rng.integers(0, spare + 1, size=k)) + b * np.arange(k)
+        levels = [np.unique(pattern >> level, return_counts=True) for level in range(17)]
+        total = sum(
+            int(np.sum(counts[(nodes + 1) << level <= steps] ** 2))
+            for level, (nodes, counts) in enumerate(levels)
+        )
+        assert total <= squared
 
 
 def test_a_tree_of_too_many_participations_is_refused_before_memory_is_taken() -> None:

@@ -1,0 +1,116 @@
+"""A lower end is of something that one record can do, whatever the upper end rests on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from affidavit.accountants.fourier import FourierAccountant
+from affidavit.accountants.gaussian import GaussianCurve
+from affidavit.certificate import certify
+from affidavit.plan import Composed, PoissonSubsampledGaussian, plan_from
+
+DELTA = 1e-6
+PLAN: dict[str, Any] = {
+    "version": 1,
+    "adjacency": "zero_out",
+    "dataset": {"name": "toy", "size": 30, "unit": "example"},
+    "sampling": {"scheme": "cyclic", "lot_size": 10},
+    "steps": 24,
+    "noise": {"kind": "tree"},
+    "optimizer": {"name": "dp_matrix_me"},
+    "target": {"delta": DELTA},
+    "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 1}],
+}
+APART = {"schema": "min_separation", "participations": 8, "separation": 3}
+BLT = {"kind": "blt", "decays": [0.9], "scales": [0.3]}
+
+
+def bracket(**changes: Any) -> tuple[float, float]:
+    epsilon = certify(plan_from({**PLAN, **changes})).epsilon
+    assert epsilon is not None
+    return epsilon.lower, epsilon.upper
+
+
+def test_a_tree_is_certified_at_its_worst_pattern() -> None:
+    truth = GaussianCurve(mu=88**0.5).epsilon(DELTA)
+    lower, upper = bracket(participation=APART)
+    assert upper == pytest.approx(truth.upper, rel=1e-9)
+    assert lower <= truth.lower * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict"), [(88.5, "certified"), (87.79, "certified"), (80.0, "under_noised")]
+)
+def test_a_target_above_the_truth_is_met(target: float, verdict: str) -> None:
+    plan = {**PLAN, "participation": APART, "target": {"epsilon": target, "delta": DELTA}}
+    assert certify(plan_from(plan)).verdict == verdict
+
+
+def test_a_claim_above_the_truth_holds() -> None:
+    plan = {**PLAN, "participation": APART, "claim": {"epsilon": 88.5}}
+    plan["target"] = {"epsilon": 100, "delta": DELTA}
+    assert certify(plan_from(plan)).verdict == "certified"
+
+
+def test_what_the_plan_allows_and_the_sampler_never_draws_is_no_lower_end() -> None:
+    order = bracket()
+    wider = bracket(participation={**APART, "separation": 1})
+    assert wider[1] > order[1]
+    assert wider[0] <= order[1] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "probability"),
+    [
+        ({"scheme": "cyclic_poisson", "lot_size": 1, "groups": 3}, 0.1),
+        ({"scheme": "balls_in_bins", "lot_size": 10}, 1 / 3),
+    ],
+    ids=["cyclic_poisson", "balls_in_bins"],
+)
+def test_lots_that_amplify_nothing_by_theorem_are_not_said_to_amplify_nothing(
+    scheme: dict[str, Any], probability: float
+) -> None:
+    """One step is exactly a subsampled release, of which the certified Gaussian is a bound."""
+    noise = {"kind": "bidiagonal", "lambda": -0.9}
+    lower, upper = bracket(sampling=scheme, noise=noise, steps=1, optimizer={"name": "dp_sgd"})
+    leaf = PoissonSubsampledGaussian(sampling_probability=probability, noise_multiplier=1.0)
+    truth = FourierAccountant().curve(leaf).epsilon(DELTA)
+    assert lower == pytest.approx(truth.lower, rel=1e-6)
+    assert truth.upper <= upper * (1 + 1e-9)
+
+
+def test_groups_are_amplified_by_the_columns_that_they_have() -> None:
+    """Toeplitz columns grow shorter at the end; a lower end that takes all for long is false."""
+    sampling = {"scheme": "cyclic_poisson", "lot_size": 1, "groups": 3}
+    noise = {"kind": "toeplitz", "coefficients": [1, 0.9, 0.9]}
+    plan = {"sampling": sampling, "noise": noise, "optimizer": {"name": "dp_sgd"}}
+    lower, upper = bracket(**plan, steps=4)
+    # Group 0 has the columns (1, .9, .9) and (1), group 1 the column (1, .9, .9) alone.
+    long = (1 + 2 * 0.81) ** 0.5
+    leaves = [
+        PoissonSubsampledGaussian(sampling_probability=0.1, noise_multiplier=1 / norm)
+        for norm in (long, 1.0)
+    ]
+    assert lower <= FourierAccountant().curve(_composed(leaves)).epsilon(DELTA).upper
+    assert upper >= FourierAccountant().curve(_composed(2 * leaves[:1])).epsilon(DELTA).lower
+
+
+def _composed(events: list[PoissonSubsampledGaussian]) -> Composed:
+    return Composed(events=tuple(events))
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "replace_one"])
+def test_an_error_state_costs_at_least_what_one_huge_gradient_does(adjacency: str) -> None:
+    plan = {
+        "adjacency": adjacency,
+        "noise": {"kind": "independent"},
+        "optimizer": {"name": "dp_dice", "error_clip_norm": 0.05},
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
+    }
+    lower, upper = bracket(**plan)
+    plain = bracket(**{**plan, "optimizer": {"name": "dp_sgd"}})
+    assert plain[1] < lower <= upper
+    # Under replace_one the two gradients point in opposite directions, and the bound is attained.
+    assert (lower == pytest.approx(upper, rel=1e-6)) == (adjacency == "replace_one")
