@@ -242,4 +242,6 @@ def certified_execution(predicate: dict[str, Any], fulfilled: frozenset[str]) ->
     try:
         return Execution.of(certified_plan(predicate))
     except ValueError as error:
-        raise NotTrainable("open_plan", f"{error}.", "Certify the plan again.") from None
+        raise NotTrainable(
+            "open_plan", f"the plan cannot be executed: {error}.", "Certify the plan again."
+        ) from None
