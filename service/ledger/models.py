@@ -100,7 +100,7 @@ class CommitRequest(LedgerRequest):
 
 
 class SettlementRequest(LedgerRequest):
-    """The steps that were run, with the digest of the run's record; without both, all of them."""
+    """The steps that were run, all of them if left out, and the digest of the run's record."""
 
     noun = "a settlement"
     steps_run: Annotated[Integer, Field(ge=0)] | None = None

@@ -83,11 +83,19 @@ class LedgerService:
             earlier = await run_in_threadpool(self._ledger_store.repeated, call)
             if earlier is not None:
                 return earlier, False
+        run = await self.costed(dataset, certificate_id)
+        return await run_in_threadpool(self._ledger_store.reserve, run, call)
+
+    async def costed(self, dataset: str | None, certificate_id: str) -> CostedRun:
+        """A usable certificate with what its run costs, to be reserved in a transaction.
+
+        Raises ``CertificateNotUsable`` or ``NotAccountable``.
+        """
         certificate, allow_untrusted = await run_in_threadpool(
             self._usable, dataset, certificate_id
         )
         cost = await self._cost(certificate)
-        run = CostedRun(
+        return CostedRun(
             scope=LedgerScope(
                 dataset=certificate.dataset or "", unit=cost["unit"], adjacency=cost["adjacency"]
             ),
@@ -97,18 +105,6 @@ class LedgerService:
             event=cost["event"],
             certain=cost["certain"],
             allow_untrusted=allow_untrusted,
-        )
-        return await run_in_threadpool(self._ledger_store.reserve, run, call)
-
-    async def settle(
-        self, reservation_id: str, steps_run: int | None, record: str | None, call: CommandContext
-    ) -> tuple[StoredReservation, bool]:
-        """Settle on ``steps_run`` steps, or on all of them where that is None."""
-        reservation = await run_in_threadpool(self._ledger_store.reservation, reservation_id)
-        steps = reservation.certified_steps if steps_run is None else steps_run
-        cost = None if record is None else await self.cost_of_steps(reservation, steps)
-        return await run_in_threadpool(
-            self._ledger_store.settle, reservation_id, steps, record, cost, call
         )
 
     async def cost_of_steps(self, reservation: StoredReservation, steps: int) -> Cost | None:

@@ -11,6 +11,7 @@ Rules it keeps:
   computed before, outside, from its certificate.
 - The certificate is read again inside, so that one revoked meanwhile reserves nothing, and begins
   no run that was reserved.
+- Nothing is given back on a caller's word: by hand a run is settled in full.
 - The reservation of a run is the run's: nobody commits, settles or releases it by hand.
 - An idempotency key answers a repeated request with what the first one led to, and never
   does it twice. Committing, settling or releasing again alike needs no key for that.
@@ -25,13 +26,11 @@ from typing import TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError
 
-from affidavit.accountants.privacy_filter import Cost
 from affidavit.service.command import CommandContext
 from affidavit.service.database import reader, writer
 from affidavit.service.ledger import repository, transitions
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.transitions import CostedRun, Transition
-from affidavit.service.store import current
 from affidavit.service.store import hold as hold_certificate
 
 T = TypeVar("T")
@@ -110,18 +109,11 @@ class LedgerStore:
         """
 
         def work(connection: Connection) -> tuple[StoredReservation, bool]:
-            hold_certificate(connection, run.certificate.id)
-            repository.hold(connection, run.scope)
+            transitions.hold_for(connection, run)
             earlier = transitions.repeated_reservation(connection, call)
             if earlier is not None:
                 return earlier, False
-            transitions.require_usable(
-                current(connection, run.certificate.id),
-                run.scope.dataset,
-                allow_untrusted=run.allow_untrusted,
-                issue=run.certificate,
-            )
-            return transitions.reserve(connection, run, call), True
+            return transitions.reserve_usable(connection, run, call), True
 
         return self._write(work)
 
@@ -156,20 +148,17 @@ class LedgerStore:
         reservation_id: str,
         steps_run: int,
         record: str | None,
-        cost: Cost | None,
         call: CommandContext,
     ) -> tuple[StoredReservation, bool]:
-        """Charge a committed run for the steps that it ran.
+        """Charge a committed run in full; ``record`` is the digest of its record, as reported.
 
-        ``record`` is the digest of its run record; without one it is charged in full.
-        ``cost`` is that of ``steps_run`` steps, None for all of them. Raises
-        ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
+        Raises ``UnknownReservation``, ``HeldByRun``, ``WrongState``, ``StepsAboveCertificate`` or
         ``RecordRequired``.
         """
         return self._apply(
             reservation_id,
             call,
-            lambda *held: transitions.settle(*held, steps_run=steps_run, record=record, cost=cost),
+            lambda *held: transitions.settle_by_hand(*held, steps_run=steps_run, record=record),
         )
 
     def _apply(

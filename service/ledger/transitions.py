@@ -30,6 +30,7 @@ from affidavit.service.ledger.state import (
 )
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.store import StoredCertificate, current
+from affidavit.service.store import hold as hold_certificate
 
 
 class NoBudget(DomainError):
@@ -70,11 +71,16 @@ class StepsAboveCertificate(DomainError):
 
 
 class RecordRequired(DomainError):
-    """Charging fewer steps than certified takes a run record."""
+    """Charging fewer steps than certified takes a run record that the service has judged."""
 
     code = "record_required"
     status = 422
 
+
+NO_STEPS_BY_HAND = (
+    "Settle without steps_run for the full charge. Fewer steps are charged to a run of a queue "
+    "(POST /v1/runs, which takes the reservation), whose worker sends its signed record."
+)
 
 Transition = Callable[[Connection, StoredLedger, StoredReservation, CommandContext], bool]
 """A transition of a locked reservation; returns whether it happened now."""
@@ -228,6 +234,28 @@ def set_budget(
     repository.add_event(connection, ledger_id, scope, "budget", state, body, call)
 
 
+def hold_for(connection: Connection, run: CostedRun) -> None:
+    """Let no other transaction change the certificate or the ledger of ``run`` until ours ends."""
+    hold_certificate(connection, run.certificate.id)
+    repository.hold(connection, run.scope)
+
+
+def reserve_usable(
+    connection: Connection, run: CostedRun, call: CommandContext
+) -> StoredReservation:
+    """``reserve`` after ``hold_for``, unless the certificate may not be reserved for any more.
+
+    Raises ``CertificateNotUsable`` besides.
+    """
+    require_usable(
+        current(connection, run.certificate.id),
+        run.scope.dataset,
+        allow_untrusted=run.allow_untrusted,
+        issue=run.certificate,
+    )
+    return reserve(connection, run, call)
+
+
 def reserve(connection: Connection, run: CostedRun, call: CommandContext) -> StoredReservation:
     """Reserve what a run costs; raises ``NoBudget`` or ``OverBudget``."""
     ledger = repository.find_ledger(connection, run.scope)
@@ -372,7 +400,7 @@ def settle(
     if steps_run < certified and record is None:
         raise RecordRequired(
             f"charging {steps_run} of {certified} steps takes a run record.",
-            "Give the record's digest, or settle without steps_run for the full charge.",
+            NO_STEPS_BY_HAND,
         )
     if reservation.state == "settled":
         if (reservation.steps_run, reservation.record) == (steps_run, record):
@@ -395,6 +423,33 @@ def settle(
         steps_run=steps_run,
     )
     return True
+
+
+def settle_by_hand(
+    connection: Connection,
+    ledger: StoredLedger,
+    reservation: StoredReservation,
+    call: CommandContext,
+    *,
+    steps_run: int,
+    record: str | None,
+) -> bool:
+    """``settle`` for a caller whose run the service did not see: in full, whatever it reports.
+
+    The digest of a record shows nothing: only a run's record, which the service holds and has
+    judged itself, gives anything back (``runs.completion``). Raises like ``settle``.
+    """
+    certified = reservation.certified_steps
+    if reservation.state == "committed" and steps_run < certified:
+        if is_repeated(connection, call):
+            return False
+        raise RecordRequired(
+            f"{steps_run} of {certified} steps were reported and no record of the run is stored.",
+            NO_STEPS_BY_HAND,
+        )
+    return settle(
+        connection, ledger, reservation, call, steps_run=steps_run, record=record, cost=None
+    )
 
 
 def apply(

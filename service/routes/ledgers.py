@@ -158,7 +158,7 @@ def commit(
 
 
 @router.post("/v1/reservations/{reservation_id}/settle", summary="Settle a run", responses=CHANGE)
-async def settle(
+def settle(
     actor: Worker,
     http: Request,
     services: TheServices,
@@ -166,11 +166,12 @@ async def settle(
     request: SettlementRequest = SETTLE_IN_FULL,
     idempotency_key: IdempotencyKey = None,
 ) -> Reservation:
-    """Charged for the steps that were run; without a record in full."""
+    """In full; a run of a queue settles itself, on the steps that its record shows."""
     call = CommandContext.of(actor, http, idempotency_key, request)
-    stored, _ = await services.ledger.settle(
-        reservation_id, request.steps_run, request.record, call
-    )
+    store, steps = services.ledger_store, request.steps_run
+    if steps is None:
+        steps = store.reservation(reservation_id).certified_steps
+    stored, _ = store.settle(reservation_id, steps, request.record, call)
     return Reservation.of(stored)
 
 

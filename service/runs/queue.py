@@ -25,6 +25,7 @@ from affidavit.service.cursors import cursor_at, read_cursor
 from affidavit.service.database import reader, writer
 from affidavit.service.errors import DomainError, WrongState
 from affidavit.service.ledger import transitions
+from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.runs import completion, repository
 from affidavit.service.runs.conformance import ConformanceResult
 from affidavit.service.runs.enqueue import ReservationNotUsable, enqueue, repeated
@@ -137,25 +138,33 @@ class RunQueue:
             return repeated(connection, call)
 
     def enqueue(
-        self, request: RunRequest, reservation_id: str, call: CommandContext
+        self, request: RunRequest, reservation: str | CostedRun, call: CommandContext
     ) -> tuple[StoredRun, bool]:
-        """Queue a run that has a reservation; returns it and whether it was queued now.
+        """Queue a run; returns it and whether it was queued now.
 
-        Raises ``ReservationNotUsable``, ``CertificateNotUsable`` or ``UnknownReservation``.
+        ``reservation`` is the id of one that exists, or what is to be reserved: run and
+        reservation are then one transaction. Raises ``ReservationNotUsable``,
+        ``CertificateNotUsable`` or ``UnknownReservation``, and what ``transitions.reserve`` does.
         """
         try:
             with self._writer.begin() as connection:
+                if isinstance(reservation, CostedRun):
+                    transitions.hold_for(connection, reservation)
                 earlier = repeated(connection, call)
                 if earlier is not None:
                     return earlier, False
-                return enqueue(connection, request, reservation_id, call), True
+                if isinstance(reservation, CostedRun):
+                    # The run has the key; its reservation is no request of its own.
+                    unkeyed = CommandContext(actor=call.actor, at=call.at)
+                    reservation = transitions.reserve_usable(connection, reservation, unkeyed).id
+                return enqueue(connection, request, reservation, call), True
         except IntegrityError:
             with self._reader.connect() as connection:
                 earlier = repeated(connection, call)
             if earlier is not None:
                 return earlier, False
             raise ReservationNotUsable(
-                f"reservation {reservation_id} belongs to another run.", "Reserve for each run."
+                f"reservation {reservation} belongs to another run.", "Reserve for each run."
             ) from None
 
     def cancel(self, run_id: str, reason: str, call: CommandContext) -> StoredRun:

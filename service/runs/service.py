@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +65,7 @@ class RunService:
     async def request(
         self, request: RunRequest, call: CommandContext, *, any_reservation: bool
     ) -> tuple[StoredRun, bool]:
-        """Queue a run, with the reservation that is named or one that is made.
+        """Queue a run, with the reservation that is named or one made in the same transaction.
 
         ``any_reservation`` lets a reservation be used that somebody else made.
         """
@@ -84,16 +82,8 @@ class RunService:
                     "this reservation was made by somebody else.", "Leave `reservation` out."
                 )
             return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
-        reservation, _ = await self._ledger.reserve(None, request.certificate, _its_own(call))
-        try:
-            return await run_in_threadpool(self.queue.enqueue, request, reservation.id, call)
-        except DomainError:
-            plain = replace(call, idempotency_key=None)
-            with suppress(DomainError):
-                await run_in_threadpool(
-                    self._ledger_store.release, reservation.id, "the run was not accepted", plain
-                )
-            raise
+        costed = await self._ledger.costed(None, request.certificate)
+        return await run_in_threadpool(self.queue.enqueue, request, costed, call)
 
     async def complete(self, held: HeldLease, envelope: dict[str, Any]) -> StoredRun:
         """Settle a run by its record, which its signed provenance names.
@@ -143,11 +133,3 @@ class RunService:
             before=[attempt for attempt in report.run.attempts if attempt.granted],
             others=report.others,
         )
-
-
-def _its_own(call: CommandContext) -> CommandContext:
-    """The reservation's call: repeated where the run's is, under a key nobody else uses."""
-    if call.idempotency_key is None:
-        return call
-    name = hashlib.sha256(call.idempotency_key.encode()).hexdigest()
-    return replace(call, idempotency_key=f"run-{name}")

@@ -14,9 +14,10 @@ from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import SigningKey, certify
 from affidavit.plan import Plan
 from affidavit.service.command import CommandContext
-from affidavit.service.database import open_engine
+from affidavit.service.database import open_engine, writer
+from affidavit.service.ledger import transitions
 from affidavit.service.ledger.costing import cost_of_bundle
-from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.ledger.state import LedgerScope, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CostedRun
 from affidavit.service.lifecycle.issuance import sign
@@ -75,6 +76,17 @@ class Bench:
     def claim(self, **changes: Any) -> CostedRun:
         """A claim for the quick plan, certified."""
         return claim_of(self.certified(**changes))
+
+    def settled_by_record(
+        self, reservation_id: str, steps: int, record: str, cost: Cost
+    ) -> StoredReservation:
+        """A reservation settled as by a run whose record the service has judged."""
+        with writer(self.engine).begin() as connection:
+            ledger, reservation = transitions.hold_reservation(connection, reservation_id)
+            transitions.settle(
+                connection, ledger, reservation, call(), steps_run=steps, record=record, cost=cost
+            )
+            return transitions.get_reservation(connection, reservation_id)
 
     def budget(self, epsilon: str = "8", delta: str = "0.0001", scope: LedgerScope = TOY) -> None:
         """Set a version of the budget."""

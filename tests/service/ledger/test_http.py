@@ -87,11 +87,10 @@ def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
     assert reserved.status_code == 201
     where = reserved.headers["location"]
     assert office.ask("POST", f"{where}/commit", "work").json()["state"] == "committed"
-    body = {"steps_run": 4, "record": RECORD}
-    settled = office.ask("POST", f"{where}/settle", "work", body).json()
+    settled = office.ask("POST", f"{where}/settle", "work", {"record": RECORD}).json()
     assert settled["state"] == "settled"
-    assert settled["steps"] == {"certified": 10, "run": 4}
-    assert float(settled["charged"]["epsilon"]) < float(settled["reserved"]["epsilon"])
+    assert settled["steps"] == {"certified": 10, "run": 10}
+    assert settled["charged"] == settled["reserved"]
     assert office.ask("GET", where, "audit").json() == settled
     ledger = office.ledger(f"?certificate={certificate}")
     spent = ledger["spent"]
@@ -107,6 +106,24 @@ def test_a_run_from_its_budget_to_its_settlement(office: Office) -> None:
     left, gone = known["remaining"]["epsilon"], spent["filter"]["epsilon"]
     assert Decimal(left) + Decimal(gone) <= 2
     assert float(left) == pytest.approx(2 - float(gone), rel=1e-9)
+
+
+def test_nobody_gives_back_what_was_reserved_on_their_word(office: Office) -> None:
+    """A stolen token of any scope settles at no step, with a digest that it invents."""
+    office.ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET)
+    certificate = office.certify()
+    where = office.reserve(certificate).headers["location"]
+    office.ask("POST", f"{where}/commit", "work")
+    spent = office.ledger()["spent"]["filter"]
+    for who in EACH_SCOPE:
+        for steps in (0, 4, 9):
+            body = {"steps_run": steps, "record": RECORD}
+            refused = office.ask("POST", f"{where}/settle", who, body)
+            code = "record_required" if who == "work" else "missing_scope"
+            assert refused.json()["code"] == code, refused.text
+    assert office.ledger()["spent"]["filter"] == spent
+    office.ask("POST", f"{where}/settle", "work", {})
+    assert office.ledger()["spent"]["filter"] == spent
 
 
 def test_an_overspending_run_is_refused_and_nothing_is_written(office: Office) -> None:

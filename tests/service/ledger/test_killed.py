@@ -73,7 +73,7 @@ def prepared(bench: Bench, step: str) -> Work:
     if step == "release":
         return lambda ledger: ledger.release(created, "", call("k"))
     bench.ledger.commit(created, call())
-    return lambda ledger: ledger.settle(created, 4, RECORD, None, call("k"))
+    return lambda ledger: ledger.settle(created, 10, RECORD, call("k"))
 
 
 @pytest.mark.parametrize("step", STEPS)

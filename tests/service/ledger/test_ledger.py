@@ -217,8 +217,7 @@ def test_settling_fewer_steps_frees_exactly_what_they_would_have_cost(bench: Ben
     result, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(result.id, call())
     four = Cost.read(cost_of_bundle(claim.certificate.bundle, 4)["cost"])
-    settled, now = bench.ledger.settle(result.id, 4, RECORD, four, call())
-    assert now
+    settled = bench.settled_by_record(result.id, 4, RECORD, four)
     assert (settled.state, settled.steps_run, settled.record) == ("settled", 4, RECORD)
     assert settled.charged == four == state(bench).spent
     assert four.within(claim.cost)
@@ -232,9 +231,12 @@ def test_a_run_without_a_record_is_charged_in_full(bench: Bench) -> None:
     claim = bench.claim()
     result, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(result.id, call())
-    with pytest.raises(transitions.RecordRequired):
-        bench.ledger.settle(result.id, 4, None, None, call())
-    settled, _ = bench.ledger.settle(result.id, 10, None, None, call())
+    for record in (None, RECORD):
+        for steps in (0, 4, 9):
+            with pytest.raises(transitions.RecordRequired):
+                bench.ledger.settle(result.id, steps, record, call())
+    assert state(bench).spent == claim.cost
+    settled, _ = bench.ledger.settle(result.id, 10, None, call())
     assert settled.charged == claim.cost
 
 
@@ -244,8 +246,8 @@ def test_no_run_is_charged_for_more_than_was_certified(bench: Bench) -> None:
     result, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(result.id, call())
     with pytest.raises(transitions.StepsAboveCertificate):
-        bench.ledger.settle(result.id, 11, RECORD, None, call())
-    settled, _ = bench.ledger.settle(result.id, 9, RECORD, claim.cost.times(5), call())
+        bench.ledger.settle(result.id, 11, RECORD, call())
+    settled = bench.settled_by_record(result.id, 9, RECORD, claim.cost.times(5))
     assert settled.charged == claim.cost
 
 
@@ -266,15 +268,15 @@ def test_steps_come_in_their_order_and_once(bench: Bench) -> None:
     claim = bench.claim()
     one, _ = bench.ledger.reserve(claim, call())
     with pytest.raises(WrongState, match="Commit it first"):
-        bench.ledger.settle(one.id, 10, None, None, call())
+        bench.ledger.settle(one.id, 10, None, call())
     assert bench.ledger.commit(one.id, call())[1]
     assert not bench.ledger.commit(one.id, call())[1]
     with pytest.raises(WrongState):
         bench.ledger.release(one.id, "", call())
-    assert bench.ledger.settle(one.id, 10, None, None, call())[1]
-    assert not bench.ledger.settle(one.id, 10, None, None, call())[1]
+    assert bench.ledger.settle(one.id, 10, None, call())[1]
+    assert not bench.ledger.settle(one.id, 10, None, call())[1]
     with pytest.raises(WrongState, match="settled once"):
-        bench.ledger.settle(one.id, 3, RECORD, None, call())
+        bench.ledger.settle(one.id, 3, RECORD, call())
     two, _ = bench.ledger.reserve(claim, call())
     assert bench.ledger.release(two.id, "", call())[1]
     assert not bench.ledger.release(two.id, "", call())[1]
@@ -304,7 +306,7 @@ def test_everything_that_happens_is_in_the_log(bench: Bench) -> None:
     bench.budget()
     one, _ = bench.ledger.reserve(bench.claim(), call())
     bench.ledger.commit(one.id, call())
-    bench.ledger.settle(one.id, 10, None, None, call())
+    bench.ledger.settle(one.id, 10, None, call())
     two, _ = bench.ledger.reserve(bench.claim(), call())
     bench.ledger.release(two.id, "", call())
     with bench.engine.connect() as connection:
@@ -409,7 +411,7 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
     claim = bench.claim()
     bench.budget("2.5")
     monkeypatch.setattr("affidavit.service.ledger.repository.hold", lambda *_: None)
-    monkeypatch.setattr("affidavit.service.ledger.store.hold_certificate", lambda *_: None)
+    monkeypatch.setattr("affidavit.service.ledger.transitions.hold_certificate", lambda *_: None)
     barrier = Barrier(16)
 
     def attempt(_: int) -> str:
@@ -477,7 +479,7 @@ def test_the_database_itself_lets_no_step_be_taken_twice_or_without_the_one_befo
     two, _ = bench.ledger.reserve(claim, call())
     three, _ = bench.ledger.reserve(claim, call())
     bench.ledger.commit(one.id, call())
-    bench.ledger.settle(one.id, 10, None, None, call())
+    bench.ledger.settle(one.id, 10, None, call())
     bench.ledger.release(two.id, "", call())
     forged: list[tuple[str, dict[str, Any]]] = [
         ("settle", {}),

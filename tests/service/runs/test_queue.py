@@ -13,6 +13,7 @@ from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey
 from affidavit.service.ledger.replay import replay
+from affidavit.service.runs import queue
 from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
 from affidavit.service.runs.queue import RunQueue
 from affidavit.worker import ClaimRequest
@@ -71,6 +72,31 @@ def test_what_a_run_has_reserved_is_settled_by_its_record_and_not_by_hand(yard: 
     assert yard.complete(job, 10).json()["state"] == "settled"
     by_hand(run, "settle")
     assert yard.charged(run) == ("settled", 10)
+    assert not replay(yard.engine)
+
+
+def test_a_run_and_its_reservation_are_one_transaction(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that dies between the two leaves neither."""
+    certificate = yard.certify()
+
+    def die(*_: Any) -> None:
+        raise SystemError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue, "enqueue", die)
+        assert yard.request(certificate).status_code == 500
+    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["ledgers"][0]
+    assert ledger["entries_total"] == 0
+    key = {"idempotency_key": "nightly"}
+    body = {"certificate": certificate, "data": "digits", "model": "mlp:8", "output": "o"}
+    first = yard.ask("POST", "/v1/runs", "submit", body, **key)
+    again = yard.ask("POST", "/v1/runs", "submit", body, **key)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json() == again.json()
+    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["ledgers"][0]
+    assert ledger["entries_total"] == 1
     assert not replay(yard.engine)
 
 

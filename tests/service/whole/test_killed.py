@@ -178,7 +178,7 @@ class Work:
             return self.mortal.ask("pat", where, body)
         if self.kind == "settle":
             where = f"/v1/reservations/{self.reservation}/settle"
-            body = {"steps_run": 4, "record": RECORD}
+            body = {"record": RECORD}
             key = {"idempotency-key": self.reservation}
             return self.mortal.ask("wim", where, body, **key)
         return self.mortal.ask("sam", "/v1/certificates", self.plan)
@@ -206,7 +206,7 @@ class Work:
         elif self.kind == "settle":
             assert answer.status_code == 200, answer.text
             result = answer.json()
-            assert (result["state"], result["steps"]["run"]) == ("settled", 4)
+            assert (result["state"], result["steps"]["run"]) == ("settled", 10)
             events = f"reservation_id = '{self.reservation}' AND kind = 'settle'"
             assert mortal.count("ledger_events", events) == 1
         else:
