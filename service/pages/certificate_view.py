@@ -23,6 +23,7 @@ from affidavit.service.pages.checklist import Item, checklist
 from affidavit.service.pages.renderers import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.text import ADJACENCIES, down, up
+from affidavit.service.pages.verdicts import verdict_sentence
 from affidavit.service.pages.verification import Verification, trusted_keys, verification
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
@@ -248,31 +249,21 @@ def _because(issues: tuple[IssueView, ...], what: str, words: str) -> str:
 
 
 def sentence(predicate: Mapping[str, Any], guarantee: Guarantee | None) -> str:
-    """The verdict in one sentence; it never claims a lower bound."""
+    """The verdict in one sentence."""
     codes = [reason["code"] for reason in predicate["reasons"]]
-    by_policy = refused_by_policy(predicate["verdict"], codes)
-    match predicate["verdict"]:
-        case "certified" if guarantee is not None:
-            return f"Certified: {guarantee.words}."
-        case "under_noised" if guarantee is not None:
-            target = _target(predicate["plan"], guarantee)
-            return f"Under-noised: only {guarantee.words} is proved, and {target}."
-        case "unproved" if guarantee is not None:
-            target = _target(predicate["plan"], guarantee)
-            return f"Unproved: {guarantee.words} is proved, and {target}, which may hold or not."
-        case "refused" if guarantee is not None and by_policy:
-            return f"Refused by the policy, although {guarantee.words} is proved."
-        case "undecided":
-            return "Undecided: independent engines contradict each other, so nothing is certified."
-        case _:
-            return "Refused: no guarantee can be certified for this plan."
+    return verdict_sentence(
+        predicate["verdict"],
+        None if guarantee is None else guarantee.words,
+        "" if guarantee is None else _target(predicate["plan"], guarantee),
+        by_policy=refused_by_policy(predicate["verdict"], codes),
+    )
 
 
 def _target(plan: Mapping[str, Any], guarantee: Guarantee) -> str:
     if guarantee.target_epsilon is not None:
         return f"the target is ε = {guarantee.target_epsilon}"
     claimed = _claim(plan)
-    return "more is claimed" if claimed is None else f"ε = {claimed} is claimed"
+    return "less is claimed" if claimed is None else f"ε = {claimed} is claimed"
 
 
 def agreement(engines: tuple[Engine, ...]) -> str:

@@ -19,11 +19,11 @@ from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Reader
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.new_plan import sentence_of
 from affidavit.service.pages.plan_form import parse, yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond
 from affidavit.service.pages.text import up, words
+from affidavit.service.pages.verdicts import draft_sentence
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
 
@@ -146,7 +146,7 @@ def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:
         assessment,
         certificate=certificate or None,
         name=plan.name,
-        sentence=sentence_of(assessment),
+        sentence=draft_sentence(assessment),
         epsilon=assessment.epsilon_text,
         delta=None if assessment.delta is None else up(assessment.delta.upper),
         noise=assessment.joint_text,

@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from affidavit.certificate import Assessment
 from affidavit.plan import Plan, Reason, as_document, digest
 from affidavit.service import store
 from affidavit.service.errors import AccountingUnavailable
@@ -40,7 +39,8 @@ from affidavit.service.pages.plan_form import (
 )
 from affidavit.service.pages.renderers import is_fragment, view_of
 from affidavit.service.pages.response import action, base_url, page, respond, see_other
-from affidavit.service.pages.text import down, up, words
+from affidavit.service.pages.text import down, up
+from affidavit.service.pages.verdicts import draft_sentence
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import NoCurve, plan_of
 from affidavit.service.use_cases.preview_plan import Pictures, Preview
@@ -226,7 +226,7 @@ def preview_of(preview: Preview) -> PreviewView:
     return view_of(
         PreviewView,
         assessment,
-        sentence=sentence_of(assessment),
+        sentence=draft_sentence(assessment),
         epsilon=up(assessment.epsilon.upper) if assessment.epsilon and bounded else None,
         epsilon_lower=None if assessment.epsilon is None else down(assessment.epsilon.lower),
         delta=None if assessment.delta is None else up(assessment.delta.upper),
@@ -249,34 +249,6 @@ def preview_of(preview: Preview) -> PreviewView:
         budget=None if ledger is None else _budget(ledger),
         fits=None if ledger is None else bool(ledger["fits"]),
     )
-
-
-def sentence_of(assessment: Assessment) -> str:
-    """The verdict in one sentence, with everything that gives its number a meaning."""
-    epsilon, delta = assessment.epsilon, assessment.delta
-    if epsilon is None or delta is None or not math.isfinite(epsilon.upper):
-        return "Refused: no guarantee can be certified for this plan."
-    chance = "" if assessment.confidence is None else f", {assessment.confidence}"
-    bound = (
-        f"ε ≤ {up(epsilon.upper)} at δ = {up(delta.upper)} "
-        f"({words(assessment.adjacency)}, per {assessment.unit}{chance})"
-    )
-    match assessment.verdict:
-        case "certified":
-            return f"Would be certified: {bound}."
-        case "under_noised":
-            target = assessment.target_epsilon
-            less = "the plan claims less" if target is None else f"the target is ε = {target:g}"
-            return f"Under-noised: {bound} is proved, but {less}."
-        case "unproved":
-            return (
-                f"Unproved: {bound} is proved; the target ε = {assessment.target_epsilon:g} may "
-                "hold or not."
-            )
-        case "undecided":
-            return "Undecided: independent engines contradict each other; nothing is certified."
-        case _:
-            return f"Refused by the policy, although {bound} is proved."
 
 
 def curl_of(base: str) -> str:

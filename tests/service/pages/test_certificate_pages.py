@@ -257,7 +257,7 @@ def test_a_claim_is_diagnosed(yard: Yard) -> None:
     # A plan that claims less than is proved: the sentence says what, and no None.
     wrong = _certify(yard, target={"delta": 1e-5}, claim={"epsilon": 0.1})
     text = _main(_get(yard, f"/certificates/{wrong}"))
-    assert "and ε = 0.1 is claimed." in text
+    assert "ε = 0.1 is claimed." in text
     assert "None" not in text
 
 
