@@ -28,6 +28,7 @@ from affidavit.accountants import (
     least_noise,
     most,
     most_steps,
+    parts,
 )
 from affidavit.mechanisms import (
     Lowered,
@@ -39,7 +40,17 @@ from affidavit.mechanisms import (
     with_probability,
     with_steps,
 )
-from affidavit.plan import Event, Plan, RefusedPlan, schedule
+from affidavit.plan import (
+    Composed,
+    Event,
+    Gaussian,
+    Plan,
+    PoissonSubsampledGaussian,
+    RefusedPlan,
+    Repeated,
+    WithoutReplacementGaussian,
+    schedule,
+)
 
 Value = TypeVar("Value", int, float)
 
@@ -90,7 +101,7 @@ class Solver:
                 return engine.curve(attained)
             except AccountantError:
                 continue
-        return None
+        return noisier(attained)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""
@@ -227,3 +238,37 @@ def _event_of(plan: Plan) -> Event:
         if reason.code != "too_expensive":
             raise
         raise OutOfReach(reason.message, reason.remedy) from None
+
+
+LEAST_NOISE = 0.2
+"""The accountant's own least noise multiplier."""
+DOUBLINGS = 12
+
+
+def noisier(event: Event) -> PrivacyCurve | None:
+    """A curve whose lower ends are those of ``event`` too; None where there is none.
+
+    Releases that are left out, and noise that is added, cost no privacy: so it is ``event``
+    with the releases that the quick accountant knows and with the noise that it reaches.
+    """
+    known = [
+        (part, times)
+        for part, times in parts(event)
+        if isinstance(part, Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian)
+    ]
+    for doubling in range(DOUBLINGS):
+        least = LEAST_NOISE * 2**doubling
+        louder = Composed(
+            events=tuple(
+                Repeated(
+                    event=replace(part, noise_multiplier=max(part.noise_multiplier, least)),
+                    count=times,
+                )
+                for part, times in known
+            )
+        )
+        try:
+            return accountant("fourier").curve(louder)
+        except AccountantError:
+            continue
+    return None

@@ -20,12 +20,11 @@ from dataclasses import dataclass, replace
 from affidavit.accountants import (
     AccountantError,
     Bracket,
-    FourierAccountant,
     decimal_down,
     decimal_up,
-    parts,
 )
 from affidavit.certificate.assessment import Assessment, Caveat
+from affidavit.certificate.calibration import noisier
 from affidavit.certificate.diagnosis.agreement import Agreement, ClaimedEpsilon
 from affidavit.certificate.diagnosis.case import Case, Mistake
 from affidavit.certificate.diagnosis.catalogue import CATALOGUE
@@ -36,15 +35,10 @@ from affidavit.mechanisms import lower
 from affidavit.plan import (
     PHASE_FIELDS,
     Claim,
-    Composed,
-    Gaussian,
     LargeDelta,
     Plan,
-    PoissonSubsampledGaussian,
     Reason,
     RefusedPlan,
-    Repeated,
-    WithoutReplacementGaussian,
     pointer_to,
 )
 
@@ -245,11 +239,6 @@ def pointer_of(mistake: Mistake, plan: Plan) -> str:
     return plan.pointer(0, top, *rest) if top in PHASE_FIELDS else pointer_to(top, *rest)
 
 
-LEAST_NOISE = 0.2
-"""The accountant's own least noise multiplier."""
-DOUBLINGS = 12
-
-
 def at_least(plan: Plan, delta: float) -> float:
     """A lower bound on ε, in nats, of a closed ``plan`` at ``delta``; 0 where none is known."""
     if plan.is_open:
@@ -258,24 +247,8 @@ def at_least(plan: Plan, delta: float) -> float:
         event = lower(plan).attained()
     except RefusedPlan:
         return 0.0
-    known = [
-        (part, times)
-        for part, times in parts(event)
-        if isinstance(part, Gaussian | PoissonSubsampledGaussian | WithoutReplacementGaussian)
-    ]
-    for doubling in range(DOUBLINGS):
-        least = LEAST_NOISE * 2**doubling
-        noisier = Composed(
-            events=tuple(
-                Repeated(
-                    event=replace(part, noise_multiplier=max(part.noise_multiplier, least)),
-                    count=times,
-                )
-                for part, times in known
-            )
-        )
-        try:
-            return FourierAccountant(relative_width=1e-3).curve(noisier).epsilon(delta).lower
-        except AccountantError:
-            continue
-    return 0.0
+    curve = noisier(event)
+    try:
+        return 0.0 if curve is None else curve.epsilon(delta).lower
+    except AccountantError:
+        return 0.0
