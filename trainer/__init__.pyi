@@ -4,3 +4,6 @@ from .clipping.kernels import register_kernel as register_kernel
 from .data.numbers import Labelled as Labelled
 from .data.numbers import digits as digits
 from .models.mlp import mlp as mlp
+from .private_loop import LoopError as LoopError
+from .private_loop import PrivateRun as PrivateRun
+from .private_loop import private as private

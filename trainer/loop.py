@@ -83,7 +83,7 @@ def train(
     """
     settings = settings or Settings()
     config = bind(bundle, trusted, plan, records=len(data), now=now, options=options)
-    run = _Run(
+    run = Run(
         config=config,
         model=model,
         data=data,
@@ -94,20 +94,29 @@ def train(
         supervision=supervision or Supervision(),
     )
     try:
-        return run.resumed(out) if resume else run.begun(out)
+        return run.steps(run.resumed(out) if resume else run.begun(out))
     finally:
         run.close()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Due:
+class Due:
     """What follows a step: a checkpoint, a digest of the parameters."""
 
     keep: bool
     digest: bool
 
 
-class _Run:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begun:
+    """A run that has its record, before step ``first``."""
+
+    training: TrainingState
+    first: int
+    secrets: RunSecrets
+
+
+class Run:
     """One attempt at a run, on one rank; only rank 0 has a writer."""
 
     def __init__(
@@ -121,8 +130,10 @@ class _Run:
         quiet: bool,
         entropy: Entropy,
         supervision: Supervision,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        self._config, self._model, self._data = config, model, data
+        self._optimizer = optimizer
+        self.config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
         self._entropy, self._supervision = entropy, supervision
@@ -134,10 +145,10 @@ class _Run:
         self._open_writer: RunWriter | None = None
         self._machine: TrainingState | None = None
 
-    def begun(self, out: Path) -> Outcome:
+    def begun(self, out: Path) -> Begun:
         """A run from its first step that nobody else may have charged."""
         charged = self._supervision.charged
-        _require_anew(self._config, charged)
+        _require_anew(self.config, charged)
         secrets = self._peers.led(lambda: RunSecrets.fresh(self._entropy))
         training = self._built(secrets)
         training.load(
@@ -147,15 +158,15 @@ class _Run:
         def begin() -> None:
             self._run_log = RunLog.begun(out)
             self._open_writer = RunWriter(self._run_log, secrets.opening)
-            self._writer.header(self._config, training, self._data, secrets.run, self._performance)
+            self._writer.header(self.config, training, self._data, secrets.run, self._performance)
             self._writer.checkpoint(training, 0, secrets)
 
         self._peers.led(begin)
         if charged:
             secrets = self._past(training, secrets, first=0, known=0, charged=charged)
-        return self._steps(training, charged, secrets)
+        return Begun(training=training, first=charged, secrets=secrets)
 
-    def resumed(self, out: Path) -> Outcome:
+    def resumed(self, out: Path) -> Begun:
         """A run from its checkpoint; what was charged after it is lost."""
 
         def reopen() -> tuple[bytes, int]:
@@ -170,11 +181,11 @@ class _Run:
         state = checkpoint.unpacked(content)
         secrets = RunSecrets.of_state(state["secrets"])
         training = self._built(secrets)
-        self._peers.led(lambda: self._writer.require_same_run(self._config, training, self._data))
+        self._peers.led(lambda: self._writer.require_same_run(self.config, training, self._data))
         training.load(state)
-        known, charged = charged, _all_charged(self._config, charged, self._supervision)
+        known, charged = charged, _all_charged(self.config, charged, self._supervision)
         secrets = self._past(training, secrets, first=state["step"], known=known, charged=charged)
-        return self._steps(training, charged, secrets)
+        return Begun(training=training, first=charged, secrets=secrets)
 
     def _past(
         self, training: TrainingState, secrets: RunSecrets, *, first: int, known: int, charged: int
@@ -199,7 +210,7 @@ class _Run:
             for lost, key in others:
                 self._writer.resumed(lost, first, parameters, how, durable=False)
                 public = training.public(lost)
-                self._writer.charge(lost, self._config.plan_digest, public, key, durable=False)
+                self._writer.charge(lost, self.config.plan_digest, public, key, durable=False)
             self._writer.resumed(charged, first, parameters, how)
             self._writer.checkpoint(training, charged, secrets)
 
@@ -208,12 +219,13 @@ class _Run:
 
     def _built(self, secrets: RunSecrets) -> TrainingState:
         self._machine = TrainingState(
-            self._config,
+            self.config,
             self._model,
             self._data,
             settings=self._settings,
             peers=self._peers,
             keys=secrets.keys,
+            optimizer=self._optimizer,
         )
         self._machine.require_apart(self._model)
         return self._machine
@@ -223,14 +235,16 @@ class _Run:
         assert self._open_writer is not None  # only rank 0 asks, once the run log is open
         return self._open_writer
 
-    def _steps(self, training: TrainingState, first: int, secrets: RunSecrets) -> Outcome:
-        steps = self._config.execution.steps
-        shown = Quiet() if self._quiet else Shown(steps, self._config.summary)
+    def steps(self, begun: Begun) -> Outcome:
+        """Every step from the first; raises as ``train``."""
+        training, first, secrets = begun.training, begun.first, begun.secrets
+        steps = self.config.execution.steps
+        shown = Quiet() if self._quiet else Shown(steps, self.config.summary)
         with shown, _asked_to_stop() as requested:
             for step in range(first, steps):
-                due = self._charged(training, step, secrets, requested)
+                due = self.charged(training, step, secrets, requested)
                 if due is None and self._supervision.ends:
-                    return self._peers.led(lambda: self._ended(training, "stopped"))
+                    return self.ended_by("stopped", training)
                 if due is None:
                     raise Interrupted(
                         "interrupted",
@@ -247,39 +261,41 @@ class _Run:
                         "with --resume and a smaller --microbatch. The step stays charged.",
                     ) from None
                 except Diverged:
-                    self._peers.led(lambda: self._writer.end("diverged", training))
+                    self.ended_by("diverged", training)
                     raise
-                secrets = replace(secrets, ratchet=secrets.ratchet.next())
-                self._taken(training, step, records, secrets, due)
+                secrets = self.taken(training, step, records, secrets, due)
                 shown.step(step + 1, loss.mean)
-        return self._peers.led(lambda: self._ended(training, "completed"))
+        return self.ended_by("completed", training)
 
-    def _charged(
+    def charged(
         self, training: TrainingState, step: int, secrets: RunSecrets, asked: Callable[[], bool]
-    ) -> _Due | None:
+    ) -> Due | None:
         """Charge ``step``, unless somebody asked to stop; then keep what there is.
 
         Returns what is due once the step is over, the same on every rank.
         """
-        done, last = step + 1, step + 1 == self._config.execution.steps
+        done, last = step + 1, step + 1 == self.config.execution.steps
 
-        def charge() -> _Due | None:
+        def charge() -> Due | None:
             if asked() or not self._allowance.waited_for(step, asked):
                 if not self._supervision.ends:
                     self._writer.checkpoint(training, step, secrets)
                 return None
             public = training.public(step)
-            self._writer.charge(step, self._config.plan_digest, public, secrets.ratchet)
+            self._writer.charge(step, self.config.plan_digest, public, secrets.ratchet)
             keep = not last and self._checkpoints.due(done)
-            return _Due(keep=keep, digest=keep or last or self._digests.due(done))
+            return Due(keep=keep, digest=keep or last or self._digests.due(done))
 
         return self._peers.led(charge)
 
-    def _taken(
-        self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: _Due
-    ) -> None:
-        """``step`` is over: say what it came to, and keep it if it is time."""
-        digest = None
+    def taken(
+        self, training: TrainingState, step: int, records: int, secrets: RunSecrets, due: Due
+    ) -> RunSecrets:
+        """``step`` is over: say what it came to, and keep it if it is time.
+
+        Returns the secrets of the next step.
+        """
+        digest, secrets = None, replace(secrets, ratchet=secrets.ratchet.next())
         if due.digest:
             with self._digests.timed():
                 digest = training.digest()
@@ -292,6 +308,11 @@ class _Run:
                     self._writer.checkpoint(training, step + 1, secrets)
 
         self._peers.led(say)
+        return secrets
+
+    def ended_by(self, ended: str, training: TrainingState) -> Outcome:
+        """Write the weights unless the run diverged, and the last line, on rank 0."""
+        return self._peers.led(lambda: self._ended(training, ended))
 
     def _ended(self, training: TrainingState, ended: str) -> Outcome:
         self._writer.end(ended, training)
@@ -301,7 +322,7 @@ class _Run:
             charged=standing.charged,
             released=standing.released,
             head=standing.head,
-            guarantee=self._config.summary,
+            guarantee=self.config.summary,
         )
 
     def close(self) -> None:

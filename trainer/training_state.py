@@ -34,7 +34,7 @@ from affidavit.trainer.adapters import (
     on_device,
 )
 from affidavit.trainer.blocks import layout_of
-from affidavit.trainer.clipping.private import PrivateModel
+from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged
@@ -70,17 +70,23 @@ class TrainingState:
         settings: Settings,
         peers: Peers,
         keys: RunKeys,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._config, self._settings, self._peers = config, settings, peers
+        self._data, self.extra = data, dict[str, Any]()
         self.module = model.module.to(peers.device).train()
         self.layout = layout_of(config.execution, model)
         plan, steps = _with_learning_rate(config.plan), config.execution.steps
         self._rates = _learning_rates(config.plan, settings, steps)
+        self._own_loop = optimizer is not None
+        if optimizer is not None:
+            require_trained(optimizer, self.module)
+            self._rates = lambda _: float(optimizer.param_groups[0]["lr"])
         first = config.execution.at(0)
-        self._private = PrivateModel(self.module, self.layout.specs(first))
+        self.private = PrivateModel(self.module, self.layout.specs(first))
         if settings.compile:
             self.module.compile()
-        self._optimizer = optimizer_of(
+        self.optimizer: torch.optim.Optimizer = optimizer or optimizer_of(
             plan,
             self.layout.tensors,
             strategies=config.strategies,
@@ -95,13 +101,13 @@ class TrainingState:
         plan = self._config.plan
         provided: dict[str, Any] = {
             "model": model,
-            "private": self._private,
+            "private": self.private,
             "data": data,
             "peers": self._peers,
             "autocast": self._settings.autocast,
         }
-        if isinstance(self._optimizer, DiSK):
-            return KalmanGradient(**provided, optimizer=self._optimizer)
+        if isinstance(self.optimizer, DiSK):
+            return KalmanGradient(**provided, optimizer=self.optimizer)
         if plan.optimizer.name == "dp_dice":
             self._feedback = self._no_error()
             return ErrorFeedbackGradient(
@@ -142,12 +148,12 @@ class TrainingState:
             ):
                 return model.losses(first_records(records, count))
 
-        probe(self._private, losses)
+        probe(self.private, losses)
 
     def public(self, step: int) -> dict[str, Any]:
         """The public parameters of ``step``, as the training will really use them."""
         required = self._enter(step)
-        norms = {spec.name: spec.clip_norm for spec in self._private.specs}
+        norms = {spec.name: spec.clip_norm for spec in self.private.specs}
         blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
         scales = self._noise[required.phase].scales()
         return {
@@ -167,8 +173,8 @@ class TrainingState:
     def _enter(self, step: int) -> StepRequirement:
         required = self._config.execution.at(step)
         specs = self.layout.specs(required)
-        if specs != self._private.specs:
-            self._private.set_clip_norms(specs)
+        if specs != self.private.specs:
+            self.private.set_clip_norms(specs)
         return required
 
     def step(self, step: int, ratchet: Ratchet, seen: Callable[[Tensor], None]) -> int:
@@ -178,19 +184,42 @@ class TrainingState:
 
         ``seen`` is handed the losses of its records, in parts of shape (m,).
         """
+        lot, records = self.lot(step, ratchet)
+        self.release(step, ratchet, self._gradient.clipped_sum(lot, seen))
+        return records
+
+    def lot(self, step: int, ratchet: Ratchet) -> tuple[Lot, int]:
+        """This rank's part of the lot of ``step``, and how many records the whole lot has."""
         required = self._enter(step)
         lot = self._lots[required.phase].of(required.place, ratchet.key_for("lot"))
-        sums = self._gradient.clipped_sum(
-            Lot(
-                records=self._peers.shard(lot),
-                microbatch=self._settings.microbatch,
-                dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
-            ),
-            seen,
+        mine = Lot(
+            records=self._peers.shard(lot),
+            microbatch=self._settings.microbatch,
+            dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
         )
+        return mine, len(lot)
+
+    def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
+        """Microbatch ``place`` of ``lot`` on the device, with its seed for drop-out set.
+
+        ``records`` are its numbers, shape (m,).
+        """
+        lot.seed(place)
+        return on_device(self._data.collate(records), self._peers.device)
+
+    def summed(self, sums: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``sums`` of this rank over all ranks, in place. Each has the shape of its parameter."""
+        self._peers.add_up(sums)
+        return sums
+
+    def release(self, step: int, ratchet: Ratchet, sums: dict[str, Tensor]) -> None:
+        """Add the noise of ``step`` to ``sums``, once, and update with the noisy means.
+
+        Each has the shape of its parameter. Raises ``Diverged``.
+        """
+        required = self._config.execution.at(step)
         self._source(required, ratchet).add_to(sums)
         self._update(sums, required, self._rates(step))
-        return len(lot)
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:
         """Go past ``step``, which was charged and is lost."""
@@ -210,10 +239,11 @@ class TrainingState:
         divisor = float(Fraction(required.divisor))
         for name, parameter in self._trained.items():
             parameter.grad = sums[name].div_(divisor).to(parameter.dtype)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        if not self._own_loop:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
         try:
-            self._optimizer.step()
+            type(self.optimizer).step(self.optimizer)
         except ValueError as error:
             raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
         for parameter in self._trained.values():
@@ -238,23 +268,31 @@ class TrainingState:
         )
         return {
             "module": self.module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "noise": [source.state_dict() for source in self._noise],
             "error": error,
+            "extra": {name: item.state_dict() for name, item in self.extra.items()},
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
         self.module.load_state_dict(state["module"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         for source, stored in zip(self._noise, state["noise"], strict=True):
             source.load_state_dict(stored)
         if isinstance(self._gradient, ErrorFeedbackGradient):
             self._feedback.load_private_state_dict(state["error"])
+        self._stored = state.get("extra", {})
+
+    def keep(self, name: str, item: Any) -> None:
+        """Have checkpoints keep ``item``, which goes on from its state where there is one."""
+        self.extra[name] = item
+        if name in self._stored:
+            item.load_state_dict(self._stored[name])
 
     def close(self) -> None:
         """Give the model its own layers back."""
-        self._private.detach()
+        self.private.detach()
 
 
 def _with_learning_rate(plan: Plan) -> Plan:
@@ -273,3 +311,20 @@ def _learning_rates(plan: Plan, settings: Settings, steps: int) -> Callable[[int
         return lambda step: listed[step]
     rate = plan.optimizer.learning_rate or 0.0  # an optimiser without one was refused
     return lambda step: rate * settings.learning_rate_factor(step, steps)
+
+
+def require_trained(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Raise ``UnsupportedModel`` unless ``optimizer`` updates exactly what is released."""
+    trained = {id(item): name for name, item in module.named_parameters() if item.requires_grad}
+    updated = {id(item) for group in optimizer.param_groups for item in group["params"]}
+    if missing := [name for key, name in trained.items() if key not in updated]:
+        raise UnsupportedModel(
+            f"{', '.join(missing)}: trainable, and not in the optimiser. Hand it all trainable "
+            "tensors, or freeze these."
+        )
+    frozen = {id(item) for item in module.parameters()} - trained.keys()
+    if len(updated - frozen - trained.keys()):
+        raise UnsupportedModel(
+            "the optimiser updates tensors that are not the model's, which would be trained "
+            "without noise. Hand it the model's own."
+        )

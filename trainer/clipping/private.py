@@ -258,27 +258,48 @@ class PrivateModel:
         """
         if records == 0:
             return torch.zeros(0)
+        with self.microbatch(records):
+            self._lot.only = only
+            result = losses()
+            self.require_losses(result)
+            self.backward_begins()
+            with torch.autocast(result.device.type, enabled=False):
+                (result if only is None else result[only]).sum().backward()
+        return result.detach()
+
+    @contextmanager
+    def microbatch(self, records: int) -> Iterator[None]:
+        """Forward and backward pass of ``records`` records; their clipped sums are added after it.
+
+        ``backward_begins`` is to be called between the passes. Raises as ``accumulate``.
+        """
         require_true_float32()
         self._hide_from_compiler()
         with self._lot_of(records):
-            self._lot.only = only
-            result = losses()
-            if result.shape != (records,):
-                raise MixedRecords(
-                    f"the loss has shape {tuple(result.shape)}; return one value for each of the "
-                    f"{records} records, not their mean."
-                )
             with self._gradients_set_aside():
-                self._lot.backward = True
-                with torch.autocast(result.device.type, enabled=False):
-                    (result if only is None else result[only]).sum().backward()
-                    with torch.no_grad():
-                        for block in self._blocks.values():
-                            block.finish()
+                yield
+                with torch.no_grad(), torch.autocast(self._device_type, enabled=False):
+                    for block in self._blocks.values():
+                        block.finish()
                 self._require_caught()
             for target in self._targets.values():
                 self._add(target)
-        return result.detach()
+
+    def require_losses(self, losses: Tensor) -> None:
+        """Raise ``MixedRecords`` unless ``losses`` has the shape (records,)."""
+        if losses.shape != (self._lot.records,):
+            raise MixedRecords(
+                f"the loss has shape {tuple(losses.shape)}; return one value for each of the "
+                f"{self._lot.records} records, not their mean."
+            )
+
+    def backward_begins(self) -> None:
+        """From here on a layer that runs is one whose activations are computed again."""
+        self._lot.backward = True
+
+    @property
+    def _device_type(self) -> str:
+        return next(iter(self._targets.values())).parameter.device.type
 
     def sums(self) -> dict[str, Tensor]:
         """The sums so far by name, each of its parameter's shape, in float32 or float64."""
@@ -311,7 +332,9 @@ class PrivateModel:
     def losses(self, losses: Callable[[], Tensor], *, records: int) -> Tensor:
         """The losses, shape (records,), of layers that run as they do in training."""
         with self._lot_of(records), torch.no_grad():
-            return losses()
+            result = losses()
+            self.require_losses(result)
+            return result
 
     def uses(self, losses: Callable[[], Tensor], *, records: int) -> dict[str, int]:
         """How often each trainable tensor is used in one pass, by name; gradients are kept.

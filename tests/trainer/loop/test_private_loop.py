@@ -1,0 +1,234 @@
+"""A loop of one's own trains what was certified, bit for bit as the command does."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from affidavit.certificate import verify
+from affidavit.certificate.conformance import check_conformance
+from affidavit.trainer import LoopError, PrivateRun, private
+from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
+from affidavit.trainer.errors import RunFailure
+from affidavit.trainer.loop import train
+from affidavit.trainer.settings import Settings
+from tests.trainer.loop.made import KEY, STEPS, Made, Small, bundle_of, entropy_of, plan_with
+
+BUNDLES: dict[str, bytes] = {}
+
+
+def bundle(**changes: Any) -> tuple[bytes, Any]:
+    """A bundle and its plan; each is certified once."""
+    plan = plan_with(
+        **{"releases": [{"name": "all", "clip_norm": 0.5, "noise_multiplier": 2.0}]} | changes
+    )
+    key = str(sorted(changes.items()))
+    if key not in BUNDLES:
+        BUNDLES[key] = bundle_of(plan)
+    return BUNDLES[key], plan
+
+
+def losses(model: nn.Module, batch: Any) -> Tensor:
+    """Squared errors, one a record."""
+    x, y = batch
+    return (model(x).squeeze(1) - y).square()
+
+
+def begun(
+    out: Path,
+    *,
+    batch_size: int = 5,
+    optimizer: Any = torch.optim.SGD,
+    loss: Any = losses,
+    model: nn.Module | None = None,
+    changes: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> PrivateRun:
+    """A run of the small plan, whose optimiser is of this class."""
+    content, plan = bundle(**(changes or {}))
+    data, model = Made(), model or Small().module
+    loader = DataLoader(TensorDataset(data.x, data.y), batch_size=batch_size)
+    made = optimizer(model.parameters(), lr=0.1) if optimizer else None
+    return private(
+        model, made, loader, losses=loss, certificate=content, plan=plan, out=out,
+        trusted=[KEY.public], **arguments,
+    )  # fmt: skip
+
+
+def require_conformant(out: Path, content: bytes) -> None:
+    """The record is whole, and every step was charged and released."""
+    predicate = verify(content, [KEY.public]).predicate
+    result = check_conformance((out / "record.jsonl").read_bytes(), predicate)
+    assert result.conformant, result.findings
+
+
+@pytest.mark.parametrize("batch_size", [2, 60])
+def test_it_trains_as_the_command_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
+) -> None:
+    content, plan = bundle()
+    commanded = Small()
+    first, second = commanded.blocks()["all"]
+    joint = type(first)(names=(*first.names, *second.names))
+    monkeypatch.setattr(commanded, "blocks", lambda: {"all": (joint,)})
+    train(
+        bundle=content, trusted=[KEY.public], plan=plan, data=Made(), model=commanded,
+        out=tmp_path / "command", settings=Settings(device="cpu", microbatch=batch_size),
+        quiet=True, entropy=entropy_of(1),
+    )  # fmt: skip
+    draws = entropy_of(1)
+    monkeypatch.setattr("affidavit.trainer.private_loop.os.urandom", draws)
+    run = begun(tmp_path / "loop", batch_size=batch_size)
+    model = run._model.module
+    for batch in run:
+        (run.loss(batch) / 7).backward()  # its scale has no meaning
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # and there is no gradient to spoil
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+    assert run.outcome is not None
+    assert (run.outcome.ended, run.outcome.released) == ("completed", STEPS)
+    require_conformant(tmp_path / "loop", content)
+    for here, there in zip(model.parameters(), commanded.module.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
+    content, _ = bundle()
+    rates = []
+    for _ in range(2):
+        run = begun(tmp_path, settings=Settings(device="cpu", microbatch=60, checkpoint_every=1))
+        scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
+        run.keep(scheduler=scheduler)
+        for batch in run:
+            run.loss(batch).backward()
+            before = run.step
+            run.optimizer.step()
+            rates.append(run.optimizer.param_groups[0]["lr"])
+            scheduler.step()
+            if before == 3:
+                break
+        run.close()
+    assert run.outcome is not None
+    assert run.outcome.charged == STEPS
+    assert rates[0] == 0.1
+    assert all(after < before for before, after in pairwise(rates))
+    require_conformant(tmp_path, content)
+
+
+def test_an_early_stop_ends_the_record(tmp_path: Path) -> None:
+    content, _ = bundle()
+    run = begun(tmp_path, optimizer=None)
+    for batch in run:
+        run.loss(batch).backward()
+        run.optimizer.step()
+        if run.step == 4:
+            run.stop()
+    assert run.outcome is not None
+    assert (run.outcome.ended, run.outcome.charged) == ("stopped", 4)
+    assert (tmp_path / "weights.pt").exists()
+    require_conformant(tmp_path, content)
+
+
+def test_evaluation_between_steps_is_the_model_as_it_is(tmp_path: Path) -> None:
+    run = begun(tmp_path, model=nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1)))
+    model = run._model.module
+    for batch in run:
+        run.loss(batch).backward()
+        run.optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            model(torch.randn(7, 3))
+        model.train()
+    assert run.outcome is not None
+
+
+def test_lots_without_records_are_noise_alone(tmp_path: Path) -> None:
+    run = begun(tmp_path, changes={"sampling": {"scheme": "poisson", "lot_size": 1}})
+    batches = 0
+    for batch in run:
+        batches += 1
+        run.loss(batch).backward()
+        run.optimizer.step()
+    assert run.outcome is not None
+    assert run.outcome.released == STEPS
+    assert batches <= STEPS
+
+
+def no_loss(run: PrivateRun, batch: Any) -> None:
+    """A step without a loss."""
+    del batch
+    run.optimizer.step()
+
+
+def no_step(run: PrivateRun, batch: Any) -> None:
+    """A loss without a step."""
+    run.loss(batch).backward()
+
+
+def two_steps(run: PrivateRun, batch: Any) -> None:
+    """A step more."""
+    run.loss(batch).backward()
+    run.optimizer.step()
+    run.optimizer.step()
+
+
+def two_losses(run: PrivateRun, batch: Any) -> None:
+    """A record's gradient twice."""
+    (run.loss(batch) + run.loss(batch)).backward()
+
+
+def their_own(run: PrivateRun, batch: Any) -> None:
+    """A loss that the run does not know."""
+    losses(run._model.module, batch).mean().backward()
+    run.optimizer.step()
+
+
+@pytest.mark.parametrize("wrong", [no_loss, no_step, two_steps, two_losses, their_own])
+def test_a_loop_that_does_something_else_is_stopped(tmp_path: Path, wrong: Any) -> None:
+    run = begun(tmp_path, batch_size=60)
+    before = [item.clone() for item in run._model.module.parameters()]
+
+    def go() -> None:
+        for batch in run:
+            wrong(run, batch)
+
+    with pytest.raises(LoopError):
+        go()
+    if wrong is not two_steps:
+        for item, was in zip(run._model.module.parameters(), before, strict=True):
+            assert torch.equal(item, was)
+    run.close()
+
+
+def mixed(model: nn.Module, batch: Any) -> Tensor:
+    """A loss by how many records there are."""
+    return losses(model, batch) / len(batch[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"loss": mixed}, MixedRecords, "mixes records"),
+        ({"loss": lambda m, b: losses(m, b).mean()}, MixedRecords, "one value for each"),
+        ({"model": nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1))}, UnsupportedModel, "BatchN"),
+        (
+            {"optimizer": lambda p, lr: torch.optim.SGD([next(iter(p))], lr)},
+            UnsupportedModel,
+            "bias",
+        ),
+        ({"blocks": {"all": ["0.*"]}}, UnsupportedModel, "2.weight"),
+        ({"changes": {"dataset": {"name": "made-up", "size": 61}}}, RunFailure, "60 records"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_first_lot(
+    tmp_path: Path, changes: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        begun(tmp_path, **changes)
+    assert not (tmp_path / "record.jsonl").exists()

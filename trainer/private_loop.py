@@ -1,0 +1,381 @@
+"""A loop of one's own: the certified lots come to it, and noise is added where it updates.
+
+``private`` takes a model, an optimiser and a loader, and returns a run to loop over. Its batches
+are the microbatches of the certified lots, whatever the loader's own order; ``run.loss`` is the
+mean of per-record losses to call ``backward`` on; ``optimizer.step()`` does nothing until a lot
+is complete, and then updates with its noisy mean: a loop with gradient accumulation is the same.
+
+    run = private(model, optimizer, loader, losses=losses, certificate="bundle.json",
+                  plan="plan.yaml", out="run")
+    for batch in run:
+        run.loss(batch).backward()
+        optimizer.step()
+
+A lot without records is noise alone: the run takes that step itself. The scale of the loss has
+no meaning, because every record's gradient is taken of its own loss before it is clipped: a mean, a
+sum or a division for accumulation trains the same.
+
+Guarantees
+    * What the optimiser sees are noisy means of whole lots, one for each step that was charged.
+    * A loop that leaves a batch out, or steps twice, is stopped before anything is released.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from affidavit.certificate import PublicKey, TrustRoot
+from affidavit.mechanisms import attach
+from affidavit.plan import Plan, parse_plan, syntax_of
+from affidavit.trainer.adapters import Batch, Group, digest_of_tensors
+from affidavit.trainer.clipping.private import UnsupportedModel
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.errors import Diverged, RunFailure
+from affidavit.trainer.loop import Due, Outcome, Run
+from affidavit.trainer.run_config import bind
+from affidavit.trainer.settings import Settings
+from affidavit.trainer.step_grants import Supervision
+
+Losses = Callable[[nn.Module, Batch], Tensor]
+"""From the model and a batch to one loss for each of its records, shape (n,)."""
+
+
+class LoopError(RunFailure):
+    """A loop that does not do what a step needs; nothing was released for it."""
+
+
+class _Records:
+    """A map-style data set as the trainer's data."""
+
+    def __init__(self, loader: DataLoader[Any], digest: str | None) -> None:
+        self._dataset: Any = loader.dataset
+        self._collate: Any = loader.collate_fn
+        self._digest = digest
+
+    @property
+    def digest(self) -> str:
+        """Over every record's tensors, unless the digest was said."""
+        if self._digest is None:
+            parts = [digest_of_tensors(*_tensors(self._batch([i]))) for i in range(len(self))]
+            content = "".join(parts).encode()
+            self._digest = digest_of_tensors(
+                torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            )
+        return self._digest
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def collate(self, indices: Tensor) -> Batch:
+        """The records at ``indices``, shape (n,), by the loader's ``collate_fn``."""
+        return self._batch(indices.tolist())
+
+    def _batch(self, places: Sequence[int]) -> Batch:
+        return self._collate([self._dataset[place] for place in places])
+
+
+class _Module:
+    """A model and its losses as the trainer's model."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        losses: Losses,
+        blocks: dict[str, tuple[Group, ...]],
+        example: Batch,
+    ) -> None:
+        self.module, self._losses, self._blocks, self._example = module, losses, blocks, example
+
+    def losses(self, batch: Batch) -> Tensor:
+        """The loss of each record, shape (n,)."""
+        return self._losses(self.module, batch)
+
+    def blocks(self) -> Mapping[str, Sequence[Group]]:
+        """The groups of every release, by the release's name."""
+        return self._blocks
+
+    def made_up(self, records: int) -> Batch:
+        """The example, of which the trainer takes the first ``records``."""
+        del records
+        return self._example
+
+
+def private(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    loader: DataLoader[Any],
+    *,
+    losses: Losses,
+    certificate: Path | str | bytes,
+    plan: Plan | Path | str,
+    out: Path | str,
+    blocks: Mapping[str, Sequence[str]] | None = None,
+    trusted: Iterable[PublicKey] | None = None,
+    example: Batch | None = None,
+    digest: str | None = None,
+    resume: bool | None = None,
+    settings: Settings | None = None,
+    peers: Peers | None = None,
+) -> PrivateRun:
+    """A run of what ``certificate`` certifies of ``plan``, for a loop of one's own.
+
+    ``optimizer`` may be any that updates the model's trainable tensors; None is the plan's own,
+    ``run.optimizer``. Microbatches have the loader's ``batch_size``, its data set and its
+    ``collate_fn``; its sampler is not used. ``blocks`` has name patterns for every release of a
+    plan with several; a release of ``count`` above 1 has a block for each tensor. ``trusted``
+    are the keys that may certify, your own unless said. ``example`` is a batch of at least three
+    records to probe the model with, the first of the data unless said, and ``digest`` says which
+    data this is. A run that is in ``out`` goes on unless ``resume`` is false.
+
+    Raises ``NotCertified``, ``RunFailure``, ``UnsupportedModel`` and ``MixedRecords``.
+    """
+    out = Path(out)
+    if not isinstance(plan, Plan):
+        plan = _plan(Path(plan))
+    bundle = certificate if isinstance(certificate, bytes) else Path(certificate).read_bytes()
+    if plan.optimizer.name in ("dp_disk", "dp_dice"):
+        raise UnsupportedModel(
+            f"{plan.optimizer.name} takes gradients in a way of its own, which a loop of yours "
+            "does not. Run it with affidavit train."
+        )
+    records = _Records(loader, digest)
+    config = bind(
+        bundle,
+        TrustRoot([], [], None).public_keys() if trusted is None else trusted,
+        plan,
+        records=len(records),
+    )
+    if settings is None:
+        device = next(model.parameters()).device.type
+        settings = Settings(device=device, microbatch=loader.batch_size or 64)
+    if example is None:
+        example = records.collate(torch.arange(min(3, len(records))))
+    adapter = _Module(model, losses, _groups(config.plan, model, blocks), example)
+    run = Run(
+        config=config,
+        model=adapter,
+        data=records,
+        settings=settings,
+        peers=peers or Peers.joined(settings.device_type),
+        quiet=True,
+        entropy=os.urandom,
+        supervision=Supervision(),
+        optimizer=optimizer,
+    )
+    return PrivateRun(
+        run, adapter, out, (out / "record.jsonl").exists() if resume is None else resume
+    )
+
+
+class PrivateRun:
+    """A run that a loop goes through; ``optimizer`` updates, ``guarantee`` is of the whole run.
+
+    Its length is the steps that are still to be taken.
+    """
+
+    def __init__(self, run: Run, model: _Module, out: Path, resume: bool) -> None:
+        self._run, self._model = run, model
+        try:
+            self._begun = run.resumed(out) if resume else run.begun(out)
+        except BaseException:
+            run.close()
+            raise
+        self._training, self._private = self._begun.training, self._begun.training.private
+        self._secrets, self.step = self._begun.secrets, self._begun.first
+        self.outcome: Outcome | None = None
+        self.guarantee = run.config.summary
+        self.optimizer = self._training.optimizer
+        # A scheduler wraps the function of this method, and binds it to the optimiser again.
+        step = MethodType(lambda _, closure=None: self._step(closure), self.optimizer)
+        self.optimizer.step = step  # type: ignore[method-assign]  # until close
+        self._microbatch: ExitStack | None = None
+        self._sums: dict[str, Tensor] = {}  # not in ``grad``, where others would change them
+        self._due: Due | None = None
+        self._over: tuple[int, Due] | None = None
+        self._lossless, self._ready, self._stopped = False, False, False
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._run.config.execution.steps - self._begun.first
+
+    def keep(self, **items: Any) -> None:
+        """Keep the state of schedulers and the like in checkpoints, and go on from it."""
+        for name, item in items.items():
+            self._training.keep(name, item)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean loss of ``batch``'s records, to call ``backward`` on.
+
+        It has the shape ().
+        """
+        return self.mean(self._model.losses(batch))
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The mean of ``losses``, one for each record of the batch at hand, shape (n,).
+
+        Raises ``LoopError`` outside of a batch, and ``MixedRecords`` for another shape.
+        """
+        if self._microbatch is None or not self._lossless:
+            raise LoopError(
+                "loop", "take the loss once of every batch that the run hands out, in its loop."
+            )
+        self._private.require_losses(losses)
+        self._lossless = False
+        losses.register_hook(self._one_each)
+        return losses.mean()
+
+    def _one_each(self, grad: Tensor) -> Tensor:
+        self._private.backward_begins()
+        return torch.ones_like(grad)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Every microbatch of every step that is left. Raises ``LoopError`` and ``Diverged``."""
+        steps = self._run.config.execution.steps
+        while self.step < steps and not self._stopped:
+            self._due = self._run.charged(
+                self._training, self.step, self._secrets, lambda: self._stopped
+            )
+            self._private.forget_sums()
+            self._sums = self._private.sums()
+            lot, self._records = self._training.lot(self.step, self._secrets.ratchet)
+            last = -(-len(lot.records) // lot.microbatch) - 1
+            for place, records in enumerate(lot):
+                batch = self._training.batch(lot, place, records)
+                with ExitStack() as stack:
+                    stack.enter_context(self._private.microbatch(len(records)))
+                    self._microbatch, self._lossless = stack.pop_all(), True
+                self._ready = place == last
+                yield batch
+                if self._microbatch is not None:
+                    self._close_microbatch()
+                if self._ready:
+                    raise LoopError("loop", "call optimizer.step() after every batch of the run.")
+            if last < 0:
+                self._release()
+            self._say()
+        self.end()
+
+    def _close_microbatch(self) -> None:
+        stack, self._microbatch = self._microbatch, None
+        assert stack is not None  # asked by the caller
+        if self._lossless:
+            self._lossless = False
+            raise LoopError(
+                "loop", "a batch had no loss: call run.loss(batch).backward() for each of them."
+            )
+        stack.close()
+        for name, item in self._private.sums().items():
+            self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
+        self._private.forget_sums()
+
+    def _step(self, closure: Any = None) -> None:
+        if closure is not None or self._microbatch is None:
+            raise LoopError(
+                "loop", "step once after every batch of the run, in its loop and without a closure."
+            )
+        self._close_microbatch()
+        if self._ready:
+            self._ready = False
+            self._release()
+
+    def _release(self) -> None:
+        due = self._due
+        assert due is not None  # nobody asked to stop before the step
+        try:
+            self._training.release(
+                self.step, self._secrets.ratchet, self._training.summed(self._sums)
+            )
+        except Diverged:
+            self._run.ended_by("diverged", self._training)
+            raise
+        self._over = self.step, due
+        self.step += 1
+
+    def _say(self) -> None:
+        """Write what the last step came to, once schedulers have followed it."""
+        if self._over is not None:
+            (step, due), self._over = self._over, None
+            self._secrets = self._run.taken(self._training, step, self._records, self._secrets, due)
+
+    def stop(self) -> None:
+        """End the run after the step at hand: a rule that looks at released values only."""
+        self._stopped = True
+
+    def end(self) -> Outcome:
+        """Write the weights and the record's last line; the model gets its own layers back."""
+        if self.outcome is None:
+            steps = self._run.config.execution.steps
+            ended = "completed" if self.step == steps else "stopped"
+            self._say()
+            self.outcome = self._run.ended_by(ended, self._training)
+            self.close()
+        return self.outcome
+
+    def close(self) -> None:
+        """Leave the run where it is, to be resumed from its last checkpoint."""
+        stack, self._microbatch = self._microbatch, None
+        if stack is not None:
+            unfinished = LoopError("loop", "the run was closed within a batch.")
+            with suppress(LoopError):
+                stack.__exit__(LoopError, unfinished, None)
+        self.optimizer.__dict__.pop("step", None)
+        if not self._closed:
+            self._closed = True
+            self._say()
+            self._run.close()
+
+
+def _plan(path: Path) -> Plan:
+    raw = path.read_bytes()
+    result = parse_plan(raw, syntax_of(str(path), raw))
+    attach(result, path.parent)
+    return result
+
+
+def _tensors(batch: Batch) -> list[Tensor]:
+    if isinstance(batch, Tensor):
+        return [batch]
+    if isinstance(batch, Mapping):
+        return [item for key in sorted(batch) for item in _tensors(batch[key])]
+    if isinstance(batch, tuple | list):
+        return [item for part in batch for item in _tensors(part)]
+    return [torch.tensor(list(repr(batch).encode()), dtype=torch.uint8)]
+
+
+def _groups(
+    plan: Plan, model: nn.Module, blocks: Mapping[str, Sequence[str]] | None
+) -> dict[str, tuple[Group, ...]]:
+    """Blocks by the patterns of every release; a release alone has every trainable tensor."""
+    names = [name for name, item in model.named_parameters() if item.requires_grad]
+    releases = {release.name: release.count for release in plan.phases[0].releases}
+    if blocks is None:
+        if len(releases) > 1:
+            raise UnsupportedModel(
+                f"the plan releases {', '.join(releases)}: say which tensors are of which, by "
+                'patterns of their names: blocks={"hidden": ["*.mlp.*.weight"], ...}.'
+            )
+        blocks = dict.fromkeys(releases, ("*",))
+    result: dict[str, tuple[Group, ...]] = {}
+    left = list(names)
+    for release, patterns in blocks.items():
+        mine = [name for name in left if any(fnmatchcase(name, each) for each in patterns)]
+        left = [name for name in left if name not in mine]
+        if releases.get(release, 1) == 1:
+            result[release] = (Group(names=tuple(mine)),)
+        else:
+            result[release] = tuple(Group(names=(name,)) for name in mine)
+    if left:
+        raise UnsupportedModel(
+            f"{', '.join(left)}: trainable, and in no pattern of blocks. Name or freeze it."
+        )
+    return result
