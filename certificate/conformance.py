@@ -292,12 +292,12 @@ class RecordCheck:
         if not validity["not_before"] <= entry["started_at"] <= validity["not_after"]:
             yield "outside_validity", f"the run began at {entry['started_at']}."
 
-    def _phases(self, said: list[dict[str, Any]]) -> Mismatches:
+    def _phases(self, recorded: list[dict[str, Any]]) -> Mismatches:
         certified = self.execution.phases()
-        if len(said) != len(certified):
-            yield "other_plan", f"{len(said)} phases, and {len(certified)} were certified."
+        if len(recorded) != len(certified):
+            yield "other_plan", f"{len(recorded)} phases, and {len(certified)} were certified."
             return
-        for index, (one, other) in enumerate(zip(said, certified, strict=True)):
+        for index, (one, other) in enumerate(zip(recorded, certified, strict=True)):
             if one.keys() != other.keys():
                 yield "unknown_fields", f"phase {index} has other fields."
                 continue
@@ -305,13 +305,13 @@ class RecordCheck:
                 if not _same(one[field], other[field]):
                     yield code, f"phase {index}: {field} is not what was certified."
 
-    def _tensors(self, said: list[dict[str, Any]]) -> Mismatches:
+    def _tensors(self, recorded: list[dict[str, Any]]) -> Mismatches:
         phase = self.plan.phases[0]
-        names = [tensor["name"] for tensor in said]
+        names = [tensor["name"] for tensor in recorded]
         if len(set(names)) < len(names) or not names:
             yield "other_blocks", "a tensor is in two blocks, or there is none."
         blocks: dict[str, set[str]] = {}
-        for tensor in said:
+        for tensor in recorded:
             blocks.setdefault(tensor["release"], set()).add(tensor["block"])
         for release in phase.releases:
             result = blocks.pop(release.name, set())
@@ -390,9 +390,9 @@ class RecordCheck:
             yield "wrong_weights", "the weights are not those of the last step."
 
 
-def _same(said: Any, certified: Any) -> bool:
+def _same(recorded: Any, certified: Any) -> bool:
     """Whether they are one JSON value; to Python, ``True`` would be 1."""
-    return canonical_json(said) == canonical_json(certified)
+    return canonical_json(recorded) == canonical_json(certified)
 
 
 def _parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:

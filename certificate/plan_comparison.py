@@ -1,26 +1,26 @@
 """Two plans side by side: which guarantee is stronger, and which single change moved it.
 
-Two guarantees are ranked only where their numbers mean the same: one privacy unit, one
+Two guarantees are ranked only if their numbers mean the same: one privacy unit, one
 adjacency, one δ, both certain or of one confidence, and both proved. Otherwise the comparison
-says why not, and what would make them comparable. ε at another δ is another statement, and
-"add or remove one record" protects against something else than "replace one": a smaller number
-beside a larger one would look like an answer, and be none.
+says why not, and what would make them comparable. An ε at another δ is another statement, and
+"add or remove one record" protects against something else than "replace one", so that the
+smaller of two such numbers says nothing.
 
 A ranking rests on the brackets. The first guarantee is the stronger one if its upper bound lies
-below the other's lower bound; where the brackets overlap, or both plans had their noise solved
-for one target, nothing more is claimed than that the two are not told apart.
+below the other's lower bound. If the brackets overlap, or both plans had their noise solved
+for one target, the two are reported as indistinguishable.
 
-Which change moved ε is found by recomputing: each change is made alone to the first plan, and
-the result certified (``affidavit.plan.diff``). Effects of single changes do not add up, and
-one that cannot be made alone says why. Where the plans leave the noise open, ε stays at its
-target and it is the noise multiplier that moves.
+To show which change moved ε, each change is made alone to the first plan and the result is
+certified (``affidavit.plan.diff``). Effects of single changes do not add up, and a change that
+cannot be made alone says why. If the plans leave the noise open, ε stays at its target and the
+noise multiplier moves.
 
 >>> from affidavit.plan.parse import plan_from
 >>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
 ...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
 ...        "target": {"delta": 1e-5}}
->>> found = compare_plans(plan_from(one), plan_from({**one, "steps": 40}))
->>> found.ranking, [(each.change.pointer, each.moved) for each in found.alone]
+>>> result = compare_plans(plan_from(one), plan_from({**one, "steps": 40}))
+>>> result.ranking, [(item.change.pointer, item.moved) for item in result.alone]
 ('first', [('/steps', 'raised')])
 """
 
@@ -36,10 +36,10 @@ from affidavit.certificate.certification import certify
 from affidavit.plan import ABSENT, Change, MalformedPlan, Plan, Reason, changed, changes
 
 MAX_CHANGES = 24
-"""Changes that are made alone; two plans that differ in more have little in common."""
+"""Maximum number of changes that are made alone."""
 SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
-"""Relative differences that say nothing between two plans whose noise was solved for: each is
-on the safe side by up to 0.01 % of the noise, and ε of its target by what follows from that."""
+"""Relative differences that are insignificant if the noise was solved for: the solution is on the
+safe side by up to 0.01 % of the noise, and ε is below its target accordingly."""
 
 Movement = Literal["raised", "lowered", "unmoved", "not_told_apart"]
 Ranking = Literal["first", "second", "not_told_apart"]
@@ -71,7 +71,7 @@ class ChangeEffect:
     """The first plan after one change: its assessment, or ``reasons`` why it cannot be made.
 
     ``moved`` and ``noise_moved`` say what the change did to ε and to the joint noise
-    multiplier, and are None where the two numbers do not mean the same or are not there.
+    multiplier, and are None if the two numbers do not mean the same or do not exist.
     """
 
     change: Change
@@ -81,7 +81,7 @@ class ChangeEffect:
     noise_moved: Movement | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The change as it stands in the document."""
+        """The change in the JSON document."""
         result = self.assessment
         return {
             "pointer": self.change.pointer,
@@ -99,7 +99,7 @@ class ChangeEffect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanComparison:
-    """What was found about two plans; ``alone`` has every change, those of words too."""
+    """Two certified plans; ``alone`` has every change, including those of texts."""
 
     first: Assessment
     second: Assessment
@@ -107,7 +107,7 @@ class PlanComparison:
 
     @property
     def obstacles(self) -> tuple[Reason, ...]:
-        """Why the two guarantees are not ranked; nothing where they are."""
+        """Why the two guarantees are not ranked; empty if they are."""
         return obstacles(self.first, self.second)
 
     @property
@@ -119,7 +119,7 @@ class PlanComparison:
 
     @property
     def strongest(self) -> ChangeEffect | None:
-        """The single change that moved ε furthest, up or down; None where none did."""
+        """The single change that moved ε furthest, up or down; None if none did."""
         return max(
             (item for item in self.alone if item.moved in _FAR),
             key=lambda item: abs(_upper(item.assessment) - _upper(self.first)),
@@ -160,7 +160,7 @@ class PlanComparison:
         says = {
             "first": f"The first guarantee is stronger: {numbers} {where}.",
             "second": f"The second guarantee is stronger: {numbers} {where}.",
-            "not_told_apart": f"The guarantees are not told apart: {numbers} {where}.",
+            "not_told_apart": f"The guarantees are indistinguishable: {numbers} {where}.",
         }
         assert self.ranking is not None
         return says[self.ranking]
@@ -185,7 +185,7 @@ class PlanComparison:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeTrial:
-    """A change with the plan that it leads to alone, or with ``reasons`` why it does not."""
+    """A change with the plan that it leads to, or with ``reasons`` why it leads to none."""
 
     change: Change
     plan: Plan | None
@@ -210,7 +210,7 @@ def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
 def comparison_of(
     first: Assessment, second: Assessment, tried: Sequence[tuple[ChangeTrial, Assessment | None]]
 ) -> PlanComparison:
-    """The comparison, from what was found about both plans and about each trial's plan."""
+    """The comparison, from the assessments of both plans and of each trial's plan."""
     return PlanComparison(
         first=first, second=second, alone=tuple(_alone(first, *item) for item in tried)
     )
@@ -219,14 +219,14 @@ def comparison_of(
 def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlanComparison:
     """Certify both plans and every single change between them, by ``assess``.
 
-    Without it each is certified by one engine, as ``check`` does.
+    Without ``assess`` one engine certifies each plan, as in ``check``.
     """
-    ask = assess or (lambda plan: certify(plan, second_opinion=False))
+    assess_plan = assess or (lambda plan: certify(plan, second_opinion=False))
     tried = change_trials(first, second)
     return comparison_of(
-        ask(first),
-        ask(second),
-        [(item, None if item.plan is None else ask(item.plan)) for item in tried],
+        assess_plan(first),
+        assess_plan(second),
+        [(item, None if item.plan is None else assess_plan(item.plan)) for item in tried],
     )
 
 
@@ -243,7 +243,7 @@ def obstacles(first: Assessment, second: Assessment) -> tuple[Reason, ...]:
 _RANKING: dict[Movement, Ranking] = {"raised": "first", "lowered": "second"}
 _FAR = ("raised", "lowered")
 _PROVED = ("certified", "under_noised", "unproved")
-"""Verdicts that come with a proved bound; one that is not met is a bound all the same."""
+"""Verdicts with a proved bound, whether or not it meets the target."""
 
 
 def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
@@ -254,7 +254,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
                 code="different_unit",
                 pointer="/dataset/unit",
                 message=f"the first protects one {first.unit}, the second one {second.unit}.",
-                remedy="Give both plans one dataset.unit.",
+                remedy="Set the same dataset.unit in both plans.",
             )
         )
     if first.adjacency != second.adjacency:
@@ -263,8 +263,8 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
                 code="different_adjacency",
                 pointer="/adjacency",
                 message=f"the first holds for {first.adjacency}, the second for "
-                f"{second.adjacency}, and an ε of the one is no ε of the other.",
-                remedy="Give both plans one adjacency.",
+                f"{second.adjacency}, so their ε are not comparable.",
+                remedy="Set the same adjacency in both plans.",
             )
         )
     if _delta(first) != _delta(second):
@@ -274,7 +274,7 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
                 pointer="/target/delta",
                 message=f"the first holds at δ = {decimal_up(_delta(first), 6)}, the second at "
                 f"δ = {decimal_up(_delta(second), 6)}.",
-                remedy="Ask both for ε at one δ: set target.delta alike.",
+                remedy="Set the same target.delta in both plans.",
             )
         )
     if first.confidence != second.confidence and _level(first) != _level(second):
@@ -289,13 +289,13 @@ def _meanings(first: Assessment, second: Assessment) -> list[Reason]:
     return result
 
 
-def _unproved(which: str, found: Assessment) -> Reason:
-    why = found.reasons[0].message if found.reasons else "no finite bound is proved."
+def _unproved(which: str, assessment: Assessment) -> Reason:
+    why = assessment.reasons[0].message if assessment.reasons else "no finite bound is proved."
     return Reason(
         code="nothing_claimed",
         pointer="",
-        message=f"nothing is claimed about the {which} plan ({found.verdict}): {why}",
-        remedy=found.reasons[0].remedy if found.reasons else "Change the plan.",
+        message=f"the {which} plan has no proved guarantee ({assessment.verdict}): {why}",
+        remedy=assessment.reasons[0].remedy if assessment.reasons else "Change the plan.",
     )
 
 
@@ -312,7 +312,7 @@ def _too_many(change: Change) -> Reason:
         pointer=change.pointer,
         message=f"the plans differ in more than {MAX_CHANGES} fields; "
         "this one was not tried alone.",
-        remedy="Compare plans that differ in less.",
+        remedy="Compare plans that differ in fewer fields.",
     )
 
 
@@ -341,15 +341,15 @@ _MOVED = {
 }
 
 
-def _alone(first: Assessment, trial: ChangeTrial, found: Assessment | None) -> ChangeEffect:
-    if found is None:
+def _alone(first: Assessment, trial: ChangeTrial, assessment: Assessment | None) -> ChangeEffect:
+    if assessment is None:
         return ChangeEffect(change=trial.change, assessment=None, reasons=trial.reasons)
     return ChangeEffect(
         change=trial.change,
-        assessment=found,
-        reasons=found.reasons if found.epsilon is None else (),
-        moved=None if obstacles(first, found) else _moved(first, found),
-        noise_moved=_noise_moved(first, found),
+        assessment=assessment,
+        reasons=assessment.reasons if assessment.epsilon is None else (),
+        moved=None if obstacles(first, assessment) else _moved(first, assessment),
+        noise_moved=_noise_moved(first, assessment),
     )
 
 
@@ -365,8 +365,8 @@ def _moved(first: Assessment, second: Assessment) -> Movement:
     return "lowered" if after.upper < before.lower else "not_told_apart"
 
 
-def _is_solved(found: Assessment) -> bool:
-    return any(release.given is None for release in found.releases)
+def _is_solved(assessment: Assessment) -> bool:
+    return any(release.given is None for release in assessment.releases)
 
 
 def _noise_moved(first: Assessment, second: Assessment) -> Movement | None:
@@ -387,29 +387,29 @@ def _epsilons(first: Assessment, second: Assessment) -> tuple[Bracket, Bracket]:
     return first.epsilon, second.epsilon
 
 
-def _upper(found: Assessment | None) -> float:
-    assert found is not None
-    assert found.epsilon is not None
-    return found.epsilon.upper
+def _upper(assessment: Assessment | None) -> float:
+    assert assessment is not None
+    assert assessment.epsilon is not None
+    return assessment.epsilon.upper
 
 
-def _joint(found: Assessment | None) -> float:
-    assert found is not None
-    assert found.joint is not None
-    return found.joint
+def _joint(assessment: Assessment | None) -> float:
+    assert assessment is not None
+    assert assessment.joint is not None
+    return assessment.joint
 
 
-def _delta(found: Assessment) -> float:
-    assert found.delta is not None
-    return found.delta.upper
+def _delta(assessment: Assessment) -> float:
+    assert assessment.delta is not None
+    return assessment.delta.upper
 
 
-def _level(found: Assessment) -> float | None:
-    return None if found.confidence is None else found.confidence.level
+def _level(assessment: Assessment) -> float | None:
+    return None if assessment.confidence is None else assessment.confidence.level
 
 
-def _chance(found: Assessment) -> str:
-    return "for certain" if found.confidence is None else str(found.confidence)
+def _chance(assessment: Assessment) -> str:
+    return "for certain" if assessment.confidence is None else str(assessment.confidence)
 
 
 def _shown(value: Any) -> Any:

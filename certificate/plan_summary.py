@@ -19,11 +19,11 @@ def joint_of(lowered: Lowered) -> float | None:
 
 
 def releases_of(
-    asked: Plan, closed: Plan, required_scale: float | None
+    open_plan: Plan, closed: Plan, required_scale: float | None
 ) -> tuple[ReleaseNoise, ...]:
-    """Every release with its noise as given in ``asked`` and as its target requires."""
+    """Every release with its noise as given in ``open_plan`` and as its target requires."""
     result = []
-    for index, (provided, phase) in enumerate(zip(asked.phases, closed.phases, strict=True)):
+    for index, (provided, phase) in enumerate(zip(open_plan.phases, closed.phases, strict=True)):
         required = None if required_scale is None else scaled_noise(phase, required_scale)
         for place, release in enumerate(phase.releases):
             has_noise = provided.releases[place].has_noise

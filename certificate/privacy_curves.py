@@ -231,34 +231,34 @@ _RATES = tuple(10 ** (-5 + index / 12) for index in range(61))
 _PRIORS = tuple(10 ** (-4 + index / 10) for index in range(41))
 
 
-def profile_chart(found: Curves) -> Chart:
+def profile_chart(curves: Curves) -> Chart:
     """δ against ε, with the target where the plan has a full one."""
-    known = found.trade_off
+    known = curves.trade_off
     band = tuple(
         (epsilon, delta.lower, delta.upper)
         for epsilon, delta in zip(known.epsilons, known.deltas, strict=True)
         if delta.upper >= _SHOWN_DELTA / 10
     )
     marks: list[Mark] = [Band(name="proved bracket of δ(ε)", points=band)]
-    target = found.assessment.target_epsilon, found.assessment.target_delta
+    target = curves.assessment.target_epsilon, curves.assessment.target_delta
     if target[0] is not None and target[1] is not None:
         marks.append(Dots(name="target", points=((target[0], target[1]),)))
     return Chart(
         title="Privacy profile",
-        description=f"δ falls with ε; at δ = {found.delta:g} ε is at most {_certified(found)}.",
+        description=f"δ falls with ε; at δ = {curves.delta:g} ε is at most {_certified(curves)}.",
         x=Axis(label="ε (nats)", low=0.0),
         y=Axis(label="δ (probability)", scale="log", low=_SHOWN_DELTA, high=1.0),
         marks=tuple(marks),
     )
 
 
-def trade_off_chart(found: Curves) -> Chart:
+def trade_off_chart(curves: Curves) -> Chart:
     """The least error of type II against the error of type I."""
-    points = tuple((alpha, found.trade_off.type_two(alpha)) for alpha in _SPREAD)
+    points = tuple((alpha, curves.trade_off.type_two(alpha)) for alpha in _SPREAD)
     return Chart(
         title="Trade-off function",
         description="What an attack must miss to raise few false alarms; the diagonal is blind "
-        f"guessing, and the advantage over it is at most {_up(found.trade_off.advantage.upper)}.",
+        f"guessing, and the advantage over it is at most {_up(curves.trade_off.advantage.upper)}.",
         x=Axis(label="type I error α (false-positive rate)", low=0.0, high=1.0),
         y=Axis(label="type II error f(α)", low=0.0, high=1.0),
         marks=(
@@ -268,10 +268,10 @@ def trade_off_chart(found: Curves) -> Chart:
     )
 
 
-def attack_chart(found: Curves) -> Chart:
+def attack_chart(curves: Curves) -> Chart:
     """True- against false-positive rate of the best membership attack, where both are small."""
-    rates = [(rate, found.trade_off.true_positive_rate(rate)) for rate in _RATES]
-    rate = found.trade_off.true_positive_rate(0.01).upper
+    rates = [(rate, curves.trade_off.true_positive_rate(rate)) for rate in _RATES]
+    rate = curves.trade_off.true_positive_rate(0.01).upper
     return Chart(
         title="Membership attack",
         description=f"At a false-positive rate of 1 % at most {_up(rate)} of members are found.",
@@ -286,30 +286,30 @@ def attack_chart(found: Curves) -> Chart:
     )
 
 
-def renyi_chart(found: Curves) -> Chart:
+def renyi_chart(curves: Curves) -> Chart:
     """Rényi divergence against its order."""
-    what = "exact" if found.mu is not None else "proved upper bound"
+    what = "exact" if curves.mu is not None else "proved upper bound"
     return Chart(
         title="Rényi divergence",
         description=f"The {what} at whole orders.",
         x=Axis(label="order", scale="log", low=2.0),
         y=Axis(label="divergence (nats)", scale="log"),
-        marks=(Line(name=what, points=found.renyi),),
+        marks=(Line(name=what, points=curves.renyi),),
     )
 
 
-def belief_chart(found: Curves) -> Chart:
+def belief_chart(curves: Curves) -> Chart:
     """What an observer believes at most after the release, against what it believed before."""
-    odds = math.exp(min(700.0, found.odds_exponent))
+    odds = math.exp(min(700.0, curves.odds_exponent))
     after = tuple((prior, prior * odds / (1 - prior + prior * odds)) for prior in _PRIORS[:-1])
     return Chart(
         title="Belief about one record",
         description="From a prior belief to the belief after the release, which is passed with "
-        f"a probability of at most {found.delta:g}.",
+        f"a probability of at most {curves.delta:g}.",
         x=Axis(label="belief before", scale="log", low=_PRIORS[0], high=1.0),
         y=Axis(label="belief after", low=0.0, high=1.0),
         marks=(
-            Line(name=f"at most, except with probability {found.delta:g}", points=after),
+            Line(name=f"at most, except with probability {curves.delta:g}", points=after),
             Line(name="unmoved", points=tuple((prior, prior) for prior in _PRIORS), faint=True),
         ),
     )
@@ -325,23 +325,23 @@ CURVE_CHARTS: dict[str, Callable[[Curves], Chart]] = {
 """Every picture by its name."""
 
 
-def draw_curves(found: Curves, kinds: tuple[str, ...] = (), *, standalone: bool = True) -> str:
+def draw_curves(curves: Curves, kinds: tuple[str, ...] = (), *, standalone: bool = True) -> str:
     """The pictures ``kinds``, or all that there are, as one SVG.
 
     A picture without data, as the Rényi divergence of a run that the Rényi accountant does
     not know, is left out unless it is asked for.
     """
-    shown = kinds or tuple(kind for kind in CURVE_CHARTS if kind != "renyi" or found.renyi)
-    name = found.assessment.plan.get("name")
-    title = f"ε ≤ {_certified(found)} at δ = {found.delta:g}, {found.assessment.adjacency}"
+    shown = kinds or tuple(kind for kind in CURVE_CHARTS if kind != "renyi" or curves.renyi)
+    name = curves.assessment.plan.get("name")
+    title = f"ε ≤ {_certified(curves)} at δ = {curves.delta:g}, {curves.assessment.adjacency}"
     title = title if name is None else f"{name}: {title}"
-    charts = [CURVE_CHARTS[kind](found) for kind in shown]
+    charts = [CURVE_CHARTS[kind](curves) for kind in shown]
     columns = 1 if len(charts) == 1 else 2
     return draw_panels(title, charts, columns=columns, standalone=standalone)
 
 
-def _certified(found: Curves) -> str:
-    epsilon = found.assessment.epsilon
+def _certified(curves: Curves) -> str:
+    epsilon = curves.assessment.epsilon
     return "?" if epsilon is None else _up(epsilon.upper)
 
 

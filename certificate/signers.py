@@ -57,22 +57,22 @@ from affidavit.certificate.keys import (
 )
 
 
-def private_key_source(given: Mapping[str, str]) -> PrivateKeySource | None:
-    """The keeper that ``given`` names, or None for the key directory.
+def private_key_source(environ: Mapping[str, str]) -> PrivateKeySource | None:
+    """The keeper that ``environ`` names, or None for the key directory.
 
     Raises ``KeyFailure`` where two are named, or the one cannot be used.
     """
     names = (KEY_VARIABLE, COMMAND_VARIABLE, MODULE_VARIABLE)
-    named = [name for name in names if given.get(name)]
+    named = [name for name in names if environ.get(name)]
     if len(named) > 1:
         raise KeyFailure(f"{' and '.join(named)} are both set; the key is kept in one place.")
     if not named:
         return None
     if named == [KEY_VARIABLE]:
-        return EnvironmentKey.of(given[KEY_VARIABLE])
+        return EnvironmentKey.of(environ[KEY_VARIABLE])
     if named == [COMMAND_VARIABLE]:
-        return CommandKeys.of(given[COMMAND_VARIABLE])
-    return open_token(dict(given))
+        return CommandKeys.of(environ[COMMAND_VARIABLE])
+    return open_token(dict(environ))
 
 
 KEY_VARIABLE = "AFFIDAVIT_SIGNING_KEY"

@@ -69,11 +69,11 @@ class MalformedPolicy(PlanError):
     """The document cannot be read as a policy of schema version 1."""
 
 
-def _distinct_in_order(given: tuple[str, ...]) -> tuple[str, ...]:
+def _distinct_in_order(values: tuple[str, ...]) -> tuple[str, ...]:
     """Sorted, because the order says nothing and must not change the digest."""
-    if len(set(given)) < len(given):
+    if len(set(values)) < len(values):
         raise PydanticCustomError("twice", "a name is listed twice")
-    return tuple(sorted(given))
+    return tuple(sorted(values))
 
 
 def _known_engine(name: str) -> str:

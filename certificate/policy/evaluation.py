@@ -119,18 +119,18 @@ AS_PROVED: PolicyEvaluation = PolicyEvaluation()
 
 def judge(
     plan: Plan,
-    found: Assessment,
+    assessment: Assessment,
     policy: Policy,
     waivers: Iterable[Waiver] = (),
     budget: Budget = "unknown",
 ) -> tuple[Assessment, PolicyEvaluation]:
-    """``found`` under ``policy``; ``waivers`` are those in force for this plan and requester."""
+    """``assessment`` under ``policy`` with the ``waivers`` in force for plan and requester."""
     granted = tuple(waivers)
-    if found.verdict not in ("certified", "under_noised", "unproved"):
-        return found, PolicyEvaluation(policy=policy, in_force=granted)
+    if assessment.verdict not in ("certified", "under_noised", "unproved"):
+        return assessment, PolicyEvaluation(policy=policy, in_force=granted)
     against: list[Reason] = []
     waived: list[Waived] = []
-    for reason in violations(policy, PolicyFacts.of(plan, found, budget)):
+    for reason in violations(policy, PolicyFacts.of(plan, assessment, budget)):
         waiver = _longest(granted, reason.code)
         if waiver is None:
             against.append(reason)
@@ -138,9 +138,9 @@ def judge(
             waived.append(Waived(reason=reason, waiver=waiver))
     judgement = PolicyEvaluation(policy=policy, in_force=granted, waived=tuple(waived))
     if not against:
-        return found, judgement
-    verdict = "refused" if found.verdict == "certified" else found.verdict
-    return replace(found, verdict=verdict, reasons=(*found.reasons, *against)), judgement
+        return assessment, judgement
+    verdict = "refused" if assessment.verdict == "certified" else assessment.verdict
+    return replace(assessment, verdict=verdict, reasons=(*assessment.reasons, *against)), judgement
 
 
 def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:

@@ -45,15 +45,17 @@ class PolicyFacts:
     budget: Budget
 
     @classmethod
-    def of(cls, plan: Plan, found: Assessment, budget: Budget = "unknown") -> PolicyFacts:
+    def of(cls, plan: Plan, assessment: Assessment, budget: Budget = "unknown") -> PolicyFacts:
         """The facts of an assessment that no policy has judged yet."""
         return cls(
             plan=plan,
-            verdict=found.verdict,
-            epsilon=None if found.epsilon is None else float(decimal_up(found.epsilon.upper)),
-            delta=None if found.delta is None else float(decimal_up(found.delta.upper)),
+            verdict=assessment.verdict,
+            epsilon=None
+            if assessment.epsilon is None
+            else float(decimal_up(assessment.epsilon.upper)),
+            delta=None if assessment.delta is None else float(decimal_up(assessment.delta.upper)),
             engines=tuple(
-                (accountant.name, accountant.version) for accountant in found.accountants
+                (accountant.name, accountant.version) for accountant in assessment.accountants
             ),
             budget=budget,
         )
@@ -269,12 +271,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _not_allowed(
-    code: str, pointer: str, given: str, allowed: Sequence[str], policy: Policy
+    code: str, pointer: str, value: str, allowed: Sequence[str], policy: Policy
 ) -> Reason:
     return Reason(
         code=code,
         pointer=pointer,
-        message=f"{given} is not allowed by the policy {policy.name}.",
+        message=f"{value} is not allowed by the policy {policy.name}.",
         remedy=f"Use {_listed(allowed, last='or')}, and train so.",
     )
 

@@ -22,7 +22,7 @@ from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.plan_form import parse, yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond
-from affidavit.service.pages.text import up, words
+from affidavit.service.pages.text import ADJACENCIES, up
 from affidavit.service.pages.verdicts import draft_sentence
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
@@ -130,7 +130,7 @@ def _result(view: Comparison, result: PlanComparison, plans: tuple[Plan, Plan]) 
             _side(view.first, plans[0], result.first),
             _side(view.second, plans[1], result.second),
         ),
-        "sentence": result.sentence.replace("add_remove", words("add_remove")),
+        "sentence": _in_words(result.sentence),
         "ranking": result.ranking,
         "obstacles": result.obstacles,
         "rows": result.rows(SHOWN),
@@ -138,6 +138,12 @@ def _result(view: Comparison, result: PlanComparison, plans: tuple[Plan, Plan]) 
         "furthest_on_noise": None if noisiest is None else noisiest.change.pointer,
         "act_together": result.act_together,
     }
+
+
+def _in_words(sentence: str) -> str:
+    for code, name in ADJACENCIES.items():
+        sentence = sentence.replace(code, name)
+    return sentence
 
 
 def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:

@@ -151,5 +151,5 @@ def _cut_off(trial: ChangeTrial) -> Reason:
         code="accounting_timeout",
         pointer=trial.change.pointer,
         message="this change was not tried alone: the accounting took too long.",
-        remedy="Compare plans that differ in less, or run `affidavit compare`.",
+        remedy="Compare plans that differ in fewer fields, or run `affidavit compare`.",
     )

@@ -118,7 +118,7 @@ def test_two_plans_are_compared(visitor: Any, site: Any) -> None:
     visitor.look("compare")
     visitor.goto(f"/compare?first={first}&second={other}")
     assert "not ranked" in visitor.text()
-    assert "Give both plans one adjacency." in visitor.text()
+    assert "Set the same adjacency in both plans." in visitor.text()
     visitor.look("compare-not-ranked")
 
 

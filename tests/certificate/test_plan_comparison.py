@@ -227,7 +227,7 @@ def test_the_sentence_names_the_stronger_guarantee_with_both_numbers(plan_of: Pl
     for first, second, stated in (
         (much, little, "The first guarantee is stronger: ε ≤ "),
         (little, much, "The second guarantee is stronger: ε ≤ "),
-        (much, much, "The guarantees are not told apart: ε ≤ "),
+        (much, much, "The guarantees are indistinguishable: ε ≤ "),
     ):
         sentence = compare_plans(first, second).sentence
         assert sentence.startswith(stated)

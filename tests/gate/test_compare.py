@@ -56,7 +56,7 @@ def test_the_text_says_why_guarantees_are_not_ranked(
 ) -> None:
     shown = run("compare", *plans(adjacency="zero_out")).stdout
     assert "not ranked" in shown
-    assert "Give both plans one adjacency." in shown
+    assert "Set the same adjacency in both plans." in shown
 
 
 def test_a_plan_that_cannot_be_read_is_named(save: Save, document: Document, run: Run) -> None:
