@@ -23,7 +23,13 @@ from affidavit.certificate.policy import BUILT_IN, judge
 from affidavit.certificate.signers import private_key_source
 from affidavit.gate.console import out, print_json, read, require_engine, say, stop, write
 from affidavit.gate.exit_codes import OF_VERDICT
-from affidavit.gate.options import EngineOption, JsonOption, PlanArgument, PolicyFileOption
+from affidavit.gate.options import (
+    EngineOption,
+    JsonOption,
+    PlanArgument,
+    PolicyFileOption,
+    SecondOpinionOption,
+)
 from affidavit.gate.plan_io import PlanFile
 from affidavit.gate.policy import read_policy
 from affidavit.gate.render import print_assessment
@@ -37,13 +43,19 @@ def certify(
     ] = None,
     engine: EngineOption = None,
     policy: PolicyFileOption = None,
+    second_opinion: SecondOpinionOption = False,
 ) -> None:
-    """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons."""
+    """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons.
+
+    What is signed has the opinion of a second accountant; without a signing key ask for it.
+    """
     require_engine(engine)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
     key = _signing_key(required=bundle is not None)
-    assessment, under = judge(file.plan, assess(file.plan, engine=engine), rules)
+    twice = second_opinion or key is not None or rules.second_opinion == "required"
+    result = assess(file.plan, engine=engine, second_opinion=twice)
+    assessment, under = judge(file.plan, result, rules)
     certificate: Certificate | None = None
     if key is not None:
         certificate = issue(

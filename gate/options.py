@@ -18,7 +18,7 @@ EngineOption = Annotated[
     typer.Option("--engine", help="Use only this accountant: " + ", ".join(NAMES) + "."),
 ]
 SecondOpinionOption = Annotated[
-    bool, typer.Option("--second-opinion", help="Check each plan with a second accountant.")
+    bool, typer.Option("--second-opinion", help="Ask a second accountant about each plan.")
 ]
 PolicyFileOption = Annotated[
     Path | None,

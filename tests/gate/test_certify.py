@@ -61,11 +61,16 @@ def test_the_exit_code_is_the_verdict(
     assert bool(result["reasons"]) == (verdict != "certified")
 
 
+@pytest.mark.parametrize("asked_by", ["option", "signature"])
 def test_engines_that_contradict_each_other_decide_nothing(
-    document: Make, save: Any, answer: Answer, monkeypatch: pytest.MonkeyPatch
+    document: Make, save: Any, answer: Answer, run: Any, monkeypatch: Any, asked_by: str
 ) -> None:
     disagree(monkeypatch)
-    code, result = answer("certify", save(document()), "--json")
+    path = save(document())
+    options = ["--second-opinion"] if asked_by == "option" else []
+    if asked_by == "signature":
+        assert run("keys", "new").exit_code == 0
+    code, result = answer("certify", path, "--json", *options)
     assert (code, result["verdict"]) == (3, "undecided")
     assert [reason["code"] for reason in result["reasons"]] == ["engines_disagree"]
     assert len(result["accountants"]) == 2
@@ -75,7 +80,7 @@ def test_disagreement_is_told_to_people(
     document: Make, save: Any, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disagree(monkeypatch)
-    told = run("certify", save(document()))
+    told = run("certify", "--second-opinion", save(document()))
     assert told.exit_code == 3
     assert "undecided" in told.stdout
     assert "engines_disagree" in told.stdout
