@@ -18,12 +18,15 @@ from affidavit import __version__
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plans": {
+        "init": ("init", "Write a first plan: asks, or reads a training script."),
         "certify": ("certify", "The noise that a plan needs, or the ε that it has; signed."),
         "check": ("check", "The gate: fail if a plan is under-noised, refused or malformed."),
         "batch": ("batch", "Certify one plan per line."),
         "curve": ("curve", "The whole guarantee: δ at any ε, attack success, beliefs."),
         "diagnose": ("diagnose", "Find the known mistakes that lead to a claimed ε or noise."),
         "compare": ("compare", "Compare two plans, and show which change moved ε."),
+        "schema": ("describe", "The JSON Schema of a plan, or what one field takes."),
+        "explain": ("describe", "What a code means, and what to do."),
     },
     "Mechanisms": {
         "mechanisms": ("mechanisms", "What an optimiser releases, and what it obliges to."),
@@ -44,6 +47,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "conformance": ("conformance", "Check that a run did what was certified."),
     },
     "Calls to a service": {
+        "login": ("login", "Check a token, and store it for this service."),
+        "open": ("login", "Open the service's pages, or a certificate, in a browser."),
         "ledger": ("service_commands", "Privacy budgets of data sets."),
         "approve": ("service_commands", "Approve or reject a pending certificate."),
         "revoke": ("service_commands", "Revoke a certificate permanently."),

@@ -1,9 +1,10 @@
 """The HTTP client of a running service, for the commands that talk to it.
 
-The address is ``--server`` or ``AFFIDAVIT_SERVER``. The token is only read from
-``AFFIDAVIT_TOKEN``, because every user of a machine can read command lines; an invalid token is
-never printed. Commands exit with 2 for an invalid token, with 3 when the service cannot be reached
-or fails, and with 1 when it refuses; ``Client`` raises ``Unreachable`` and ``Problem`` instead.
+The address is ``--server`` or ``AFFIDAVIT_SERVER``. The token is read from ``AFFIDAVIT_TOKEN`` or
+from what ``affidavit login`` stored, because every user of a machine can read command lines; an
+invalid token is never printed. Commands exit with 2 for an invalid token, with 3 when the service
+cannot be reached or fails, and with 1 when it refuses; ``Client`` raises ``Unreachable`` and
+``Problem`` instead.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import httpx
 import typer
 
 from affidavit.gate.console import fail, stop
+from affidavit.gate.credentials import stored_token
 from affidavit.gate.exit_codes import Exit
 
 SERVER = "http://127.0.0.1:8321"
@@ -188,7 +190,7 @@ def connect(
     """
     require_url(server)
     try:
-        yield Client(server, token=token_of_environment(), timeout=timeout)
+        yield Client(server, token=token_for(server), timeout=timeout)
     except Unreachable as error:
         fail(str(error), Exit.UNDECIDED)
     except Problem as problem:
@@ -203,12 +205,22 @@ def require_url(server: str) -> None:
         stop(f"--server {server[:80]} is not a URL: use http://HOST or https://HOST.")
 
 
-def token_of_environment() -> str | None:
-    """The token in ``AFFIDAVIT_TOKEN``; an invalid one ends the command and is not printed."""
+def token_for(server: str) -> str | None:
+    """The token in ``AFFIDAVIT_TOKEN``, or else the one that ``affidavit login`` stored.
+
+    An invalid one ends the command and is not printed.
+    """
     token = os.environ.get("AFFIDAVIT_TOKEN")
-    if token and _TOKEN.fullmatch(token) is None:
-        stop("AFFIDAVIT_TOKEN is not a token: use letters A to Z, digits and . _ ~ + / - = only.")
-    return token or None
+    if not token:
+        return stored_token(server)
+    require_token(token, "AFFIDAVIT_TOKEN")
+    return token
+
+
+def require_token(token: str, name: str) -> None:
+    """End the command unless ``token`` has the form of one; it is not printed."""
+    if _TOKEN.fullmatch(token) is None:
+        stop(f"{name} is not a token: use letters A to Z, digits and . _ ~ + / - = only.")
 
 
 def _problem(response: httpx.Response) -> Exception:

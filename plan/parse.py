@@ -143,4 +143,4 @@ def _field_names() -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-_PLAN = Kind("a plan", _field_names, "docs/plan.md")
+_PLAN = Kind("a plan", _field_names, "`affidavit schema`")

@@ -11,6 +11,7 @@ database is opened.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,25 @@ PROBLEM = "application/problem+json"
 ID_PATTERN = DIGEST
 SCHEME = "bearer"
 REF = "#/components/schemas/{model}"
+
+TAGS = {
+    "certificates": "Certify plans, and read, approve and revoke certificates.",
+    "diagnoses": "Explain a claimed number.",
+    "runs": "Request, watch and report training runs.",
+    "queues": "Hand runs to workers.",
+    "ledgers": "Budgets of data sets.",
+    "reservations": "What runs take from a budget.",
+    "policies": "What an organisation requires.",
+    "waivers": "Granted exceptions.",
+    "keys": "Keys that sign.",
+    "keyset": "The keyset in force.",
+    "keysets": "Signed sets of keys.",
+    "status": "The signed list of revoked certificates.",
+    "log": "The append-only log and its proofs.",
+    "mechanisms": "What optimisers release.",
+    "health": "Probes and metrics.",
+}
+"""The resources, by the first part of their paths."""
 
 Schema = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
@@ -146,9 +166,36 @@ def _document(app: FastAPI) -> Schema:
         operation = document["paths"].get(path, {}).get(method.lower())
         if operation is not None:
             _describe_operation(operation, access)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            _name_operation(operation, method, path)
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    document["servers"] = [{"url": "/", "description": "The service that answered."}]
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
     return document
+
+
+def _name_operation(operation: Schema, method: str, path: str) -> None:
+    """Tag an operation by its resource, and name it by that and its function."""
+    resource = path.removeprefix("/v1").split("/")[1]
+    operation["tags"] = [resource if resource in TAGS else "health"]
+    function = operation["operationId"].partition(_path_suffix(path))[0]
+    if resource not in TAGS:
+        name = function
+    elif method == "get" and function in (resource, resource.removesuffix("s")):
+        listed = function == resource and function not in ("keyset", "status")
+        name = f"{'list' if listed else 'get'}_{function}"
+    elif resource.rstrip("s") in function:
+        name = function
+    else:
+        name = f"{resource}_{function}"
+    operation["operationId"] = name
+
+
+def _path_suffix(path: str) -> str:
+    """What FastAPI adds to the name of a function."""
+    return re.sub(r"\W", "_", path)
 
 
 def _describe_operation(operation: Schema, access: Guard | Open) -> None:

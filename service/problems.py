@@ -2,7 +2,7 @@
 
 ::
 
-    {"type": "about:blank", "title": "Bad Request", "status": 400,
+    {"type": "/problems/malformed_plan", "title": "Bad Request", "status": 400,
      "code": "malformed_plan", "detail": "unknown_field at /stepz: ...",
      "reasons": [{"code": "unknown_field", "pointer": "/stepz", "message": ...,
                   "remedy": "Did you mean steps?", "line": 3, "column": 1}]}
@@ -80,7 +80,7 @@ class Problem(Exception):
     def as_response(self) -> Response:
         """The problem as an HTTP response."""
         document = {
-            "type": "about:blank",
+            "type": f"/problems/{self.code}",
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
             "code": self.code,

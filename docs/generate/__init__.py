@@ -21,10 +21,11 @@ PAGES: dict[str, Callable[[], str]] = {
     "reference/certificate.example.json": certificate.example,
     "reference/cli.md": cli.page,
     "reference/codes.md": codes.page,
+    "../plan/codes.json": codes.data,
     "reference/plan-schema.md": plan_schema.page,
     "reference/plan.schema.json": plan_schema.schema_text,
 }
-"""Every generated file below ``docs``, with what makes its text."""
+"""Every generated file, from ``docs``, with what makes its text."""
 
 
 def write() -> None:

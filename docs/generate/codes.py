@@ -8,6 +8,7 @@ and remedy are those of the same call, with what is filled in shown as ``…``.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -74,15 +75,30 @@ class Use:
     remedy: str
 
 
+def data() -> str:
+    """Every code with its message and remedy in each room, as ``affidavit explain`` reads them."""
+    entries: dict[str, list[dict[str, str]]] = {}
+    for room in ROOMS:
+        for code, use in sorted(_stored(room).items()):
+            entry = {"room": use.room, "message": use.message, "remedy": use.remedy}
+            entries.setdefault(code, []).append(entry)
+    return json.dumps(entries, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+
+
+def _stored(room: str) -> dict[str, Use]:
+    stored: dict[str, Use] = {}
+    for use in uses(room):
+        known = stored.get(use.code)
+        if known is None or (not known.message and use.message):
+            stored[use.code] = use
+    return stored
+
+
 def page() -> str:
     """A table for each room."""
     sections = []
     for room in ROOMS:
-        stored: dict[str, Use] = {}
-        for use in uses(room):
-            known = stored.get(use.code)
-            if known is None or (not known.message and use.message):
-                stored[use.code] = use
+        stored = _stored(room)
         rows = [(f"`{c}`", stored[c].message, stored[c].remedy) for c in sorted(stored)]
         if rows:
             sections.append(f"## {room}\n\n" + table(("code", "says", "to do"), rows))

@@ -18,7 +18,7 @@ from typing import Any
 from affidavit.certificate import write_atomically
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.source import Source
-from affidavit.gate.client import Client, Problem, Unreachable, token_of_environment
+from affidavit.gate.client import Client, Problem, Unreachable, token_for
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import Reason, as_document, digest_of
 
@@ -31,7 +31,7 @@ class ServiceCheck:
     """Checks with the service at ``address``; its ``on_outage`` is stored in ``folder``."""
 
     def __init__(self, address: str, folder: Path) -> None:
-        self._client = Client(address, token=token_of_environment(), timeout=TIMEOUT)
+        self._client = Client(address, token=token_for(address), timeout=TIMEOUT)
         name = digest_of({"server": self._client.server}).removeprefix("sha256:")
         self._stored = folder / "servers" / f"{name}.json"
 

@@ -10,6 +10,7 @@ MODULES = (
     "certificates",
     "decisions",
     "diagnoses",
+    "problem_types",
     "public",
     "keysets",
     "log",

@@ -121,7 +121,7 @@ def _walk(
             raise not_imported(
                 KIND,
                 f"{name} is not a supported kind.",
-                "Write a plan instead; docs/plan.md lists its fields.",
+                "Write a plan instead; `affidavit schema` lists its fields.",
             )
 
 

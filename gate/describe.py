@@ -1,0 +1,80 @@
+"""``affidavit schema`` and ``affidavit explain``: what plans may say, and what codes mean."""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+
+from affidavit.gate.console import print_document, say, stop
+from affidavit.plan import code_meanings, plan_schemas
+from affidavit.plan import explain as meanings_of
+
+SCHEMA_ID = "https://affidavit.dev/schemas/plan-v1.json"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema(
+    field: Annotated[
+        str | None, typer.Argument(help="A field, like sampling.scheme; default: the whole schema.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a plan, or what one field takes."""
+    parts = plan_schemas("#/$defs/{model}")
+    if field is None:
+        roots = [{"$ref": f"#/$defs/{name}"} for name in ("PlanOfOnePhase", "PlanOfPhases")]
+        whole = {"$schema": DIALECT, "$id": SCHEMA_ID, "title": "Plan", "anyOf": roots}
+        print_document(json.dumps({**whole, "$defs": parts}, indent=2, ensure_ascii=False) + "\n")
+        return
+    print_document(json.dumps(_find(parts, field), indent=2, ensure_ascii=False) + "\n")
+
+
+def _find(parts: dict[str, Any], field: str) -> Any:
+    """The schema of a field by its path; a name alone is looked for in every part."""
+    *owners, name = field.split(".")
+    below = [parts["PlanOfOnePhase"]] if owners else list(parts.values())
+    for owner in owners:
+        below = [
+            parts[reference.rpartition("/")[2]]
+            for part in below
+            for reference in _references(part.get("properties", {}).get(owner, {}))
+        ]
+    for part in below:
+        if name in part.get("properties", {}):
+            return part["properties"][name]
+    names = sorted({n for part in below for n in part.get("properties", {})})
+    near = get_close_matches(name, names, n=1)
+    hint = f" Did you mean {near[0]}?" if near else f" Use one of {', '.join(names)}."
+    return stop(f"{field} is not a field of a plan.{hint if names else ''}")
+
+
+def _references(part: Any) -> list[str]:
+    """Every ``$ref`` below a part of the schema."""
+    if isinstance(part, dict):
+        own = [part["$ref"]] if "$ref" in part else []
+        return own + [name for value in part.values() for name in _references(value)]
+    return [name for item in part for name in _references(item)] if isinstance(part, list) else []
+
+
+def explain(
+    code: Annotated[str, typer.Argument(help="A code of a reason, finding, problem or mistake.")],
+) -> None:
+    """Explain a code: what it says, and what to do."""
+    # Imported here because the catalogue loads the accountants.
+    from affidavit.certificate.diagnosis import CATALOGUE
+
+    for meaning in () if code in CATALOGUE else meanings_of(code):
+        say(f"{code} ({meaning.room}): {meaning.message}".rstrip(": "))
+        if meaning.remedy:
+            say(f"  to do: {meaning.remedy}")
+    if code in CATALOGUE:
+        mistake = CATALOGUE[code]
+        say(f"{code} (known mistake): {mistake.wrong}")
+        say(f"  to do: {mistake.fix}")
+        say(f"  source: {mistake.source}")
+    if not meanings_of(code) and code not in CATALOGUE:
+        near = get_close_matches(code, [*code_meanings(), *CATALOGUE], n=2)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        stop(f"there is no code {code[:80]}.{hint}")

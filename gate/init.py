@@ -1,0 +1,125 @@
+"""``affidavit init``: write a first plan, from options, questions and a training script."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from ruamel.yaml import YAML
+
+from affidavit.gate.checking.importers import imported
+from affidavit.gate.console import err, read_file, refuse, say, stop, write
+from affidavit.gate.exit_codes import Exit
+from affidavit.plan import MalformedPlan, parse_plan, with_fields
+
+QUESTIONS: dict[str, tuple[str, str, Any]] = {
+    "size": ("Records in the data set", "60000", int),
+    "sampling": (
+        "Sampling scheme (poisson, shuffled, fixed_size, full_batch, ...)",
+        "poisson",
+        str,
+    ),
+    "lot_size": ("Records in a lot (the batch size)", "256", int),
+    "epochs": ("Epochs", "10", float),
+    "adjacency": ("Neighbouring data sets (add_remove, replace_one, zero_out)", "add_remove", str),
+    "clip_norm": ("Clip norm", "1.0", float),
+    "epsilon": ("Target ε", "8", float),
+    "delta": ("Target δ", "1e-6", float),
+}
+"""What a plan needs: the question, an answer to accept with Enter, and its type."""
+
+
+def init(
+    script: Annotated[
+        Path | None, typer.Argument(help="Training script for Opacus to read values from.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write; never overwritten.")] = Path(
+        "plan.yaml"
+    ),
+    optimizer: Annotated[str, typer.Option(help="Optimiser, as in a plan.")] = "dp_sgd",
+    size: Annotated[int | None, typer.Option(help="Records in the data set.")] = None,
+    sampling: Annotated[str | None, typer.Option(help="Sampling scheme.")] = None,
+    lot_size: Annotated[int | None, typer.Option(help="Records in a lot.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Epochs.")] = None,
+    adjacency: Annotated[str | None, typer.Option(help="Which data sets are neighbours.")] = None,
+    clip_norm: Annotated[float | None, typer.Option(help="Clip norm.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target ε.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Target δ.")] = None,
+) -> None:
+    """Write a plan that asks for its noise; values that are not given are asked for.
+
+    Without a terminal every value must be an option, or stand in the script.
+    """
+    options = {
+        "size": size,
+        "sampling": sampling,
+        "lot_size": lot_size,
+        "epochs": epochs,
+        "adjacency": adjacency,
+        "clip_norm": clip_norm,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
+    if out.exists():
+        stop(f"{out} exists; choose another file with --out.")
+    try:
+        start = {} if script is None else _read_script(script)
+        start = {"releases": [{"name": "all"}], "optimizer": {"name": optimizer}, **start}
+        declared = {name: value for name, value in options.items() if value is not None}
+        document = with_fields(start, **declared, **_answers(_missing(start, declared)))
+        text = _yaml({"version": 1, **document})
+        parse_plan(text, "yaml")
+    except MalformedPlan as error:
+        refuse(str(out), error.reasons, Exit.USAGE, as_json=False)
+    write(out, text)
+    say(f"written to {out}; next: affidavit certify {out}")
+
+
+def _read_script(script: Path) -> dict[str, Any]:
+    partial = imported(str(script), read_file(script))
+    if partial is None:
+        stop(f"{script}: no call of Opacus' make_private was found.")
+    for assumption in partial.assumed:
+        err.print(assumption, markup=False, highlight=False)
+    return partial.data
+
+
+def _missing(document: dict[str, Any], declared: dict[str, Any]) -> list[str]:
+    """The names of ``QUESTIONS`` that neither the document nor an option answers."""
+    (release,) = document["releases"]
+    sampling, target = document.get("sampling", {}), document.get("target", {})
+    present = {
+        "size": "size" in document.get("dataset", {}),
+        "sampling": "scheme" in sampling,
+        "lot_size": "lot_size" in sampling or "probability" in sampling,
+        "epochs": "epochs" in document or "steps" in document,
+        "adjacency": "adjacency" in document,
+        "clip_norm": "clip_norm" in release,
+        "epsilon": "epsilon" in target or "noise_multiplier" in release,
+        "delta": "delta" in target,
+    }
+    if declared.get("sampling") == "full_batch":
+        present["lot_size"] = True
+    return [name for name in QUESTIONS if not present[name] and name not in declared]
+
+
+def _answers(names: list[str]) -> dict[str, Any]:
+    if names and not sys.stdin.isatty():
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in names)
+        stop(f"without a terminal give {options}.")
+    answers = {}
+    for name in names:
+        question, default, kind = QUESTIONS[name]
+        answers[name] = typer.prompt(question, default=default, type=kind, err=True)
+    return answers
+
+
+def _yaml(document: dict[str, Any]) -> bytes:
+    yaml = YAML()
+    yaml.default_flow_style = None
+    stream = io.BytesIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()

@@ -1,0 +1,28 @@
+"""The ``type`` of every problem leads to a page of the service that answered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/v1/certificates/none"), ("POST", "/v1/certificates"), ("GET", "/problems/nothing")],
+)
+def test_a_problem_resolves(client: Any, method: str, path: str) -> None:
+    problem = client.request(method, path).json()
+    assert problem["type"] == f"/problems/{problem['code']}"
+    page = client.get(problem["type"])
+    assert page.status_code == 200
+    assert problem["code"] in page.text
+
+
+def test_operations_have_tags_and_ids_of_their_own(client: Any) -> None:
+    document = client.get("/openapi.json").json()
+    tags = {tag["name"] for tag in document["tags"]}
+    operations = [item for path in document["paths"].values() for item in path.values()]
+    assert all(set(item["tags"]) <= tags for item in operations)
+    assert len({item["operationId"] for item in operations}) == len(operations)
+    assert not [item for item in operations if "v1" in item["operationId"]]
