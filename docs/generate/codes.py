@@ -29,7 +29,10 @@ ROOMS = (
     "worker",
     "library",
 )
-CODE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|conflict|unsigned|revoked|superseded")
+CODE = re.compile(
+    r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|unproved|conflict|unsigned"
+    "|revoked|superseded"
+)
 MESSAGES = ("message", "detail", "text", "what", "wrong", "title")
 REMEDIES = ("remedy", "to_do", "do")
 SHOWN = 240

@@ -11,7 +11,7 @@ from pathlib import Path
 from affidavit.gate.checking.pyproject import SETTINGS, settings
 from affidavit.plan import MalformedPlan, Reason
 
-SUFFIXES = (".yaml", ".yml", ".json", ".toml")
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".py", ".ipynb")
 SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
 """Third-party folders; hidden folders and symbolic links are skipped too."""
 

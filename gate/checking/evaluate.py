@@ -39,16 +39,33 @@ def evaluate(
     # No ledger is available here; the policy's on_outage decides whether that blocks.
     budget: Budget = "fits" if rules.on_outage == "warn" else "unknown"
     under, judgement = judge(plan, assessment, rules, budget=budget)
+    broken = _broken(source, plan)
+    if broken and under.verdict == "certified":
+        under = replace(under, verdict="refused")
+    by_policy = under.reasons[len(assessment.reasons) :]
+    under = replace(under, reasons=(*under.reasons, *broken))
     return CheckResult(
         file=source.file,
         name=source.name,
         exit=OF_VERDICT[under.verdict],
         findings=(
             *_findings(source, plan, assessment),
-            *_findings_of_policy(source, under.reasons[len(assessment.reasons) :], rules),
+            *_findings_of_policy(source, by_policy, rules),
+            *(GateFinding.of(source.file, reason) for reason in broken),
         ),
         result=under.as_result() | ({} if policy is None else judgement.as_dict()),
         headline=headline(under),
+    )
+
+
+def _broken(source: Source, plan: Plan) -> tuple[Reason, ...]:
+    """The obligations that the library of an imported plan is known not to fulfil."""
+    return source.locate(
+        tuple(
+            Reason(code=item.code, pointer="", message=item.message, remedy=item.remedy)
+            for item in source.broken
+            if item.applies(plan.adjacency)
+        )
     )
 
 

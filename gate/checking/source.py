@@ -10,7 +10,8 @@ from typing import Any
 
 from affidavit.gate.checking import pyproject
 from affidavit.gate.checking.importers import imported
-from affidavit.gate.checking.importers.base import Partial
+from affidavit.gate.checking.importers.base import Broken, Partial
+from affidavit.gate.checking.importers.directives import key_of
 from affidavit.gate.checking.pyproject import given_for
 from affidavit.gate.checking.sections import (
     Section,
@@ -53,6 +54,8 @@ class Source:
     syntax: Syntax = "yaml"
     assumed: tuple[str, ...] = field(default=())
     imported: str | None = None
+    broken: tuple[Broken, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -76,7 +79,20 @@ class Source:
         if reason.code not in ("missing_field", "incomplete"):
             return reason
         remedy = f'{reason.remedy} Set it in [tool.affidavit.given."{self.file}"].'
-        return replace(reason, message=f"{self.imported}: {reason.message}", remedy=remedy)
+        why = ""
+        if self.file.lower().endswith((".py", ".ipynb")):
+            why = "".join(
+                f" {text}"
+                for pointer, text in self.unread
+                if pointer.startswith(reason.pointer) or reason.pointer.startswith(pointer)
+            )
+            if (key := key_of(reason.pointer)) is not None:
+                remedy = (
+                    f'Add the line "# affidavit: {key}=...", or set it in '
+                    + remedy.partition("Set it in ")[2]
+                )
+        message = f"{self.imported}: {reason.message}{why}"
+        return replace(reason, message=message, remedy=remedy)
 
     @property
     def names_a_file(self) -> bool:
@@ -110,12 +126,16 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     if kind.endswith(".toml"):
         yield from _in_toml(name, raw, explicit=explicit)
         return
-    if (partial := imported(kind, raw)) is not None:
+    folder = None if name == "-" else Path(name).parent
+    if (partial := imported(kind, raw, folder)) is not None:
         yield _complete(name, partial)
         return
-    if kind.endswith(".py"):
+    if kind.endswith((".py", ".ipynb")):
         if explicit:
-            raise _no_plan("this script does not call Opacus' make_private.")
+            raise _no_plan(
+                "it has no call that Affidavit reads, which are Opacus' make_private and "
+                "make_private_with_epsilon."
+            )
         return
     syntax = syntax_of(kind, raw)
     text = raw.decode("utf-8", errors="replace")
@@ -163,6 +183,8 @@ def _complete(name: str, partial: Partial) -> Source:
         places=Document(None, places),
         assumed=partial.assumed,
         imported=partial.kind,
+        broken=partial.broken,
+        unread=partial.unread,
     )
 
 

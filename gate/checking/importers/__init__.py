@@ -4,7 +4,7 @@ An importer returns the plan fields that a document contains, and lists its assu
 adds a sampler, an adjacency or a target: missing fields must be given in pyproject.toml::
 
     [tool.affidavit.given."train.py"]
-    adjacency = "add_remove"
+    adjacency = "zero_out"
     sampling = {scheme = "poisson"}
     target = {epsilon = 8.0, delta = 1e-5}
 
@@ -13,27 +13,37 @@ A new importer is a module with two functions, and an entry in ``DOCUMENTS``.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from affidavit.gate.checking.importers import dp_event, jax_privacy, opacus
+from affidavit.gate.checking.importers import (
+    dp_event,
+    jax_privacy,
+    notebook,
+    opacus,
+    opacus_state,
+)
 from affidavit.gate.checking.importers.base import Partial
 from affidavit.plan import MalformedPlan, load_json
 
 DOCUMENTS = (
     (dp_event.recognises, dp_event.read),
-    (opacus.recognises_state, opacus.read_state),
+    (opacus_state.recognises, opacus_state.read),
     (jax_privacy.recognises, jax_privacy.read),
 )
 """Importers of JSON documents."""
 
 
-def imported(name: str, raw: bytes) -> Partial | None:
+def imported(name: str, raw: bytes, folder: Path | None = None) -> Partial | None:
     """The plan fields of another library's document; None if the format is unknown.
 
-    Raises ``MalformedPlan`` if a known document cannot be imported.
+    ``folder`` is where the files that a script reads are looked for. Raises ``MalformedPlan`` if a
+    known document cannot be imported.
     """
-    if name.endswith(".py"):
-        return opacus.read(raw)
+    if name.endswith(".ipynb"):
+        raw = notebook.source_of(raw)
+    if name.endswith((".py", ".ipynb")):
+        return opacus.read(raw, folder)
     if not name.endswith(".json"):
         return None
     try:

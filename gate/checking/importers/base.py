@@ -7,7 +7,7 @@ by name, and never becomes an unknown for the plan to solve.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,35 @@ from affidavit.plan import LARGEST_INTEGER, PHASE_FIELDS, MalformedPlan, Reason,
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Broken:
+    """An obligation that the document's library is known not to fulfil.
+
+    ``adjacencies`` are those under which it matters; None stands for all. A plan to which it
+    applies is not certified.
+    """
+
+    code: str
+    message: str
+    remedy: str
+    adjacencies: tuple[str, ...] | None = None
+
+    def applies(self, adjacency: str) -> bool:
+        """Whether it matters under this adjacency."""
+        return self.adjacencies is None or adjacency in self.adjacencies
+
+
+def as_it_is(plan: dict[str, Any]) -> dict[str, Any]:
+    """A plan that needs no finish."""
+    return plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Partial:
     """Plan fields of a document of ``kind``; ``assumed`` lists its assumptions as sentences.
 
     ``lines`` maps JSON pointers to lines of the file. ``excluded`` has the values that the
-    document rules out for the adjacency or the sampling ``scheme``.
+    document rules out for the adjacency or the sampling ``scheme``. ``unread`` says, by JSON
+    pointer, which expression could not be read. ``finish`` completes the merged plan.
     """
 
     kind: str
@@ -27,6 +51,9 @@ class Partial:
     assumed: tuple[str, ...] = ()
     lines: tuple[tuple[str, int], ...] = ()
     excluded: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    broken: tuple[Broken, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+    finish: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
 
     def completed(self, given: dict[str, Any], name: str) -> dict[str, Any]:
         """The complete plan document; raises ``MalformedPlan`` if ``given`` contradicts it."""
@@ -47,13 +74,20 @@ class Partial:
             if excluded is not None:
                 message = f"{key} is given as {excluded}, which {name} rules out."
                 raise _conflict((key,), message, name)
-        return {"version": 1, **whole}
+        return {"version": 1, **self.finish(whole)}
 
 
-def not_imported(kind: str, message: str, remedy: str) -> MalformedPlan:
+def not_imported(kind: str, message: str, remedy: str, line: int | None = None) -> MalformedPlan:
     """The error for a document of ``kind`` that cannot be imported."""
     return MalformedPlan(
-        Reason(code="not_imported", pointer="", message=f"{kind}: {message}", remedy=remedy)
+        Reason(
+            code="not_imported",
+            pointer="",
+            message=f"{kind}: {message}",
+            remedy=remedy,
+            line=line,
+            column=None if line is None else 1,
+        )
     )
 
 

@@ -120,7 +120,7 @@ def _documents() -> Iterator[tuple[str, str, set[str]]]:
     state = {"/adjacency", "/target", "/phases/0/sampling/scheme"}
     yield "state.json", json.dumps(STATE), state
     yield "jax.json", json.dumps(JAX), {"/target"}
-    yield "train.py", SCRIPT.replace("{more}", ""), {"/adjacency", "/sampling", "/target"}
+    yield "train.py", SCRIPT.replace("{more}", ""), {"/adjacency", "/target"}
 
 
 @pytest.mark.parametrize(("name", "text", "asked"), tuple(_documents()))
@@ -156,7 +156,7 @@ def test_a_sampler_holds_for_every_phase_once_it_is_given(checked: Any) -> None:
 
 def test_a_finding_stands_at_the_script_s_line(checked: Any) -> None:
     Path("train.py").write_text(SCRIPT.replace("{more}", "\n    poisson_sampling=True,"))
-    fields = {"adjacency": "add_remove", "dataset": {"size": 60000}, "steps": 1000}
+    fields = {"adjacency": "zero_out", "dataset": {"size": 60000}, "steps": 1000}
     target = {"epsilon": 1.0, "delta": 1e-5}
     given("train.py", **fields, sampling={"lot_size": 600}, target=target)
     code, document = checked("train.py")
@@ -331,18 +331,6 @@ def test_a_calibration_of_the_library_s_own_is_not_what_is_certified(checked: An
     code, document = checked("jax.json")
     assert code == 0, document
     assert "calibrates its own" in _told(document)
-    Path("train.py").write_text(
-        "from opacus import PrivacyEngine\n"
-        "PrivacyEngine().make_private_with_epsilon(module=m, optimizer=o, data_loader=d,\n"
-        "    target_epsilon=8.0, target_delta=1e-5, epochs=2, max_grad_norm=1.0)\n"
-    )
-    size = {"dataset": {"size": 60000}}
-    given(
-        "train.py", adjacency="add_remove", sampling={"scheme": "poisson", "lot_size": 600}, **size
-    )
-    code, document = checked("train.py")
-    assert code == 0, document
-    assert "calibrates its own" in _told(document)
 
 
 OPTION = """\
@@ -360,15 +348,20 @@ KNOWN = [
     (OPTION.replace("args = p.parse_args", "args, _ = p.parse_known_args"), "args.sigma"),
     (OPTION.replace("argparse.A", "A").replace("import ", "from argparse import ArgumentParser #"),
      "args.sigma"),
+    ("SIGMA = 4.0\ndef train(SIGMA): pass\n", "SIGMA"),
+    ("SIGMA = 4.0\nf = lambda SIGMA: 0\n", "SIGMA"),
+    ("SIGMA = 4.0\ndef f():\n    SIGMA = 0.5\n", "SIGMA"),
+    (OPTION + "def f(args): pass\n", "args.sigma"),
+    (OPTION.replace("p.add_argument(", "p.add_argument_group().add_argument("), "args.sigma"),
 ]  # fmt: skip
 UNKNOWN_NAMES = [
     "SIGMA /= 8", "SIGMA: float = 0.5", "SIGMA, C = 0.5, 1.0", "for SIGMA in [0.5]: pass",
-    "def train(SIGMA): pass", "f = lambda SIGMA: 0", "def f():\n  SIGMA = 0.5",
     "if (SIGMA := 0.5): pass", "with f() as SIGMA: pass", "import SIGMA",
     "from x import y as SIGMA",
     "from x import *", "try: f()\nexcept E as SIGMA: pass", "def SIGMA(): pass",
     "class SIGMA: pass",
-    "def f():\n  global SIGMA", "del SIGMA", "[0 for SIGMA in x]", "globals()['SIGMA'] = 0.5",
+    "def f():\n  global SIGMA\n  SIGMA = 0.5", "del SIGMA", "[0 for SIGMA in x]",
+    "globals()['SIGMA'] = 0.5",
     "match x:\n  case SIGMA: pass", "match x:\n  case [*SIGMA]: pass",
     "match x:\n  case {**SIGMA}: pass", "sys.modules[__name__].SIGMA = 0.5", "exec('SIGMA = 0.5')",
 ]  # fmt: skip
@@ -376,9 +369,9 @@ UNKNOWN_OPTIONS = [
     "args.sigma = 0.5", "args.sigma /= 8", "setattr(args, 'sigma', 0.5)",
     "vars(args)['sigma'] = 0.5", "args.__dict__.update(sigma=0.5)", "p.set_defaults(sigma=0.5)",
     "args = other()",
-    "def f(args): pass", "q = argparse.ArgumentParser()\nq.add_argument('--sigma', default=0.5)",
+    "q = argparse.ArgumentParser()\nq.add_argument('--sigma', default=0.5)",
     "p.add_argument('--noise', dest='sigma', default=0.5)", "p.add_argument(name, default=0.5)",
-    "p.add_argument('--noise', **more)", "configure(p)", "configure(args)", "import argparse",
+    "p.add_argument('--noise', **more)", "configure(p)", "configure(args)",
     "a = p\n", "a.default = 0.5", "p = other()", "argparse = other()",
 ]  # fmt: skip
 CHANGED_OPTIONS = [
@@ -387,7 +380,6 @@ CHANGED_OPTIONS = [
     ("default=4.0", "default=other"), ("default=4.0", "default=4.0, required=True"),
     ('"-s", "--sigma"', '"sigma"'), ('description="x"', "parents=[other]"),
     ("argparse.ArgumentParser", "Parser"), ("import argparse", "import other as argparse"),
-    ("args = p", "args: N = p"), ("p.add_argument", "p.add_argument_group().add_argument"),
 ]  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""``# affidavit: key=value`` lines: what a script's text cannot settle, stated beside it.
+
+::
+
+    # affidavit: dataset_size=60000 adjacency=zero_out
+    # affidavit: lot_size=256 target_epsilon=8 target_delta=1e-5
+
+A statement that differs from what the script itself says is an error, never the answer.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tokenize
+from typing import Any
+
+from affidavit.plan import MalformedPlan, Reason
+
+LINE = re.compile(r"#\s*affidavit:\s*(.*)")
+PAIR = re.compile(r"([a-z_]+)\s*=\s*([^\s,]+)")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "dataset_size": ("dataset", "size"),
+    "unit": ("dataset", "unit"),
+    "adjacency": ("adjacency",),
+    "lot_size": ("sampling", "lot_size"),
+    "scheme": ("sampling", "scheme"),
+    "probability": ("sampling", "probability"),
+    "max_lot_size": ("sampling", "max_lot_size"),
+    "epochs": ("epochs",),
+    "steps": ("steps",),
+    "noise_multiplier": ("releases", "noise_multiplier"),
+    "clip_norm": ("releases", "clip_norm"),
+    "target_epsilon": ("target", "epsilon"),
+    "target_delta": ("target", "delta"),
+    "poisson_sampling": ("poisson_sampling",),
+    "drop_last": ("drop_last",),
+}
+"""Keys, with the plan field that each states."""
+
+
+def stated_in(source: str) -> dict[str, Any]:
+    """The values that comments state, by key; raises ``MalformedPlan``."""
+    stated: dict[str, Any] = {}
+    for line, comment in _comments(source):
+        match = LINE.match(comment)
+        if match is None:
+            continue
+        pairs = PAIR.findall(match[1])
+        if not pairs or PAIR.sub("", match[1]).strip(" ,"):
+            raise _wrong(line, f"{match[1]!r} is not a list of key=value.")
+        for key, text in pairs:
+            if key not in FIELDS:
+                raise _wrong(line, f"{key} is an unknown key.")
+            value = _value(text)
+            if stated.setdefault(key, value) != value:
+                raise _wrong(line, f"{key} is stated twice, as {stated[key]} and {value}.")
+    return stated
+
+
+def key_of(pointer: str) -> str | None:
+    """The key that states the plan field at ``pointer``, if there is one.
+
+    >>> key_of("/dataset/size"), key_of("/dataset"), key_of("/optimizer")
+    ('dataset_size', 'dataset_size', None)
+    """
+    path = tuple(part for part in pointer.split("/")[1:] if not part.isdigit())
+    return next((key for key, field in FIELDS.items() if path and field[: len(path)] == path), None)
+
+
+def _comments(source: str) -> list[tuple[int, str]]:
+    if "affidavit:" not in source:
+        return []
+    try:
+        tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    except (tokenize.TokenError, SyntaxError):
+        return []
+    return [(item.start[0], item.string) for item in tokens if item.type == tokenize.COMMENT]
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text.replace("_", "") if text[0].isdigit() else text.lower())
+    except ValueError:
+        return text
+
+
+def _wrong(line: int, message: str) -> MalformedPlan:
+    return MalformedPlan(
+        Reason(
+            code="wrong_statement",
+            pointer="",
+            message=f"# affidavit: {message}",
+            remedy=f"Use key=value with one of {', '.join(FIELDS)}.",
+            line=line,
+            column=1,
+        )
+    )

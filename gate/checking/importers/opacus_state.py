@@ -1,0 +1,59 @@
+"""Import the saved state of an Opacus accountant.
+
+``json.dump(privacy_engine.accountant.state_dict(), file)`` writes it. Its history has the noise,
+rate and number of the steps taken, but not the sampler, which must be given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from affidavit.gate.checking.importers.base import (
+    Partial,
+    not_imported,
+    only,
+    positive,
+    share,
+    whole,
+)
+
+KIND = "Opacus accountant state"
+ENTRY = 3
+"""Values in an entry of the history: noise, rate and steps."""
+
+
+def recognises(document: Any) -> bool:
+    """Whether a document is the state of an Opacus accountant."""
+    return isinstance(document, dict) and {"history", "mechanism"} <= document.keys()
+
+
+def read(document: dict[str, Any]) -> Partial:
+    """A phase for each entry of the history; raises ``MalformedPlan``."""
+    only(KIND, document, ("history", "mechanism"))
+    if not isinstance(document["mechanism"], str):
+        raise not_imported(KIND, "mechanism is not a name.", "Save it with Opacus.")
+    history = document["history"]
+    if not isinstance(history, list) or not history:
+        raise not_imported(KIND, "its history is empty.", "Save it after training.")
+    if not all(isinstance(entry, list) and len(entry) == ENTRY for entry in history):
+        raise not_imported(
+            KIND, "its history is not a list of [noise, rate, steps].", "Save it with Opacus."
+        )
+    phases = [_phase(f"history {index}", *entry) for index, entry in enumerate(history)]
+    return Partial(
+        kind=KIND,
+        data=dict(phases[0]) if len(phases) == 1 else {"phases": phases},
+        assumed=(
+            "Opacus: all parameters are taken as one release with one clip norm; with per-layer "
+            "clipping that is right if max_grad_norm was the norm of all layers together.",
+        ),
+    )
+
+
+def _phase(where: str, noise: Any, rate: Any, steps: Any) -> dict[str, Any]:
+    multiplier = positive(KIND, f"{where}: noise_multiplier", noise)
+    return {
+        "sampling": {"probability": share(KIND, f"{where}: sample_rate", rate)},
+        "steps": whole(KIND, f"{where}: num_steps", steps),
+        "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": multiplier}],
+    }

@@ -1,0 +1,268 @@
+"""A parsed script: its scopes, the bindings of each name, and the calls of each function.
+
+A binding is anything that gives a name a value: assignments, parameters, imports, loops, patterns,
+``global``. What the text does not settle (``exec``, star imports, ``setattr``) is listed, so that
+readers refuse to read what it may change. Nothing is ever run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+DYNAMIC_FUNCTIONS = frozenset(
+    {"delattr", "globals", "locals", "exec", "eval", "compile", "__import__", "reload"}
+)
+DYNAMIC_ATTRIBUTES = frozenset(
+    {"__dict__", "__setattr__", "__delattr__", "modules", "import_module", "reload"}
+)
+PRINTERS = frozenset({"print", "pprint", "dumps", "dict", "str", "repr", "info", "debug", "sorted"})
+"""Functions that read ``vars(args)`` and change nothing."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Binding:
+    """One place where a name gets a value; ``value`` is None if the text does not show it."""
+
+    node: ast.AST
+    value: ast.expr | None = None
+
+
+@dataclass(eq=False)
+class Script:
+    """A script with its syntax tree; ``folder`` is where its imports and files are looked for."""
+
+    tree: ast.Module
+    folder: Path | None = None
+    parents: dict[ast.AST, ast.AST] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parents = {
+            child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
+        }
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def calls(self) -> list[ast.Call]:
+        """All calls."""
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around ``node``, from the inside out."""
+        while (node := self.parents.get(node, self.tree)) is not self.tree:
+            yield node
+        yield self.tree
+
+    def scope_of(self, node: ast.AST) -> Scope:
+        """The function, class or module in which ``node`` is evaluated."""
+        inner = node
+        for outer in self.above(node):
+            if isinstance(outer, FUNCTIONS) and _in_body(outer, inner):
+                return outer
+            if isinstance(outer, ast.ClassDef) and inner in outer.body:
+                return outer
+            inner = outer
+        return self.tree
+
+    @cached_property
+    def bindings(self) -> dict[tuple[Scope, str], list[Binding]]:
+        """The bindings of each name, by its scope."""
+        table: dict[tuple[Scope, str], list[Binding]] = defaultdict(list)
+        shared: dict[tuple[Scope, str], bool] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Global | ast.Nonlocal):
+                shared |= {(self.scope_of(node), name): True for name in node.names}
+        for node in self.nodes:
+            for name, value in _bound_by(node, self.parents):
+                scope = self.scope_of(node)
+                if isinstance(node, ast.arg):
+                    scope = self._function_of(node)
+                if (scope, name) in shared:
+                    # A name that a function shares is bound at several levels: nothing is known.
+                    table[(self.tree, name)].append(Binding(node))
+                table[(scope, name)].append(Binding(node, value))
+        return table
+
+    def _function_of(self, arg: ast.AST) -> Scope:
+        return next(node for node in self.above(arg) if isinstance(node, FUNCTIONS))
+
+    @cached_property
+    def stored_attributes(self) -> dict[str, list[ast.Attribute]]:
+        """Attributes that are set or deleted anywhere, of whatever object."""
+        table: dict[str, list[ast.Attribute]] = defaultdict(list)
+        for node in self.nodes:
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                table[node.attr].append(node)
+        return table
+
+    @cached_property
+    def stored_keys(self) -> set[object]:
+        """Constant keys that are set or deleted of whatever object; None for any other key."""
+        keys: set[object] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                keys.add(node.slice.value if isinstance(node.slice, ast.Constant) else None)
+        return keys
+
+    @cached_property
+    def set_attributes(self) -> set[str]:
+        """Attributes that ``setattr`` with a constant name sets."""
+        return {
+            str(call.args[1].value)
+            for call in self.calls
+            if _names(call.func, "setattr") and isinstance(call.args[1], ast.Constant)
+        }
+
+    @cached_property
+    def dynamic(self) -> ast.AST | None:
+        """The first thing that may bind names or set attributes that the text does not name."""
+        for node in self.nodes:
+            match node:
+                case ast.Name(id=name) if name in DYNAMIC_FUNCTIONS:
+                    return node
+                case ast.Name(id="setattr") if not self._is_plain_setattr(node):
+                    return node
+                case ast.Name(id="vars") if not self._is_printed(node):
+                    return node
+                case ast.Attribute(attr=name) if name in DYNAMIC_ATTRIBUTES:
+                    if not (name == "__dict__" and self._is_looked_up(node)):
+                        return node
+                case ast.alias(name="*"):
+                    return node
+        return None
+
+    def _is_looked_up(self, node: ast.Attribute) -> bool:
+        """Whether an item of an imported module's ``__dict__`` is read, and nothing else."""
+        outer = self.parents[node]
+        base = node.value
+        if not isinstance(base, ast.Name) or not isinstance(
+            getattr(outer, "ctx", None) if isinstance(outer, ast.Subscript) else ast.Load(),
+            ast.Load,
+        ):
+            return False
+        _, bindings = self.resolve(base.id, self.scope_of(base))
+        imported = bool(bindings) and all(isinstance(b.node, ast.alias) for b in bindings)
+        return imported and isinstance(outer, ast.Subscript | ast.comprehension)
+
+    def _is_plain_setattr(self, name: ast.AST) -> bool:
+        call = self.parents[name]
+        return (
+            isinstance(call, ast.Call)
+            and call.func is name
+            and len(call.args) == 3
+            and isinstance(call.args[1], ast.Constant)
+        )
+
+    def _is_printed(self, name: ast.AST) -> bool:
+        call = self.parents[name]
+        outer = self.parents.get(call)
+        if not isinstance(call, ast.Call) or call.func is not name:
+            return False
+        if isinstance(outer, ast.FormattedValue):
+            return True
+        if not isinstance(outer, ast.Call) or call not in outer.args:
+            return False
+        return (
+            isinstance(outer.func, ast.Name | ast.Attribute) and last_name(outer.func) in PRINTERS
+        )
+
+    def resolve(self, name: str, scope: Scope) -> tuple[Scope, list[Binding]]:
+        """The scope in which ``name`` is looked up from ``scope``, with its bindings there."""
+        first = True
+        for place in self._scopes(scope):
+            if isinstance(place, ast.ClassDef) and not first:
+                continue
+            first = False
+            if (place, name) in self.bindings:
+                return place, self.bindings[(place, name)]
+        return self.tree, []
+
+    def _scopes(self, scope: Scope) -> Iterator[Scope]:
+        yield scope
+        while scope is not self.tree:
+            scope = self.scope_of(scope)
+            yield scope
+
+    def imports(self, node: ast.Name, module: str, name: str | None = None) -> bool:
+        """Whether a name is bound only by importing ``module``, or ``name`` from it."""
+        _, bindings = self.resolve(node.id, self.scope_of(node))
+        return bool(bindings) and all(
+            self.origin(binding) == (module, name) for binding in bindings
+        )
+
+    def origin(self, binding: Binding) -> tuple[str | None, str | None]:
+        """The module, and the name in it, that an import binds."""
+        alias = binding.node
+        if not isinstance(alias, ast.alias):
+            return None, None
+        match self.parents[alias]:
+            case ast.ImportFrom(module=module, level=0):
+                return module, alias.name
+            case ast.Import():
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                return whole, None
+        return None, None
+
+    def uses(self, function: ast.AST) -> list[ast.expr]:
+        """Where the function is named, by its name or as a method."""
+        name = getattr(function, "name", None)
+        method = isinstance(self.parents.get(function), ast.ClassDef)
+        return [
+            node
+            for node in self.nodes
+            if (isinstance(node, ast.Name) and node.id == name and not method)
+            or (isinstance(node, ast.Attribute) and node.attr == name and method)
+        ]
+
+
+def last_name(node: ast.AST) -> str | None:
+    """The last part of a name: ``d`` of ``a.b.d``."""
+    return getattr(node, "attr", None) or getattr(node, "id", None)
+
+
+def _names(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _in_body(function: ast.AST, inner: ast.AST) -> bool:
+    body = getattr(function, "body", [])
+    return inner in body if isinstance(body, list) else inner is body
+
+
+def _bound_by(
+    node: ast.AST, parents: dict[ast.AST, ast.AST]
+) -> Iterator[tuple[str, ast.expr | None]]:
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()):
+            parent = parents[node]
+            match parent:
+                case ast.Assign(targets=[only], value=value) if only is node:
+                    yield name, value
+                case ast.AnnAssign(value=value):
+                    if value is not None:
+                        yield name, value
+                case _:
+                    yield name, None
+        case ast.Name(id=name, ctx=ast.Del()) | ast.arg(arg=name):
+            yield name, None
+        case ast.alias(name=name, asname=short):
+            yield short or name.partition(".")[0], None
+        case ast.MatchMapping(rest=str(name)):
+            yield name, None
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name, None
+        case _:
+            # except-as, patterns and type parameters.
+            if isinstance(other := getattr(node, "name", None), str):
+                yield other, None

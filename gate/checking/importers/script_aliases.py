@@ -1,0 +1,147 @@
+"""Who else holds an object: the names it goes by in a script, and the calls that take it away.
+
+Assignments, arguments and returns connect names in both directions, whatever their scopes are: two
+objects that ever share a name count as one. An object that a call outside the file receives may be
+changed there.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from affidavit.gate.checking.importers.script import Script, last_name
+
+Held = ast.Name | ast.Attribute | ast.Subscript
+READ_ONLY = frozenset(
+    {
+        "print",
+        "str",
+        "repr",
+        "vars",
+        "len",
+        "isinstance",
+        "type",
+        "info",
+        "debug",
+        "dumps",
+        "asdict",
+    }
+    | {"format", "to_yaml", "pprint", "bool", "hasattr", "getattr", "warning"}
+)
+"""Functions that change nothing of what they are given."""
+
+
+def holders_of(node: ast.expr) -> set[str]:
+    """The names of the objects in a chain of attributes and items: ``{a, b}`` of ``a.b``."""
+    holders = set()
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        holders.add(name_of(node) or "")
+        node = node.value
+    return {name for name in {*holders, name_of(node)} if name}
+
+
+def name_of(node: ast.AST) -> str | None:
+    """The last part of a name, attribute or item with a constant key."""
+    if isinstance(node, ast.Subscript):
+        return str(node.slice.value) if isinstance(node.slice, ast.Constant) else None
+    return last_name(node)
+
+
+def escape_of(script: Script, holders: set[str]) -> ast.AST | None:
+    """The first call or container that takes one of the objects out of sight, if any."""
+    names = set(holders)
+    while True:
+        before = len(names)
+        for node in script.nodes:
+            if isinstance(node, Held) and isinstance(node.ctx, ast.Load):
+                escaped = _follow(script, node, names)
+                if escaped is not None:
+                    return escaped
+            elif isinstance(node, ast.Return) and node.value is not None:
+                _returned(script, node, names)
+        if len(names) == before:
+            return None
+
+
+def _follow(script: Script, node: Held, names: set[str]) -> ast.AST | None:
+    """Add the names that ``node`` connects; what takes the object away, if it is one of them."""
+    name = name_of(node)
+    parent = script.parents[node]
+    held = name in names
+    match parent:
+        case ast.Assign(targets=targets, value=value) if value is node:
+            for target in targets:
+                other = name_of(target)
+                if other is None and held:
+                    return parent
+                _join(names, name, other)
+        case ast.keyword(arg=None):
+            return None
+        case ast.Call() if node is not parent.func:
+            return _argument(script, parent, parent.args.index(node), None, name, names)
+        case ast.keyword(arg=str(key)):
+            call = script.parents[parent]
+            if isinstance(call, ast.Call):
+                return _argument(script, call, None, key, name, names)
+        case ast.List() | ast.Tuple() | ast.Dict() | ast.Set() | ast.Starred() | ast.Yield():
+            return parent if held and not isinstance(script.parents[parent], ast.Compare) else None
+    return None
+
+
+def _argument(
+    script: Script,
+    call: ast.Call,
+    place: int | None,
+    key: str | None,
+    name: str | None,
+    names: set[str],
+) -> ast.AST | None:
+    function = _function(script, call.func)
+    if function is None:
+        return call if name in names and last_name(call.func) not in READ_ONLY else None
+    spec = function.args
+    parameters = [item.arg for item in (*spec.posonlyargs, *spec.args)]
+    if isinstance(script.parents[function], ast.ClassDef):
+        parameters = parameters[1:]
+    if key is None and place is not None and place < len(parameters):
+        key = parameters[place]
+    if key is None or (spec.vararg is not None and key not in parameters):
+        return call if name in names else None
+    _join(names, name, key)
+    return None
+
+
+def _function(script: Script, node: ast.expr) -> ast.FunctionDef | None:
+    """The function of this file that a call names; None if there is none or several."""
+    name = last_name(node)
+    functions = [
+        item
+        for item in script.nodes
+        if (isinstance(item, ast.FunctionDef) and item.name == name)
+        or (
+            isinstance(item, ast.FunctionDef)
+            and item.name == "__init__"
+            and getattr(script.parents[item], "name", None) == name
+        )
+    ]
+    imported = any(
+        isinstance(item, ast.alias) and name in (item.name, item.asname) for item in script.nodes
+    )
+    return functions[0] if len(functions) == 1 and not imported else None
+
+
+def _returned(script: Script, node: ast.Return, names: set[str]) -> None:
+    function = script.scope_of(node)
+    source = name_of(node.value) if node.value is not None else None
+    if source is None or not isinstance(function, ast.FunctionDef):
+        return
+    for use in script.uses(function):
+        target = script.parents[script.parents[use]]
+        if isinstance(target, ast.Assign):
+            for item in target.targets:
+                _join(names, source, name_of(item))
+
+
+def _join(names: set[str], first: str | None, second: str | None) -> None:
+    if first is not None and second is not None and {first, second} & names:
+        names |= {first, second}

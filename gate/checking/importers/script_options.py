@@ -1,0 +1,383 @@
+"""Readers of what scripts take their settings from, for ``script_values``.
+
+Defaults of ``argparse``, absl flags and click options; fields of dataclasses and plain classes;
+``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; JSON and YAML files
+beside the script, read directly, by OmegaConf or by Hydra. A default is what runs if nobody says
+otherwise, and a report says that it was read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from affidavit.gate.checking.importers.script import Script, last_name
+from affidavit.gate.checking.importers.script_values import Record, Unreadable, Values
+
+SAFE_PARSER_ARGUMENTS = frozenset(
+    {"prog", "usage", "description", "epilog", "formatter_class", "add_help", "allow_abbrev"}
+)
+"""Arguments of ArgumentParser that do not change defaults."""
+SAFE_PARSER_METHODS = frozenset(
+    {"add_argument", "add_argument_group", "add_mutually_exclusive_group", "error", "exit"}
+    | {"print_help", "print_usage", "format_help", "format_usage", "parse_args", "parse_known_args"}
+)
+FLAGS = frozenset(
+    {"DEFINE_float", "DEFINE_integer", "DEFINE_bool", "DEFINE_boolean", "DEFINE_string"}
+)
+LARGEST_FILE = 1 << 20
+INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
+
+
+def command_line(values: Values, call: ast.Call) -> Any:
+    """``parser.parse_args()`` without arguments: the defaults of the only parser.
+
+    Raises ``Unreadable``.
+    """
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in (
+        "parse_args", "parse_known_args",
+    ):  # fmt: skip
+        return None
+    if call.args or call.keywords:
+        raise Unreadable(call, "its arguments are not those of the command line")
+    script = values.script
+    _require_plain_parser(values, call)
+    declared: dict[str, Any] = {}
+    for item in script.calls:
+        if not isinstance(item.func, ast.Attribute) or item.func.attr != "add_argument":
+            continue
+        name = destination(item)
+        if name is None:
+            raise Unreadable(item, "an option's name is not written out")
+        declared[name] = (
+            Unreadable(item, f"the option {name} is declared twice")
+            if name in declared
+            else _Default(values, item).value(name)
+        )
+    record = Record("options", declared)
+    return [record, Unreadable(call, "unknown")] if call.func.attr == "parse_known_args" else record
+
+
+class _Default:
+    """The default of an ``add_argument``."""
+
+    def __init__(self, values: Values, call: ast.Call) -> None:
+        self.values, self.call = values, call
+        self.arguments = {keyword.arg: keyword.value for keyword in call.keywords}
+
+    def value(self, name: str) -> Any:
+        positional = [arg.value for arg in self.call.args if isinstance(arg, ast.Constant)]
+        optional = all(str(item).startswith("-") for item in positional)
+        required = self.values.known(self.arguments.get("required")) not in (None, False)
+        action = self.values.known(self.arguments.get("action"))
+        if not optional or required:
+            return Unreadable(self.call, f"{name} has to be given on the command line")
+        if action in ("store_true", "store_false") and "default" not in self.arguments:
+            return action == "store_false"
+        if "default" not in self.arguments:
+            return Unreadable(self.call, f"the option {name} has no default")
+        value = self.values.attempt(self.arguments["default"])
+        if not isinstance(value, str) or "type" not in self.arguments:
+            return value
+        # argparse gives the default's text to ``type``.
+        kind = self.arguments["type"]
+        if isinstance(kind, ast.Name) and kind.id in ("float", "int", "str"):
+            return self.values.attempt(ast.Call(func=kind, args=[ast.Constant(value)], keywords=[]))
+        return Unreadable(self.call, f"the option {name} is converted by a function")
+
+
+def _require_plain_parser(values: Values, call: ast.Call) -> None:
+    script = values.script
+    parsers = [item for item in script.calls if last_name(item.func) == "ArgumentParser"]
+    if len(parsers) != 1 or not _is_argparse(script, parsers[0].func):
+        raise Unreadable(call, "the script has several parsers, or one of another library")
+    if {keyword.arg for keyword in parsers[0].keywords} - SAFE_PARSER_ARGUMENTS or parsers[0].args:
+        raise Unreadable(parsers[0], "the parser's arguments may change defaults")
+    for node in script.nodes:
+        match node:
+            case ast.Attribute(attr="set_defaults"):
+                raise Unreadable(node, "defaults are set while the script runs")
+            case ast.Attribute(attr="default" | "dest", ctx=ast.Store()):
+                raise Unreadable(node, "an option is changed while the script runs")
+            case ast.Attribute(attr="argv") if not isinstance(
+                script.parents[node], ast.Subscript | ast.Call
+            ) or not isinstance(node.ctx, ast.Load):
+                raise Unreadable(node, "sys.argv is changed while the script runs")
+            case ast.alias(name="argv"):
+                raise Unreadable(node, "sys.argv may be changed while the script runs")
+    receiver = call.func.value if isinstance(call.func, ast.Attribute) else call.func
+    if isinstance(receiver, ast.Name):
+        _, bindings = script.resolve(receiver.id, script.scope_of(receiver))
+        if len(bindings) != 1 or bindings[0].value is not parsers[0]:
+            raise Unreadable(call, f"{receiver.id} is not only the parser")
+    elif receiver is not parsers[0]:
+        raise Unreadable(call, "what it parses with is not a name")
+    target = script.parents[parsers[0]]
+    names = {last_name(item) for item in getattr(target, "targets", ())} | {
+        last_name(item)
+        for assignment in script.nodes
+        if isinstance(assignment, ast.Assign)
+        and isinstance(assignment.value, ast.Call)
+        and last_name(assignment.value.func)
+        in ("add_argument_group", "add_mutually_exclusive_group")
+        for item in assignment.targets
+    }
+    for node in script.nodes:
+        if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+            outer = script.parents[node]
+            if not isinstance(outer, ast.Attribute) or outer.attr not in SAFE_PARSER_METHODS:
+                raise Unreadable(outer, "the parser is passed on, and may get other defaults")
+
+
+def _is_argparse(script: Script, function: ast.expr) -> bool:
+    match function:
+        case ast.Attribute(value=ast.Name() as module):
+            return script.imports(module, "argparse")
+        case ast.Name():
+            return script.imports(function, "argparse", "ArgumentParser")
+    return False
+
+
+def destination(call: ast.Call) -> str | None:
+    """The attribute that an ``add_argument`` sets, or None if it is not written out."""
+    if not call.args or any(keyword.arg is None for keyword in call.keywords):
+        return None
+    names = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
+    if len(names) != len(call.args) or not all(isinstance(name, str) for name in names):
+        return None
+    explicit = next((k.value for k in call.keywords if k.arg == "dest"), None)
+    if explicit is not None:
+        return str(explicit.value) if isinstance(explicit, ast.Constant) else None
+    long = next((name for name in names if str(name).startswith("--")), names[0])
+    return str(long).lstrip("-").replace("-", "_")
+
+
+def flags(values: Values, call: ast.Call) -> Any:
+    """absl: ``FLAGS = flags.FLAGS`` with the defaults of ``DEFINE_...``.
+
+    Raises ``Unreadable``.
+    """
+    if not (isinstance(call.func, ast.Name) and call.func.id == "FLAGS" and not call.args):
+        return None
+    fields: dict[str, Any] = {}
+    for item in values.script.calls:
+        if last_name(item.func) not in FLAGS or len(item.args) < 2:
+            continue
+        name = item.args[0].value if isinstance(item.args[0], ast.Constant) else None
+        if not isinstance(name, str) or name in fields:
+            raise Unreadable(item, "a flag's name is not written out, or is declared twice")
+        fields[name] = values.attempt(item.args[1])
+    return Record("options", fields)
+
+
+def click_option(values: Values, call: ast.Call) -> Any:
+    """A parameter of a function that click decorates: its option's default."""
+    if not call.args or not isinstance(call.args[0], ast.FunctionDef):
+        return None
+    function, name = call.args[0], last_name(call.func)
+    for decorator in function.decorator_list:
+        if (
+            isinstance(decorator, ast.Call)
+            and last_name(decorator.func) == "option"
+            and destination(decorator) == name
+        ):
+            default = next((k.value for k in decorator.keywords if k.arg == "default"), None)
+            return None if default is None else values.of(default)
+    return hydra(values, function)
+
+
+def fields_of_class(values: Values, call: ast.Call) -> Any:
+    """An instance of a dataclass, ``SimpleNamespace`` or ``Namespace``, with its defaults."""
+    name = last_name(call.func)
+    if name in ("SimpleNamespace", "Namespace") and not call.args:
+        return Record("class", {k.arg or "": values.attempt(k.value) for k in call.keywords})
+    node = _class(values.script, call.func)
+    if node is None:
+        return None
+    fields = _fields(values, node)
+    if any(keyword.arg is None for keyword in call.keywords) or call.args:
+        raise Unreadable(call, "its arguments are not all named")
+    return Record(
+        "class", fields | {k.arg: values.attempt(k.value) for k in call.keywords if k.arg}
+    )
+
+
+def _class(script: Script, function: ast.expr) -> ast.ClassDef | None:
+    if not isinstance(function, ast.Name):
+        return None
+    _, bindings = script.resolve(function.id, script.tree)
+    node = bindings[0].node if len(bindings) == 1 else None
+    if not isinstance(node, ast.ClassDef):
+        return None
+    return node
+
+
+def _fields(values: Values, node: ast.ClassDef) -> dict[str, Any]:
+    methods = {item.name for item in node.body if isinstance(item, ast.FunctionDef)}
+    plain = all("dataclass" in ast.unparse(item) for item in node.decorator_list)
+    if (
+        not plain
+        or node.keywords
+        or methods & {"__init__", "__getattribute__", "__getattr__", "__new__"}
+    ):
+        raise Unreadable(node, f"{node.name} is not a plain class or dataclass")
+    fields: dict[str, Any] = {}
+    for base in node.bases:
+        parent = _class(values.script, base)
+        if parent is not None:
+            fields |= _fields(values, parent)
+        elif last_name(base) not in ("object", "NamedTuple", "BaseModel", "TrainingArguments"):
+            raise Unreadable(base, "its base class is not in this file")
+    for item in node.body:
+        match item:
+            case ast.AnnAssign(target=ast.Name(id=name), value=value) if value is not None:
+                fields[name] = _default_of(values, name, value, fields)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                fields[name] = _default_of(values, name, value, fields)
+            case ast.If() | ast.For() | ast.AugAssign() | ast.Try() | ast.With():
+                raise Unreadable(item, f"{node.name} computes its fields")
+    return fields
+
+
+def _default_of(values: Values, name: str, value: ast.expr, fields: dict[str, Any]) -> Any:
+    if name in fields and isinstance(fields[name], Unreadable):
+        return fields[name]
+    if isinstance(value, ast.Call) and last_name(value.func) in ("field", "Field"):
+        default = next((k.value for k in value.keywords if k.arg == "default"), None)
+        if default is None:
+            return Unreadable(value, f"{name} has no default")
+        return values.attempt(default)
+    return values.attempt(value)
+
+
+def huggingface(values: Values, call: ast.Call) -> Any:
+    """``HfArgumentParser((A, B)).parse_args_into_dataclasses()``: the defaults of each.
+
+    Raises ``Unreadable``.
+    """
+    if last_name(call.func) != "parse_args_into_dataclasses" or call.args or call.keywords:
+        return None
+    parsers = [item for item in values.script.calls if last_name(item.func) == "HfArgumentParser"]
+    if len(parsers) != 1 or len(parsers[0].args) != 1:
+        raise Unreadable(call, "the script has several parsers")
+    listed = parsers[0].args[0]
+    items = listed.elts if isinstance(listed, ast.Tuple | ast.List) else [listed]
+    return [values.attempt(ast.Call(func=item, args=[], keywords=[])) for item in items]
+
+
+def environment(values: Values, call: ast.Call) -> Any:
+    """``os.environ.get(name, default)`` and ``os.getenv``: the default.
+
+    Raises ``Unreadable``.
+    """
+    text = ast.unparse(call.func)
+    if text not in ("os.environ.get", "os.getenv", "environ.get", "getenv"):
+        return None
+    if len(call.args) != 2 or not isinstance(call.args[0], ast.Constant):
+        raise Unreadable(call, "the environment decides, and no default is written")
+    values.defaults.add(f"${call.args[0].value!s}")
+    return values.of(call.args[1])
+
+
+# ---- files beside the script -------------------------------------------------------------
+
+
+def settings_file(values: Values, call: ast.Call) -> Any:
+    """``json.load(open(...))``, ``yaml.safe_load(...)`` and ``OmegaConf.load("...")``."""
+    text = ast.unparse(call.func)
+    if text in ("open", "Path", "pathlib.Path") and call.args:
+        return Record("file", {"": values.of(call.args[0])})
+    if text in ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.load"):
+        source: Any = call.args[0] if call.args else None
+        while isinstance(source, ast.Call) and last_name(source.func) in (
+            "read",
+            "read_text",
+            "open",
+        ):
+            source = source.func.value if isinstance(source.func, ast.Attribute) else source.args[0]
+        opened = values.of(source) if source is not None else None
+        name = opened.fields[""] if isinstance(opened, Record) and "" in opened.fields else opened
+        return record_of(read_settings(values, call, str(name)))
+    return None
+
+
+def hydra(values: Values, function: ast.FunctionDef) -> Any:
+    """The configuration that ``@hydra.main`` passes to a function.
+
+    Raises ``Unreadable``.
+    """
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "hydra.main":
+            arguments = {k.arg: values.of(k.value) for k in decorator.keywords if k.arg}
+            folder = arguments.get("config_path") or "."
+            name = f"{folder}/{arguments.get('config_name')}"
+            name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+            document = read_settings(values, decorator, name)
+            for group in document.pop("defaults", []):
+                if isinstance(group, dict):
+                    for key, choice in group.items():
+                        inner = read_settings(values, decorator, f"{folder}/{key}/{choice}.yaml")
+                        document = {key: inner} | document
+                elif group != "_self_":
+                    raise Unreadable(decorator, f"the configuration {group} is not read")
+            return record_of(document)
+    return None
+
+
+def read_settings(values: Values, node: ast.AST, name: str) -> Any:
+    """A JSON or YAML file beside the script; raises ``Unreadable``."""
+    folder = values.script.folder
+    if folder is None:
+        raise Unreadable(node, f"{name} is not read from here")
+    file = folder / name
+    try:
+        inside = Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve())
+        if not inside or not file.is_file() or file.stat().st_size > LARGEST_FILE:
+            raise Unreadable(node, f"{name} is not a file beside the script")
+        text = file.read_text("utf-8")
+        document = json.loads(text) if name.endswith(".json") else YAML(typ="safe").load(text)
+    except (OSError, ValueError, YAMLError, RecursionError) as error:
+        raise Unreadable(node, f"{name} cannot be read: {type(error).__name__}") from None
+    if not isinstance(document, dict):
+        raise Unreadable(node, f"{name} is not a mapping")
+    return interpolated(document, document, values)
+
+
+def interpolated(part: Any, whole: Any, values: Values) -> Any:
+    """``part`` with ``${key}`` and ``${oc.env:NAME,default}`` replaced where they are settled."""
+    if isinstance(part, dict):
+        return {key: interpolated(value, whole, values) for key, value in part.items()}
+    if isinstance(part, list):
+        return [interpolated(value, whole, values) for value in part]
+    match = INTERPOLATION.fullmatch(part.strip()) if isinstance(part, str) else None
+    if match is None:
+        return part
+    kind, _, rest = match[1].partition(":")
+    if kind == "oc.env":
+        name, comma, default = rest.partition(",")
+        values.defaults.add(f"${name}")
+        return YAML(typ="safe").load(default) if comma else part
+    value: Any = whole
+    for key in match[1].split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return part if value is None or isinstance(value, str) else value
+
+
+def record_of(document: Any) -> Any:
+    """A document as a record of records."""
+    if isinstance(document, dict):
+        return Record("file", {key: record_of(value) for key, value in document.items()})
+    return document
+
+
+READERS = (
+    command_line, flags, click_option, huggingface, environment, settings_file, fields_of_class,
+)  # fmt: skip
+"""All readers, in the order in which they are tried."""

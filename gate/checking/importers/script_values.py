@@ -1,0 +1,421 @@
+"""Values of a script's expressions, where its text settles them.
+
+A value is known if every way to reach it is in the text: literals and arithmetic on them, names
+bound once, parameters that every call in the file gives the same value, defaults of options and
+dataclasses, and files that are read from beside the script. Everything else raises ``Unreadable``,
+which names the expression. Unknown never becomes a guess.
+
+>>> import ast
+>>> values = Values(Script(ast.parse("SIGMA = 1.4\\ndef f(C=2.0): g(SIGMA / C)\\nf()")))
+>>> values.of(values.script.calls[0].args[0])
+0.7
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from affidavit.gate.checking.importers.script import FUNCTIONS, Binding, Scope, Script, last_name
+from affidavit.gate.checking.importers.script_aliases import escape_of, holders_of
+
+DEPTH = 40
+LARGEST_EXPONENT = 64
+OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+BUILTINS: dict[str, Callable[..., Any]] = {
+    "float": float, "int": int, "bool": bool, "abs": abs, "min": min, "max": max, "round": round,
+}  # fmt: skip
+MATH: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt, "ceil": math.ceil, "floor": math.floor, "exp": math.exp, "log": math.log,
+}  # fmt: skip
+MUTATING = frozenset({"update", "setdefault", "pop", "popitem", "clear", "append", "extend"})
+
+
+class Unreadable(Exception):
+    """An expression whose value the text does not settle; ``why`` says what is in the way."""
+
+    def __init__(self, node: ast.AST, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """An object whose attributes, or items, are expressions or values."""
+
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Values; an ``Unreadable`` stands for a field that is not settled."""
+
+
+Reader = Callable[["Values", ast.Call], Any]
+"""Reads a call that makes a record, or returns None if it makes none."""
+
+
+@dataclass(eq=False)
+class Values:
+    """Evaluates a script's expressions; ``readers`` know the calls that make records."""
+
+    script: Script
+    readers: tuple[Reader, ...] = ()
+    defaults: set[str] = field(default_factory=set)
+    """Command-line options and variables of the environment whose default was read."""
+    ignored: ast.AST | None = None
+    """A statement whose own bindings are not counted: it rebinds what it takes."""
+    _depth: int = 0
+
+    def of(self, node: ast.expr) -> Any:
+        """The value of an expression; raises ``Unreadable``."""
+        if self._depth > DEPTH:
+            raise Unreadable(node, "it refers to itself, or through too many names")
+        self._depth += 1
+        try:
+            return self._of(node)
+        finally:
+            self._depth -= 1
+
+    def known(self, node: ast.expr | None) -> Any:
+        """The value of an expression, or None if it is not settled."""
+        try:
+            return None if node is None else self.of(node)
+        except Unreadable:
+            return None
+
+    def _of(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._number(operand)
+            case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+                return self._number(operand)
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return not self.of(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                return self._arithmetic(node, op, self._number(left), self._number(right))
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.of(item) for item in items]
+            case ast.Dict():
+                return self._dict(node)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return self._either(test, body, other)
+            case ast.Name():
+                return self._name(node)
+            case ast.Attribute():
+                return self._attribute(node, node.value, node.attr)
+            case ast.Subscript(value=value, slice=ast.Constant(value=key)):
+                record = self.of(value)
+                self._require_unchanged(node, value, str(key))
+                return self._item(node, record, key)
+            case ast.Call():
+                return self._call(node)
+        raise Unreadable(node, "it is not a literal, a name or arithmetic on them")
+
+    def _number(self, node: ast.expr) -> Any:
+        value = self.of(node)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Unreadable(node, "it is not a number")
+        return value
+
+    def _arithmetic(self, node: ast.expr, op: ast.operator, left: Any, right: Any) -> Any:
+        if type(op) not in OPERATORS or (isinstance(op, ast.Pow) and abs(right) > LARGEST_EXPONENT):
+            raise Unreadable(node, "its operation is not read")
+        try:
+            result = OPERATORS[type(op)](left, right)
+        except (ArithmeticError, ValueError) as error:
+            raise Unreadable(node, f"it fails: {error}") from None
+        if isinstance(result, complex):
+            raise Unreadable(node, "it is not a number")
+        return result
+
+    def _dict(self, node: ast.Dict) -> Record:
+        fields: dict[str, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not isinstance(key, ast.Constant):
+                raise Unreadable(node, "its keys are not all written out")
+            fields[str(key.value)] = self.attempt(value)
+        return Record("dict", fields)
+
+    def attempt(self, node: ast.expr) -> Any:
+        """The value of an expression, or the ``Unreadable`` that it raises."""
+        try:
+            return self.of(node)
+        except Unreadable as reason:
+            return reason
+
+    def _either(self, test: ast.expr, body: ast.expr, other: ast.expr) -> Any:
+        decided = self.attempt(test)
+        if not isinstance(decided, Unreadable | Record):
+            return self.of(body if decided else other)
+        first, second = self.of(body), self.of(other)
+        if isinstance(first, Record) or type(first) is not type(second) or first != second:
+            raise Unreadable(test, "it depends on a condition that is not settled")
+        return first
+
+    # ---- names --------------------------------------------------------------------------
+
+    def _name(self, node: ast.Name) -> Any:
+        scope, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        if self.ignored is not None:
+            bindings = [b for b in bindings if not self._is_ignored(b)]
+        if self.script.dynamic is not None:
+            line = getattr(self.script.dynamic, "lineno", "?")
+            raise Unreadable(node, f"line {line} may bind any name while the script runs")
+        if len(bindings) != 1:
+            count = f"{len(bindings)} times" if bindings else "nowhere in this file"
+            raise Unreadable(node, f"{node.id} is bound {count}")
+        return self._bound(node, scope, bindings[0])
+
+    def _is_ignored(self, binding: Binding) -> bool:
+        return self.ignored is not None and self.ignored in self.script.above(binding.node)
+
+    def _bound(self, node: ast.Name, scope: Scope, binding: Binding) -> Any:
+        if node.id in self.script.stored_attributes and scope is self.script.tree:
+            raise Unreadable(node, f"an attribute {node.id} is set too, maybe this module's")
+        if isinstance(binding.node, ast.arg) and isinstance(scope, FUNCTIONS):
+            return self._parameter(node, scope, binding.node)
+        if isinstance(binding.node, ast.alias):
+            return self._read(node, node, f"{node.id} is imported")
+        if binding.value is None:
+            return self._unpacked(node, binding)
+        if not self.always_runs(node, scope, binding.node):
+            raise Unreadable(node, f"{node.id} is bound under a condition")
+        return self.of(binding.value)
+
+    def always_runs(self, use: ast.AST, scope: Scope, target: ast.AST) -> bool:
+        """Whether ``target`` runs whenever ``use`` does: no condition stands around it alone."""
+        around = set(self.script.above(use))
+        for outer in self.script.above(target):
+            if outer is scope:
+                return True
+            if isinstance(outer, ast.If | ast.For | ast.While | ast.Try | ast.Match):
+                same = outer in around and _branch(self.script, outer, target) == _branch(
+                    self.script, outer, use
+                )
+                if not same:
+                    return False
+        return True
+
+    def _unpacked(self, node: ast.Name, binding: Binding) -> Any:
+        """One of several names that an assignment unpacks, or what ``with`` opens."""
+        parent = self.script.parents[binding.node]
+        match parent, self.script.parents.get(parent):
+            case (ast.Tuple(elts=names), ast.Assign(targets=[only], value=value)) if only is parent:
+                items = self.of(value)
+                if isinstance(items, list) and len(items) == len(names):
+                    item = items[names.index(binding.node)]  # type: ignore[arg-type]
+                    if not isinstance(item, Unreadable):
+                        return item
+            case ast.withitem(context_expr=value), _:
+                return self.of(value)
+        raise Unreadable(node, f"{node.id} is not bound by a plain assignment")
+
+    def _read(self, function: ast.expr, node: ast.expr, otherwise: str) -> Any:
+        """What a reader makes of ``function``, which is named and not called."""
+        for reader in self.readers:
+            value = reader(self, ast.Call(func=function, args=[], keywords=[]))
+            if value is not None:
+                return value
+        raise Unreadable(node, otherwise)
+
+    def _parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
+        """What every call in the file gives a parameter."""
+        if isinstance(function, ast.Lambda) or getattr(function, "decorator_list", []):
+            return self._read_parameter(node, function, arg)
+        values = [self.of(passed) for passed in self.arguments_of(node, arg)]
+        first = values[0]
+        for value in values[1:]:
+            if isinstance(first, Record):
+                same = isinstance(value, Record) and value.fields == first.fields
+            else:
+                same = type(first) is type(value) and first == value
+            if not same:
+                raise Unreadable(node, f"{node.id} is a parameter with several values")
+        return first
+
+    def arguments_of(self, node: ast.Name, arg: ast.arg) -> list[ast.expr]:
+        """What each call in the file gives a parameter; raises ``Unreadable``."""
+        function = next(item for item in self.script.above(arg) if isinstance(item, FUNCTIONS))
+        calls = self.calls_of(function)
+        if not calls:
+            raise Unreadable(node, f"{node.id} is a parameter, and its function is not called here")
+        return [self._argument(node, function, arg, call) for call in calls]
+
+    def _read_parameter(self, node: ast.Name, function: Scope, arg: ast.arg) -> Any:
+        for reader in self.readers:
+            call = ast.Call(func=ast.Name(arg.arg), args=[function], keywords=[])  # type: ignore[list-item]
+            value = reader(self, call)
+            if value is not None:
+                return value
+        raise Unreadable(node, f"{node.id} is a parameter of a decorated function")
+
+    def calls_of(self, function: ast.AST) -> list[ast.Call]:
+        """The calls of a function; raises ``Unreadable`` if it is used in another way."""
+        calls = []
+        for use in self.script.uses(function):
+            call = self.script.parents[use]
+            if isinstance(call, ast.Call) and call.func is use:
+                calls.append(call)
+            elif isinstance(call, ast.Call) and last_name(call.func) in ("run", "Fire", "main"):
+                # absl's app.run(main) and Fire(main) call it once.
+                calls.append(ast.Call(func=use, args=[], keywords=[]))
+            else:
+                raise Unreadable(use, f"{ast.unparse(use)} is passed on")
+        name = getattr(function, "name", "")
+        owner = self.script.scope_of(function)
+        if len(self.script.bindings.get((owner, name), ())) != 1:
+            raise Unreadable(function, f"{name} is defined several times")
+        return calls
+
+    def _argument(self, node: ast.Name, function: Scope, arg: ast.arg, call: ast.Call) -> ast.expr:
+        spec = function.args  # type: ignore[union-attr]
+        positional = [*spec.posonlyargs, *spec.args]
+        if isinstance(self.script.parents.get(function), ast.ClassDef):
+            positional = positional[1:]
+        if any(isinstance(item, ast.Starred) for item in call.args) or any(
+            keyword.arg is None for keyword in call.keywords
+        ):
+            raise Unreadable(node, f"{node.id} is a parameter, and a call unpacks its arguments")
+        for keyword in call.keywords:
+            if keyword.arg == arg.arg:
+                return keyword.value
+        if arg in positional and positional.index(arg) < len(call.args):
+            passed: ast.expr = call.args[positional.index(arg)]
+            return passed
+        every = [*spec.posonlyargs, *spec.args]
+        defaults: dict[ast.arg, ast.expr | None] = dict(
+            zip(every[len(every) - len(spec.defaults) :], spec.defaults, strict=True)
+        ) | dict(zip(spec.kwonlyargs, spec.kw_defaults, strict=True))
+        if (default := defaults.get(arg)) is not None:
+            return default
+        raise Unreadable(node, f"{node.id} is a parameter that a call does not give")
+
+    # ---- attributes, items and calls -------------------------------------------------------
+
+    def _attribute(self, node: ast.expr, value: ast.expr, name: str) -> Any:
+        if isinstance(value, ast.Name) and value.id == "self":
+            return self._own_attribute(node, name)
+        if name == "FLAGS":
+            return self._read(ast.Name(name), node, "it is not absl's FLAGS")
+        record = self.of(value)
+        if not isinstance(record, Record):
+            raise Unreadable(node, "it is an attribute of something that is not read")
+        self._require_unchanged(node, value, name)
+        return self._item(node, record, name)
+
+    def _require_unchanged(self, node: ast.expr, value: ast.expr, name: str) -> None:
+        script = self.script
+        if name in script.stored_attributes or name in script.set_attributes:
+            raise Unreadable(node, f"an attribute {name} is set while the script runs")
+        if (where := escape_of(script, holders_of(value))) is not None:
+            raise Unreadable(node, f"{text_of(where)} may change {text_of(value)}")
+
+    def _own_attribute(self, node: ast.expr, name: str) -> Any:
+        stores = self.script.stored_attributes.get(name, [])
+        if len(stores) != 1 or name in self.script.set_attributes:
+            raise Unreadable(node, f"self.{name} is set {len(stores)} times")
+        statement = self.script.parents[stores[0]]
+        owner = self.script.scope_of(stores[0])
+        if getattr(owner, "name", "") != "__init__" or not isinstance(statement, ast.Assign):
+            raise Unreadable(node, f"self.{name} is set outside of __init__")
+        if self.script.scope_of(owner) not in self.script.above(node):
+            raise Unreadable(node, f"self.{name} is set by another class")
+        return self.of(statement.value)
+
+    def _item(self, node: ast.expr, record: Any, key: Any) -> Any:
+        if not isinstance(record, Record) or key not in record.fields:
+            raise Unreadable(node, "it is not among the fields that are read")
+        if record.kind in ("dict", "file") and (
+            {None, key} & self.script.stored_keys or self._calls_a_mutator()
+        ):
+            raise Unreadable(node, "an item of a dictionary is set while the script runs")
+        value = record.fields[key]
+        if isinstance(value, Unreadable):
+            raise value
+        if record.kind == "options":
+            self.defaults.add(str(key))
+        return value
+
+    def _calls_a_mutator(self) -> bool:
+        return any(
+            isinstance(call.func, ast.Attribute) and call.func.attr in MUTATING
+            for call in self.script.calls
+        )
+
+    def _call(self, node: ast.Call) -> Any:
+        match node.func, node.args:
+            case ast.Name(id="getattr"), [value, ast.Constant(value=str(name)), *_]:
+                return self._attribute(node, value, name)
+            case ast.Name(id=name), args if name in BUILTINS and args and not node.keywords:
+                if not self.script.resolve(name, self.script.tree)[1]:
+                    return self._apply(node, BUILTINS[name], [self.of(arg) for arg in args])
+            case ast.Attribute(value=ast.Name() as module, attr=name), args if name in MATH:
+                if self.script.imports(module, "math") or self.script.imports(module, "numpy"):
+                    return self._apply(node, MATH[name], [self._number(arg) for arg in args])
+        for reader in self.readers:
+            value = reader(self, node)
+            if value is not None:
+                return value
+        return self._returned(node)
+
+    def _apply(self, node: ast.Call, function: Callable[..., Any], values: list[Any]) -> Any:
+        try:
+            return function(*values)
+        except (ArithmeticError, ValueError, TypeError) as error:
+            raise Unreadable(node, f"it fails: {error}") from None
+
+    def _returned(self, node: ast.Call) -> Any:
+        """What a plain function of this file returns, if it has one ``return``, at its end."""
+        function = self._function(node.func)
+        if function is not None and not function.decorator_list:
+            inside = list(ast.walk(function))
+            returns = [
+                item
+                for item in inside
+                if isinstance(item, ast.Return) and self.script.scope_of(item) is function
+            ]
+            plain = not any(isinstance(item, ast.Yield | ast.YieldFrom) for item in inside)
+            if plain and len(returns) == 1 and returns[0] in function.body:
+                return self.of(returns[0].value or ast.Constant(None))
+        raise Unreadable(node, "it is what a call returns")
+
+    def _function(self, node: ast.expr) -> ast.FunctionDef | None:
+        if not isinstance(node, ast.Name):
+            return None
+        _, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        target = bindings[0].node if len(bindings) == 1 else None
+        return target if isinstance(target, ast.FunctionDef) else None
+
+
+def text_of(node: ast.AST) -> str:
+    """A node's text in one line of at most 60 characters."""
+    try:
+        text = " ".join(ast.unparse(node).split())
+    except (ValueError, RecursionError):
+        return "..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
+    """The field of ``outer`` in which ``node`` stands."""
+    inner = node
+    for place in script.above(node):
+        if place is outer:
+            break
+        inner = place
+    for name, value in ast.iter_fields(outer):
+        if value is inner or (isinstance(value, list) and inner in value):
+            return name
+    return ""

@@ -1,0 +1,193 @@
+"""How often a script steps its private optimiser: the loops around ``optimizer.step()``.
+
+The loops are followed outwards through the functions that this file calls. A loop over a loader is
+one pass over the data; a loop over ``range(n)`` runs n times. What cannot be followed (several
+steps, a ``while``, a function that something else calls) is not read: too few steps would be worse
+than none.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from affidavit.gate.checking.importers.script import last_name
+from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
+
+WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
+OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
+"""Parts of the names of objects whose ``step`` releases nothing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """The passes over the data, or the steps if no loop goes over a loader; and their line."""
+
+    count: float
+    is_epochs: bool
+    line: int
+
+
+def passes_of(values: Values) -> Passes:
+    """The passes that the script makes; raises ``Unreadable``."""
+    steps = _steps(values)
+    if len(steps) != 1:
+        what = (
+            "no optimizer.step() is called" if not steps else "step() is called in several places"
+        )
+        where = steps[0] if steps else values.script.tree
+        raise Unreadable(where, f"{what} in this file")
+    return _around(values, steps[0], 0)
+
+
+def _steps(values: Values) -> list[ast.Call]:
+    steps = []
+    for node in values.script.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("step", "train_step", "fit"):
+            call = values.script.parents[node]
+            name = (last_name(node.value) or "").lower()
+            if any(part in name for part in OTHER_STEPS) and "optim" not in name:
+                continue
+            if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
+                raise Unreadable(node, "training may step elsewhere")
+            steps.append(call)
+        elif isinstance(node, ast.Name) and node.id == "getattr":
+            call = values.script.parents[node]
+            plain = (
+                isinstance(call, ast.Call)
+                and len(call.args) > 1
+                and isinstance(call.args[1], ast.Constant)
+                and call.args[1].value != "step"
+            )
+            if not plain:
+                raise Unreadable(call, "it may name any method")
+    return steps
+
+
+def _around(values: Values, node: ast.AST, depth: int) -> Passes:
+    """The loops around ``node``, out to the module, through the calls of each function."""
+    count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
+    if depth > 20:
+        raise Unreadable(node, "its calls go in a circle")
+    for outer in values.script.above(node):
+        match outer:
+            case ast.While():
+                raise Unreadable(outer, "how often this loop runs is not settled")
+            case ast.For() | ast.AsyncFor():
+                times = _times(values, outer.iter)
+                line = outer.lineno
+                if times is None and is_epochs:
+                    raise Unreadable(outer, "loops over loaders stand inside each other")
+                is_epochs = is_epochs or times is None
+                count *= 1 if times is None else times
+            case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+                raise Unreadable(outer, "a comprehension steps the optimiser")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                called = _calls(values, outer)
+                rest = _around(values, called, depth + 1)
+                if rest.is_epochs and is_epochs:
+                    raise Unreadable(outer, "loops over loaders stand inside each other")
+                whole = count * rest.count
+                line = rest.line if rest.count != 1 else line
+                return Passes(count=whole, is_epochs=is_epochs or rest.is_epochs, line=line)
+    return Passes(count=count, is_epochs=is_epochs, line=line)
+
+
+def _calls(values: Values, function: ast.AST) -> ast.AST:
+    """The only call of a function; raises ``Unreadable``."""
+    name = getattr(function, "name", "a lambda")
+    decorators = getattr(function, "decorator_list", [])
+    if any(last_name(getattr(item, "func", item)) not in ("main", "command", "option", "record")
+           for item in decorators):  # fmt: skip
+        raise Unreadable(function, f"{name} is decorated")
+    calls = values.calls_of(function) if not isinstance(function, ast.Lambda) else []
+    if len(calls) != 1:
+        raise Unreadable(function, f"{name} is called {len(calls)} times in this file")
+    # A call that app.run(main) stands for has no place of its own.
+    return calls[0] if calls[0] in values.script.parents else calls[0].func
+
+
+def _times(values: Values, iterable: ast.expr) -> float | None:
+    """How often a loop runs; None if it goes over the private loader once."""
+    match iterable:
+        case ast.Call(func=function, args=[first, *rest]):
+            name = last_name(function)
+            _require_own_name(values, function)
+            if name in ("range", "trange"):
+                return _length(values, iterable, [first, *rest])
+            if name in WRAPPERS:
+                return _times(values, first)
+        case ast.Name() | ast.Attribute():
+            if _is_private_loader(values, iterable, 0):
+                return None
+            call = _bound_call(values, iterable)
+            if call is not None:
+                return _times(values, call)
+    raise Unreadable(iterable, f"what {text_of(iterable)} goes over is not settled")
+
+
+def _require_own_name(values: Values, function: ast.expr) -> None:
+    """Refuse a ``range`` or a ``tqdm`` that the file itself defines."""
+    root = function
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        raise Unreadable(function, "it is not a function by name")
+    _, bindings = values.script.resolve(root.id, values.script.scope_of(root))
+    if any(not isinstance(item.node, ast.alias) for item in bindings):
+        raise Unreadable(function, f"{root.id} is defined in this file")
+    if bindings and last_name(function) in ("range", "enumerate"):
+        raise Unreadable(function, f"{root.id} is imported")
+
+
+def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
+    """Whether a name is the loader that the private call returns, and nothing else."""
+    statement, script = values.ignored, values.script
+    if not isinstance(statement, ast.Assign) or depth > 20:
+        return False
+    if isinstance(node, ast.Attribute):
+        stores = script.stored_attributes.get(node.attr, [])
+        inside = [item for item in stores if statement in script.above(item)]
+        return bool(inside) and all(
+            item in inside or item.lineno < statement.lineno for item in stores
+        )
+    if not isinstance(node, ast.Name):
+        return False
+    _, bindings = script.resolve(node.id, script.scope_of(node))
+    inside_names = [item for item in bindings if statement in script.above(item.node)]
+    if inside_names:
+        return all(
+            item in inside_names or getattr(item.node, "lineno", 0) < statement.lineno
+            for item in bindings
+        )
+    if len(bindings) != 1:
+        return False
+    binding = bindings[0]
+    outer = script.parents[binding.node]
+    if isinstance(outer, ast.withitem) and isinstance(outer.context_expr, ast.Call):
+        manager = outer.context_expr
+        loader = next((item.value for item in manager.keywords if item.arg == "data_loader"), None)
+        named = last_name(manager.func) == "BatchMemoryManager"
+        return named and loader is not None and _is_private_loader(values, loader, depth + 1)
+    if isinstance(binding.node, ast.arg):
+        try:
+            passed = values.arguments_of(node, binding.node)
+        except Unreadable:
+            return False
+        return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
+    return False
+
+
+def _bound_call(values: Values, name: ast.expr) -> ast.expr | None:
+    if not isinstance(name, ast.Name):
+        return None
+    _, bindings = values.script.resolve(name.id, values.script.scope_of(name))
+    value = bindings[0].value if len(bindings) == 1 else None
+    return value if isinstance(value, ast.Call) else None
+
+
+def _length(values: Values, call: ast.expr, arguments: list[ast.expr]) -> float:
+    numbers = [values.of(argument) for argument in arguments]
+    if not numbers or not all(isinstance(number, int) for number in numbers):
+        raise Unreadable(call, "the ends of the range are not whole numbers")
+    return float(len(range(*numbers)))

@@ -1,0 +1,176 @@
+"""Scripts that hide their numbers in random ways, and what they do when they run.
+
+Each script is built from a base by indirections, moved constants, aliases, wrappers, ``getattr``
+and late changes, and is then run against stand-ins for torch and Opacus that record the noise of
+each step, the lot size and the number of steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import types
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from unittest import mock
+
+SIZE = 60
+# ruff: noqa: E501
+
+
+@dataclass
+class Run:
+    """What a script did: the noise of each step, and the lot size of its loader."""
+
+    noise: list[float] = field(default_factory=list)
+    lot_size: int = 0
+
+    def modules(self) -> dict[str, types.ModuleType]:
+        """Stand-ins for torch and Opacus that record here."""
+        run = self
+
+        class Optimizer:
+            noise_multiplier = 0.0
+
+            def step(self) -> None:
+                run.noise.append(self.noise_multiplier)
+
+            def zero_grad(self) -> None:
+                pass
+
+        class DataLoader:
+            def __init__(self, _data: Any, batch_size: int) -> None:
+                self.batch_size = batch_size
+
+            def __iter__(self) -> Any:
+                return iter(range(-(-SIZE // self.batch_size)))
+
+        class PrivacyEngine:
+            def make_private(self, **arguments: Any) -> Any:
+                optimizer = Optimizer()
+                optimizer.noise_multiplier = arguments["noise_multiplier"]
+                run.lot_size = arguments["data_loader"].batch_size
+                return None, optimizer, arguments["data_loader"]
+
+        opacus, torch = types.ModuleType("opacus"), types.ModuleType("torch")
+        opacus.__dict__["PrivacyEngine"] = PrivacyEngine
+        torch.__dict__["DataLoader"] = DataLoader
+        return {"opacus": opacus, "torch": torch}
+
+
+def run(script: str) -> Run | None:
+    """What a script does, or None if it fails."""
+    record = Run()
+    module = types.ModuleType("__main__")
+    with (
+        mock.patch.dict(sys.modules, {**record.modules(), "__main__": module}),
+        mock.patch.object(sys, "argv", ["train.py"]),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        try:
+            exec(compile(script, "train.py", "exec"), module.__dict__)
+        except (Exception, SystemExit):
+            return None
+    return record
+
+
+SOURCES = (
+    ("{name} = {value}", "{name}"),
+    ("{name} = {value} if True else {other}", "{name}"),
+    ("{name}_base = {value}\n{name} = {name}_base", "{name}"),
+    ("{name}_table = {{'a': {{'b': {value}}}, 'c': {other}}}", "{name}_table['a']['b']"),
+    ("class {name}_class:\n    a = {value}\n    b = {other}", "{name}_class.a"),
+    ("@dataclasses.dataclass\nclass {name}_class:\n    a: float = {value}\n"
+     "{name}_object = {name}_class()", "{name}_object.a"),
+    ("@dataclasses.dataclass\nclass {name}_class:\n    a: float = {other}\n"
+     "{name}_object = {name}_class(a={value})", "{name}_object.a"),
+    ("{name}_space = argparse.Namespace(a={value}, b={other})", "getattr({name}_space, 'a')"),
+    ("def {name}_get():\n    return {value}", "{name}_get()"),
+    ("def {name}_wrap(x):\n    return x\n{name} = {name}_wrap({value})", "{name}"),
+    ("{name}_env = os.environ.get('AFFIDAVIT_UNSET_{name}', {value})", "{name}_env"),
+    ("parser.add_argument('--{name}', default={value})", "args.{name}"),
+    ("parser.add_argument('--{name}-x', dest='{name}', default={value})", "args.{name}"),
+)  # fmt: skip
+"""Where a number comes from: statements, and the expression that reads it."""
+LATE = (
+    "{name} = {other}", "{name}_base = {other}", "{name}_table['a']['b'] = {other}",
+    "{name}_table['a'].update(b={other})", "{name}_class.a = {other}", "{name}_object.a = {other}",
+    "setattr({name}_object, 'a', {other})", "setattr({name}_class, key, {other})",
+    "alias = {name}_space\nalias.a = {other}", "args.{name} = {other}",
+    "vars(args)['{name}'] = {other}", "globals()['{name}'] = {other}",
+    "args.__dict__.update({name}={other})", "exec('{name} = {other}')",
+    "def {name}_get():\n    return {other}", "def change():\n    global {name}\n    {name} = {other}\n"
+    "change()", "parser.set_defaults({name}={other})\nargs = parser.parse_args()",
+    "for {name} in [{other}]: pass", "({name} := {other})", "{name}, spare = {other}, 1",
+    "parser = argparse.ArgumentParser()\nparser.add_argument('--{name}', default={other})\n"
+    "args = parser.parse_args()", "args = argparse.Namespace(**(vars(args) | {{'{name}': {other}}}))",
+    "inner = {name}_table['a']\ninner['b'] = {other}", "{name}_class = argparse.Namespace(a={other})",
+    "sys.modules['__main__'].{name} = {other}", "sys.modules[__name__].__dict__['{name}'] = {other}",
+    "float = lambda value: {other}", "operator.setitem({name}_table['a'], 'b', {other})",
+    "[setattr(o, 'a', {other}) for o in [{name}_class]]", "pass", "pass", "pass",
+)  # fmt: skip
+"""What may change a number after it was set."""
+LOOPS = (
+    "for epoch in range({epochs}):\n    for batch in loader:\n        optimizer.step()",
+    "def one(loader, optimizer):\n    for i, batch in enumerate(loader):\n        optimizer.step()\n"
+    "for epoch in range(1, {epochs} + 1):\n    one(loader, optimizer)",
+    "def one():\n    for batch in loader:\n        optimizer.step()\n"
+    "def every():\n    for epoch in range({epochs}):\n        one()\nevery()",
+    "for epoch in range({epochs}):\n    for batch in loader:\n        for twice in range(2):\n"
+    "            optimizer.step()",
+    "step = optimizer.step\nfor epoch in range({epochs}):\n    for batch in loader:\n        step()",
+    "for epoch in range({epochs}):\n    for batch in loader:\n        optimizer.step()\n"
+    "        optimizer.step()",
+    "def one():\n    for batch in loader:\n        optimizer.step()\n"
+    "for epoch in range({epochs}):\n    one()\none()",
+    "epoch = 0\nwhile epoch < {epochs}:\n    epoch += 1\n    for batch in loader:\n"
+    "        optimizer.step()",
+    "for epoch in range({epochs}):\n    for batch in loader:\n        getattr(optimizer, 'st' + 'ep')()\n"
+    "        optimizer.step()",
+    "for epoch in range({epochs}):\n    for batch in loader:\n        optimizer.step()\n"
+    "        optimizer.noise_multiplier *= 0.9",
+    "for epoch in range({epochs}):\n    for batch in loader:\n        optimizer.step()\n"
+    "        setattr(optimizer, 'noise_' + 'multiplier', 0.1)",
+    "for epoch in range({epochs}):\n    [optimizer.step() for batch in loader]",
+    "list(map(lambda e: [optimizer.step() for b in loader], range({epochs})))",
+    "opt = optimizer\nfor epoch in range({epochs}):\n    for batch in loader:\n        opt.step()",
+    "data = [0] * 500\nfor epoch in range({epochs}):\n    for batch in data:\n        optimizer.step()",
+    "range = lambda n: [0] * 50\nfor epoch in range({epochs}):\n    for batch in loader:\n"
+    "        optimizer.step()",
+    "loader = list(loader) * 9\nfor epoch in range({epochs}):\n    for batch in loader:\n"
+    "        optimizer.step()",
+    "enumerate = lambda data: [0] * 999\nfor epoch in range({epochs}):\n"
+    "    for batch in enumerate(loader):\n        optimizer.step()",
+)  # fmt: skip
+"""Ways to train."""
+
+
+def script(random: Random) -> str:
+    """A random script."""
+    lines = ["import argparse, dataclasses, operator, os, sys", "from opacus import PrivacyEngine",
+             "from torch import DataLoader", "key = 'a'",
+             "parser = argparse.ArgumentParser()"]  # fmt: skip
+    reads, numbers = {}, {"noise": ("4.0", "0.25"), "lot": ("6", "20"), "epochs": ("2", "5")}
+    for name, (value, other) in numbers.items():
+        setup, reads[name] = (
+            part.format(name=name, value=value, other=other) for part in random.choice(SOURCES)
+        )
+        lines.append(setup)
+    lines.append("args = parser.parse_args()")
+    for name, (_, other) in numbers.items():
+        if random.random() < 0.5:
+            lines.insert(
+                random.randrange(5, len(lines) + 1),
+                random.choice(LATE).format(name=name, other=other),
+            )
+    lines += [
+        f"loader = DataLoader([0] * {SIZE}, batch_size={reads['lot']})",
+        "engine = PrivacyEngine()",
+        "model, optimizer, loader = engine.make_private(module=None, optimizer=None, "
+        f"data_loader=loader, noise_multiplier={reads['noise']}, max_grad_norm=1.0)",
+        random.choice(LOOPS).format(epochs=reads["epochs"]),
+    ]
+    return "\n".join(lines) + "\n"

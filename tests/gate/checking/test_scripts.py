@@ -1,0 +1,277 @@
+"""Training scripts as people write them: what is read, what is refused, and what never passes."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+LENET = """\
+import torch
+from torchvision import datasets
+from opacus import PrivacyEngine
+# affidavit: adjacency=zero_out
+
+BATCH_SIZE = 500
+N_EPOCHS = 20
+SIGMA = 0.5
+DELTA = 1e-5
+
+def train(model, loader, optimizer):
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.nll_loss(model(x), y).backward()
+        optimizer.step()
+
+def main():
+    data = datasets.MNIST("data", train=True)
+    loader = torch.utils.data.DataLoader(data, batch_size=BATCH_SIZE, shuffle=True)
+    engine = PrivacyEngine()
+    model, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=SIGMA,
+        max_grad_norm=1.2,
+    )
+    for epoch in range(1, N_EPOCHS + 1):
+        train(model, loader, optimizer)
+        print(engine.get_epsilon(delta=DELTA))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+def write(text: str, name: str = "train.py") -> None:
+    Path(name).write_text(textwrap.dedent(text))
+
+
+def epsilon(checked: Any, name: str = "train.py") -> float:
+    code, document = checked(name)
+    assert code == 0, document
+    return float(document["plans"][0]["result"]["epsilon"]["upper"])
+
+
+def rules(document: dict[str, Any]) -> set[str]:
+    return {item["rule"] for item in document["plans"][0]["findings"] if item["blocks"]}
+
+
+def pld_epsilon(sigma: float, rate: float, steps: int, delta: float = 1e-5) -> float:
+    step = PoissonSampledDpEvent(rate, GaussianDpEvent(sigma))
+    return float(PLDAccountant().compose(step, steps).get_epsilon(delta))
+
+
+def test_batch_size_and_epochs_are_the_script_s_own(checked: Any) -> None:
+    write(LENET)
+    small = epsilon(checked)
+    assert small == pytest.approx(pld_epsilon(0.5, 1 / 120, 2400), abs=0.03)
+    write(LENET.replace("= 500", "= 5000").replace("= 20\n", "= 200\n"))
+    assert epsilon(checked) == pytest.approx(pld_epsilon(0.5, 1 / 12, 2400), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "lot_size=499",
+        "epochs=19",
+        "noise_multiplier=0.6",
+        "target_delta=1e-6",
+        "dataset_size=70000",
+    ],
+)
+def test_a_statement_that_differs_from_the_script_is_an_error(checked: Any, line: str) -> None:
+    write(f"{LENET}# affidavit: {line}\n")
+    code, document = checked("train.py")
+    assert (code, rules(document)) == (2, {"given_conflict"})
+    key = "noise_multiplier" if "noise" in line else line.partition("=")[0]
+    assert key in document["plans"][0]["findings"][0]["message"]
+
+
+def test_fields_of_pyproject_that_differ_are_an_error(checked: Any) -> None:
+    write(LENET)
+    Path("pyproject.toml").write_text('[tool.affidavit.given."train.py"]\nepochs = 2\n')
+    code, document = checked("train.py")
+    assert (code, rules(document)) == (2, {"given_conflict"})
+
+
+def test_a_rate_that_opacus_rounds_is_the_rounded_one(checked: Any) -> None:
+    """q = 1/⌈60000/64⌉ over 938 steps a pass; with drop_last the last lot does not count."""
+    write(LENET.replace("= 500", "= 64").replace("= 0.5", "= 1.0"))
+    assert epsilon(checked) == pytest.approx(pld_epsilon(1.0, 1 / 938, 18760), abs=0.02)
+    write(LENET.replace("= 500", "= 25_000").replace("shuffle=True", "drop_last=True"))
+    assert epsilon(checked) == pytest.approx(pld_epsilon(0.5, 1 / 2, 40), rel=0.02)
+
+
+def test_a_private_divisor_is_never_certified_under_add_remove(checked: Any) -> None:
+    text = LENET.replace("adjacency=zero_out", "adjacency=add_remove")
+    write(text)
+    code, document = checked("train.py")
+    assert (code, rules(document)) == (1, {"private_divisor"})
+    assert document["plans"][0]["verdict"] == "refused"
+    guarded = text.replace("from opacus", "from affidavit.gate import guard\nfrom opacus").replace(
+        "    for epoch", "    guard.opacus(engine, optimizer, loader, 'bundle.json')\n    for epoch"
+    )
+    write(guarded)
+    assert epsilon(checked) > 0
+    for unguarded in (
+        guarded.replace("    guard.opacus", "    if debug: guard.opacus"),
+        guarded.replace("from affidavit.gate import guard", "from mine import guard"),
+    ):
+        write(unguarded)
+        assert rules(checked("train.py")[1]) == {"private_divisor"}
+
+
+def test_lots_that_are_not_poisson_are_not_accounted_as_poisson(checked: Any) -> None:
+    text = LENET.replace("max_grad_norm", "poisson_sampling=False,\n        max_grad_norm")
+    write(text)
+    shuffled = epsilon(checked)
+    write(LENET)
+    assert shuffled > 3 * epsilon(checked)
+    write(text + "# affidavit: scheme=poisson\n")
+    assert rules(checked("train.py")[1]) == {"given_conflict"}
+    write(text.replace("poisson_sampling=False", "poisson_sampling=flag()"))
+    assert checked("train.py")[0] == 2
+
+
+CALIBRATED = LENET.replace("make_private(", "make_private_with_epsilon(").replace(
+    "noise_multiplier=SIGMA", "target_epsilon=4.0, target_delta=DELTA, epochs=N_EPOCHS"
+)
+CALIBRATED = CALIBRATED.replace("= 500", "= 6000").replace("= 20\n", "= 2\n")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_noise_that_opacus_calibrates_is_judged_as_opacus_calibrates_it(checked: Any) -> None:
+    from opacus.accountants.utils import get_noise_multiplier
+
+    write(CALIBRATED)
+    code, document = checked("train.py")
+    assert code == 0, document
+    sigma = get_noise_multiplier(
+        target_epsilon=4.0, target_delta=1e-5, sample_rate=1 / 10, epochs=2, accountant="prv"
+    )
+    (release,) = document["plans"][0]["result"]["noise_multiplier"]["releases"]
+    assert release["given"] == sigma
+    # The central limit lies below the truth, so the noise that it calibrates is too little.
+    write(CALIBRATED.replace("PrivacyEngine()", "PrivacyEngine(accountant='gdp')"))
+    assert rules(checked("train.py")[1]) == {"under_noised"}
+    # The loop that runs counts, not the epochs that the calibration was told.
+    write(CALIBRATED.replace("range(1, N_EPOCHS + 1)", "range(3 * N_EPOCHS)"))
+    assert rules(checked("train.py")[1]) == {"under_noised"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("    main()", "    for seed in range(5):\n        main()"),
+        (
+            "    engine = P",
+            "    for k in clients:\n        engine = PrivacyEngine()\n    engine = P",
+        ),
+        ("        print(", "        engine.accountant.history = []\n        print("),
+        ("import torch\n", "import torch\nimport flwr\n"),
+    ],
+)
+def test_an_accountant_that_starts_anew_is_named(checked: Any, change: tuple[str, str]) -> None:
+    write(LENET.replace(*change))
+    code, document = checked("train.py")
+    assert (code, "accountant_reset" in rules(document)) == (1, True)
+
+
+SETTINGS = {
+    "argparse": (
+        "import argparse\n"
+        "def get_args():\n"
+        "    parser = argparse.ArgumentParser()\n"
+        "    parser.add_argument('--noise', type=float, default=0.5)\n"
+        "    return parser.parse_args()\n"
+        "cfg = get_args()\n",
+        "cfg.noise",
+    ),
+    "dataclass": (
+        "from dataclasses import dataclass\n@dataclass\nclass Config:\n    noise: float = 0.5\n"
+        "cfg = Config()\n",
+        "cfg.noise",
+    ),
+    "dictionary": ("cfg = {'dp': {'noise': 1 / 2}}\n", "cfg['dp']['noise']"),
+    "environment": ("import os\ncfg = float(os.environ.get('NOISE', '0.5'))\n", "cfg"),
+    "json": ("import json\nwith open('cfg.json') as f:\n    cfg = json.load(f)\n", "cfg['noise']"),
+    "yaml": ("import yaml\ncfg = yaml.safe_load(open('cfg.yaml'))\n", "cfg['dp']['noise']"),
+    "omegaconf": ("from omegaconf import OmegaConf\ncfg = OmegaConf.load('cfg.yaml')\n",
+                  "cfg.dp.noise"),
+    "flags": (
+        "from absl import flags\nflags.DEFINE_float('noise', 0.5, 'Noise.')\n"
+        "FLAGS = flags.FLAGS\n",
+        "FLAGS.noise",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_settings_are_read_from_where_they_are(checked: Any, kind: str) -> None:
+    before, noise = SETTINGS[kind]
+    Path("cfg.json").write_text(json.dumps({"noise": 0.5}))
+    Path("cfg.yaml").write_text("base: 0.5\ndp: {noise: '${base}'}\n")
+    write(LENET)
+    expected = epsilon(checked)
+    write(LENET.replace("SIGMA = 0.5\n", before).replace("=SIGMA", f"={noise}"))
+    assert epsilon(checked) == expected
+
+
+def test_a_hydra_configuration_is_read_with_its_groups(checked: Any) -> None:
+    Path("conf/dp").mkdir(parents=True)
+    Path("conf/config.yaml").write_text("defaults:\n  - dp: low\n  - _self_\nepochs: 20\n")
+    Path("conf/dp/low.yaml").write_text("sigma: ${oc.env:SIGMA,0.5}\n")
+    write(LENET)
+    expected = epsilon(checked)
+    text = LENET.replace(
+        "def main():", '@hydra.main(config_path="conf", config_name="config")\ndef main(cfg):'
+    )
+    text = text.replace("=SIGMA", "=cfg.dp.sigma").replace("N_EPOCHS + 1", "cfg.epochs + 1")
+    write("import hydra\n" + text)
+    assert epsilon(checked) == expected
+
+
+def test_a_number_that_is_unknown_is_named_with_the_line_to_add(checked: Any) -> None:
+    write(LENET.replace("BATCH_SIZE = 500", "BATCH_SIZE = pick()"))
+    code, document = checked("train.py")
+    (finding,) = [item for item in document["plans"][0]["findings"] if item["blocks"]]
+    assert code == 2
+    assert "BATCH_SIZE" in finding["message"]
+    assert "# affidavit: lot_size=" in finding["remedy"]
+    write(LENET.replace("BATCH_SIZE = 500", "BATCH_SIZE = pick()") + "# affidavit: lot_size=500\n")
+    assert epsilon(checked) > 0
+
+
+def test_scripts_and_notebooks_in_folders_are_looked_into(checked: Any) -> None:
+    Path("src").mkdir()
+    write(LENET, "src/train.py")
+    write("print('nothing private')\n", "src/other.py")
+    cells = [
+        {"cell_type": "markdown", "source": ["# text"]},
+        {"cell_type": "code", "source": ["%pip install opacus\n", "!ls\n"]},
+        {"cell_type": "code", "source": LENET.splitlines(keepends=True)},
+    ]
+    Path("src/lenet.ipynb").write_text(json.dumps({"cells": cells}))
+    code, document = checked(".")
+    assert code == 0
+    assert {plan["file"] for plan in document["plans"]} == {"src/train.py", "src/lenet.ipynb"}
+
+
+def test_a_script_without_such_a_call_is_not_said_to_be_without_privacy(checked: Any) -> None:
+    write("from private_transformers import PrivacyEngine\nPrivacyEngine(model)\n")
+    code, document = checked("train.py")
+    assert (code, rules(document)) == (2, {"no_plan"})
+    assert "that Affidavit reads" in document["plans"][0]["findings"][0]["message"]
