@@ -78,6 +78,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Secure RNG turned off|Full backward hook")
 
+    # affidavit: adjacency=add_remove dataset_size=1438 steps=230 target_epsilon=8
     train, test = digits()
     model = SampleConvNet()
     optimizer = optim.SGD(model.parameters(), lr=args.lr)

@@ -407,13 +407,14 @@ class _Reading:
             fewest = lots if self.drop_last is False else size // lot
         if self.calibrates and "noise_multiplier" not in plan["releases"][0]:
             plan["releases"][0]["noise_multiplier"] = self._calibrated(plan, lots)
-        if lots is not None and scheme == "poisson" and size % lot and plan.get("epochs"):
+        if lots is not None and scheme == "poisson" and size % lot and not self._is_guarded():
             # make_private samples with 1/⌈N/B⌉; every pass has that many steps.
             plan["sampling"] = {
                 "scheme": scheme,
                 "probability": math.nextafter(1 / (fewest or 1), 1),
             }
-            plan["steps"] = math.ceil(plan.pop("epochs") * lots)
+            if plan.get("epochs"):
+                plan["steps"] = math.ceil(plan.pop("epochs") * lots)
         return plan
 
     def _calibrated(self, plan: dict[str, Any], lots: int | None) -> float:

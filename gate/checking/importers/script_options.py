@@ -194,7 +194,10 @@ def click_option(values: Values, call: ast.Call) -> Any:
 
 
 def fields_of_class(values: Values, call: ast.Call) -> Any:
-    """An instance of a dataclass, ``SimpleNamespace`` or ``Namespace``, with its defaults."""
+    """An instance of a dataclass, ``SimpleNamespace`` or ``Namespace``, with its defaults.
+
+    Raises ``Unreadable``.
+    """
     name = last_name(call.func)
     if name in ("SimpleNamespace", "Namespace") and not call.args:
         return Record("class", {k.arg or "": values.attempt(k.value) for k in call.keywords})
