@@ -10,6 +10,7 @@ from .composition import kinds as kinds
 from .composition import leaves as leaves
 from .composition import parts as parts
 from .enclosure import Enclosed as Enclosed
+from .enclosure import attained as attained
 from .fourier import FourierAccountant as FourierAccountant
 from .fourier import approximate_epsilon as approximate_epsilon
 from .gaussian import GaussianCurve as GaussianCurve

@@ -1,11 +1,11 @@
 """A curve between two events: what bounds a run from above, and what one record attains.
 
 The sensitivity of correlated noise is often an upper bound that no pattern of participation
-reaches. The event that rests on it proves the upper end of a bracket, and says nothing of the lower
-one, which comes from an event that a record attains.
+reaches, and a cut Poisson sample is bounded by a pair that no data set attains. Such an event
+proves the upper end of a bracket; the lower one comes from an event that a record attains.
 
 >>> from affidavit.accountants.gaussian import GaussianCurve
->>> curve = Enclosed(above=GaussianCurve(mu=1.0), below=GaussianCurve(mu=0.9))
+>>> curve = Enclosed(above=GaussianCurve(mu=1.0), below=(GaussianCurve(mu=0.9),))
 >>> bracket = curve.epsilon(1e-5)
 >>> round(bracket.lower, 3), round(bracket.upper, 3)
 (3.845, 4.378)
@@ -13,10 +13,19 @@ one, which comes from an event that a record attains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.composition import parts
 from affidavit.accountants.protocol import AccountantError, Adjustable, PrivacyCurve
+from affidavit.plan import (
+    Composed,
+    Event,
+    PoissonSubsampledGaussian,
+    Repeated,
+    TruncatedPoissonGaussian,
+)
 
 ROUNDING = 1e-8
 """Relative difference of two Gaussian-DP parameters that is rounding."""
@@ -24,17 +33,17 @@ ROUNDING = 1e-8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Enclosed:
-    """Upper ends of ``above`` and lower ends of ``below``, or 0 where there is no ``below``."""
+    """Upper ends of ``above`` and the highest lower ends of ``below``, or 0 where it has none."""
 
     above: PrivacyCurve
-    below: PrivacyCurve | None
+    below: tuple[PrivacyCurve, ...]
 
     @property
     def mu(self) -> float | None:
         """The Gaussian-DP parameter, where both are one Gaussian mechanism up to rounding."""
-        mu, least = getattr(self.above, "mu", None), getattr(self.below, "mu", None)
-        exact = mu is not None and least is not None and least >= mu * (1 - ROUNDING)
-        return mu if exact else None
+        mu: float | None = getattr(self.above, "mu", None)
+        least: float = max((getattr(curve, "mu", None) or 0.0 for curve in self.below), default=0.0)
+        return mu if mu is not None and least >= mu * (1 - ROUNDING) else None
 
     @property
     def confidence(self) -> float | None:
@@ -49,28 +58,59 @@ class Enclosed:
     def epsilon(self, delta: float) -> Bracket:
         """Bracket of ε (nats) at ``delta``; raises what ``above`` raises."""
         upper = self.above.epsilon(delta).upper
-        try:
-            lower = 0.0 if self.below is None else self.below.epsilon(delta).lower
-        except AccountantError:
-            lower = 0.0
-        return Bracket(lower=min(lower, upper), upper=upper)
+        return _closed(upper, self.below, lambda curve: curve.epsilon(delta))
 
     def delta(self, epsilon: float) -> Bracket:
         """Bracket of δ at ``epsilon`` (nats); raises what ``above`` raises."""
         upper = self.above.delta(epsilon).upper
-        try:
-            lower = 0.0 if self.below is None else self.below.delta(epsilon).lower
-        except AccountantError:
-            lower = 0.0
-        return Bracket(lower=min(lower, upper), upper=upper)
+        return _closed(upper, self.below, lambda curve: curve.delta(epsilon))
 
     def with_width(self, relative_width: float) -> PrivacyCurve:
         """The same with narrower or wider brackets of both, where they can be had."""
         return Enclosed(
             above=_adjusted(self.above, relative_width),
-            below=None if self.below is None else _adjusted(self.below, relative_width),
+            below=tuple(_adjusted(curve, relative_width) for curve in self.below),
         )
+
+
+def _closed(
+    upper: float, below: tuple[PrivacyCurve, ...], answer: Callable[[PrivacyCurve], Bracket]
+) -> Bracket:
+    lower = 0.0
+    for curve in below:
+        try:
+            lower = max(lower, answer(curve).lower)
+        except AccountantError:
+            continue
+    return Bracket(lower=min(lower, upper), upper=upper)
 
 
 def _adjusted(curve: PrivacyCurve, relative_width: float) -> PrivacyCurve:
     return curve.with_width(relative_width) if isinstance(curve, Adjustable) else curve
+
+
+def attained(event: Event) -> Event:
+    """``event`` with every release of which only a bound is known as one that a record attains.
+
+    Of cut Poisson samples that is a record among others that contribute zero: a Poisson sample
+    at the rate at which it is in the lot (docs/theorems/truncated-poisson.md, lower bound).
+    """
+    releases = parts(event)
+    if not any(isinstance(part, TruncatedPoissonGaussian) for part, _ in releases):
+        return event
+    from affidavit.accountants.fourier.tail_bounds import attained_rate
+
+    result: list[Event] = []
+    for part, count in releases:
+        leaf: Event = part
+        if isinstance(part, TruncatedPoissonGaussian):
+            rate = attained_rate(part)
+            if rate <= 0:
+                continue
+            leaf = PoissonSubsampledGaussian(
+                sampling_probability=rate,
+                noise_multiplier=part.noise_multiplier,
+                pair="replace_one" if part.neighbours == "replace_one" else "add_remove",
+            )
+        result.append(Repeated(event=leaf, count=count))
+    return Composed(events=tuple(result))

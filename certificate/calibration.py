@@ -23,6 +23,7 @@ from affidavit.accountants import (
     Sampling,
     Unsupported,
     accountant,
+    attained,
     confirmed_noise,
     largest_probability,
     least_noise,
@@ -87,21 +88,22 @@ class Solver:
 
         Raises ``AccountantError``.
         """
-        event, attained = closed.event(), closed.attained()
-        above = self.curve(event)
-        if attained == event:
+        event, own = closed.event(), closed.attained()
+        above, least = self.curve(event), attained(own)
+        if least == event:
             return above
-        sampled = isinstance(self.engine, Sampling)
-        return Enclosed(above=above, below=None if sampled else self._below(attained))
+        below = () if isinstance(self.engine, Sampling) else self._below(least)
+        return Enclosed(above=above, below=(above, *below) if own == event else below)
 
-    def _below(self, attained: Event) -> PrivacyCurve | None:
-        """The curve of what a record attains, by this engine or by one of ours that covers it."""
+    def _below(self, least: Event) -> tuple[PrivacyCurve, ...]:
+        """One curve of what a record attains, by this engine or by one of ours that covers it."""
         for engine in (self.engine, accountant("gaussian"), accountant("fourier")):
             try:
-                return engine.curve(attained)
+                return (engine.curve(least),)
             except AccountantError:
                 continue
-        return noisier(attained)
+        louder = noisier(least)
+        return () if louder is None else (louder,)
 
     def epsilon(self, event: Event, delta: float) -> Bracket:
         """The engine's bracket of ε of ``event`` at ``delta``."""
