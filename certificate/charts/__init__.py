@@ -1,7 +1,7 @@
 """Charts drawn as SVG text, without a plotting library: for files, pages and reports.
 
-A ``Chart`` is data: two axes and the marks on them. ``draw`` makes one SVG element of it and
-``draw_panels`` one of several charts in a grid. The same chart is the same bytes.
+A ``Chart`` is data: two axes and the marks on them. ``draw`` renders it as one SVG element,
+``draw_panels`` several charts in a grid. Equal charts give equal bytes.
 
 >>> from affidavit.certificate.charts import Axis, Chart, Line, draw
 >>> curve = Line(name="ε = 1/σ", points=((0.5, 2.0), (1.0, 1.0), (2.0, 0.5)))

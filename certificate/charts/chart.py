@@ -22,7 +22,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """An axis with its label, units included; ends that are not given follow the marks."""
+    """An axis with its label, including units; ends that are None follow the marks."""
 
     label: str
     scale: Literal["linear", "log"] = "linear"
@@ -81,7 +81,7 @@ Mark = Line | Band | Dots | Bars | ReferenceLine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A titled pair of axes with marks; ``description`` says in words what is to be seen."""
+    """A titled pair of axes with marks; ``description`` puts into words what it shows."""
 
     title: str
     x: Axis
@@ -117,7 +117,7 @@ class Scale:
 
     @classmethod
     def over(cls, axis: Axis, values: Iterable[float], start: float, end: float) -> Scale:
-        """The scale that shows ``values``, or what the axis says, with round ends."""
+        """The scale that shows ``values``, or the range of the axis, with round ends."""
         shown = [value for value in values if is_shown(axis, value)] or [1.0]
         low = min(shown) if axis.low is None else axis.low
         high = max(shown) if axis.high is None else axis.high
@@ -152,7 +152,7 @@ class Scale:
         return self.low - margin <= value <= self.high + margin
 
     def ticks(self) -> list[Tick]:
-        """Round values from ``low`` to ``high``, few enough to be read."""
+        """Round values from ``low`` to ``high``, few enough to be legible."""
         values = self._decades() if self.axis.scale == "log" else self._round_steps()
         powers = self.axis.scale == "log" and (self.low < 1e-3 or self.high > 1e4)
         write = power_of_ten if powers else text_of
@@ -181,7 +181,7 @@ class Scale:
 
 
 def is_shown(axis: Axis, value: float) -> bool:
-    """Whether the axis has a place for ``value``."""
+    """Whether the axis can show ``value``."""
     return abs(value) <= LARGEST and (axis.scale == "linear" or value >= 1 / LARGEST)
 
 

@@ -1,11 +1,11 @@
 """From a chart to SVG text.
 
 Text, axes and grid are drawn in ``currentColor``, so that an SVG inside a page follows the
-page's colours, light or dark; a file of its own carries a style that follows the reader's
+page's colours, light or dark; a standalone file has a style that follows the reader's
 preference. Series differ in colour and in dash, so that they are distinct without colour.
-Titles and descriptions are there for screen readers, every text is escaped, and identifiers
-are derived from the content, so that two charts on a page do not meet and the same chart is
-the same bytes.
+Titles and descriptions serve screen readers, every text is escaped, and identifiers
+are derived from the content, so that two charts on a page do not clash and equal charts give
+equal bytes.
 
 References: SVG 1.1; WAI-ARIA Graphics Module (role img with a title and a description).
 """
@@ -49,7 +49,7 @@ _ROW = 16.0
 
 
 def draw(chart: Chart, *, width: int = 480, height: int = 320, standalone: bool = False) -> str:
-    """One SVG element; ``standalone`` gives it colours of its own, for a file."""
+    """One SVG element; ``standalone`` gives it its own colours, for a file."""
     return draw_panels(
         chart.title, (chart,), width=width, height=height, columns=1, standalone=standalone
     )
@@ -148,7 +148,7 @@ def _plot(chart: Chart, width: float, height: float) -> _Plot:
 
 
 def _extent(chart: Chart) -> Iterator[tuple[float, float]]:
-    """Corners of what is to be seen; nan where a mark says nothing of an axis."""
+    """Corners of the marks; nan for an axis that a mark does not use."""
     for mark in chart.marks:
         match mark:
             case Line(points=points) | Dots(points=points):
@@ -247,7 +247,7 @@ def _dots(
 
 
 class _Box(NamedTuple):
-    """Where something is drawn, in pixels."""
+    """The place of something drawn, in pixels."""
 
     left: float
     top: float
@@ -255,7 +255,7 @@ class _Box(NamedTuple):
     bottom: float
 
     def meets(self, other: _Box) -> bool:
-        """Whether the two overlap."""
+        """Whether the two boxes overlap."""
         return (
             self.left < other.right
             and other.left < self.right
@@ -349,7 +349,7 @@ def _labels(chart: Chart, plot: _Plot) -> str:
 
 
 def _legend_rows(chart: Chart, width: float) -> list[list[int]]:
-    """Which marks stand in which row below the chart."""
+    """The marks of each row of the legend."""
     rows: list[list[int]] = []
     used = math.inf
     for index, mark in enumerate(chart.marks):

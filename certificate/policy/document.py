@@ -70,7 +70,7 @@ class MalformedPolicy(PlanError):
 
 
 def _distinct_in_order(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Sorted, because the order says nothing and must not change the digest."""
+    """Sorted, because the order has no meaning and must not change the digest."""
     if len(set(values)) < len(values):
         raise PydanticCustomError("twice", "a name is listed twice")
     return tuple(sorted(values))
@@ -152,11 +152,11 @@ class Policy(StrictModel):
         return self
 
     def covers(self, dataset: str | None) -> bool:
-        """Whether the policy is for ``dataset``; one without a name is for the default."""
+        """Whether the policy applies to ``dataset``; None is a plan that names none."""
         return self.datasets == "default" or dataset in self.datasets
 
     def cap(self, dataset: str | None) -> Caps:
-        """The caps for ``dataset``: its own, and the policy's where it has none of its own."""
+        """The caps for ``dataset``: its own, or else the policy's."""
         own = self.caps.get(dataset, Caps()) if dataset is not None else Caps()
         return Caps(
             epsilon=self.epsilon_cap if own.epsilon is None else own.epsilon,
@@ -187,7 +187,7 @@ BUILT_IN: Policy = Policy(
 
 
 def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
-    """The policy that ``raw`` says; raises ``MalformedPolicy`` with every reason found."""
+    """Parse ``raw`` as a policy; raises ``MalformedPolicy`` with every reason."""
     try:
         document = load_yaml(raw) if syntax == "yaml" else load_json(raw)
     except MalformedPlan as error:
@@ -200,7 +200,7 @@ def parse_policy(raw: bytes, syntax: Syntax) -> Policy:
 
 
 def policy_from(data: Any) -> Policy:
-    """The policy of an already loaded tree; raises ``MalformedPolicy`` without positions."""
+    """The policy of loaded data; raises ``MalformedPolicy`` without positions."""
     if not isinstance(data, dict):
         raise MalformedPolicy(
             Reason(
@@ -217,7 +217,7 @@ def policy_from(data: Any) -> Policy:
 
 
 def _of_a_policy(reason: Reason) -> Reason:
-    """A reader's reason, without the remedies that only a plan has."""
+    """A parser's reason, without the remedies that apply only to plans."""
     if reason.code in ("too_large", "too_deep", "empty"):
         return replace(reason, remedy="Give a policy, such as one of examples/policies/.")
     return reason

@@ -5,13 +5,13 @@
 * ``certified`` becomes ``refused`` when a rule is violated; the numbers stay, because they
   are still true.
 * ``under_noised`` and ``unproved`` stay, with the policy's reasons beside its own.
-* ``refused`` and ``undecided`` stay: there is nothing to allow.
+* ``refused`` and ``undecided`` stay: there is no guarantee to allow.
 
-``policy_floor`` checks a signed certificate against the policy that its verifier options, which
-need not be the one it was issued under: plan, numbers and engines against every rule, validity,
-and approvals. A waived reason counts as satisfied only under the very policy (by digest) that
-the waiver was granted against. Whether a reservation is possible is not a fact of a certificate
-and is not checked here.
+``policy_floor`` checks a signed certificate against a verifier's policy, which need not be
+the one it was issued under: plan, numbers and engines against every rule, validity,
+and approvals. A waived reason counts as satisfied only under the exact policy (by digest) that
+the waiver was granted for. Whether a reservation is possible does not follow from a certificate
+and is not checked.
 
 Where a policy requires approvals, a certified plan is first issued without any, and ``verify``
 rejects it. Each approval names the digest of the approved envelope, so it cannot be moved to
@@ -20,7 +20,7 @@ next issue.
 
 Guarantees
     * No policy and no waiver makes ``certified`` of what accounting does not certify.
-    * A waived reason is kept, with its waiver; whatever it allowed ends with the waiver.
+    * A waived reason stays in the certificate, which ends no later than the waiver.
     * The built-in policy changes no verdict.
 
 >>> alice = Approval("alice", "2026-01-01T00:00:00Z", "agreed with the DPO", "sha256:…")
@@ -47,7 +47,7 @@ from affidavit.plan import Plan, PlanError, Reason
 
 @dataclass(frozen=True, slots=True)
 class Approval:
-    """One person's word: ``at`` in UTC, ``envelope`` the digest of what they saw."""
+    """One person's approval: ``at`` in UTC, ``envelope`` the digest of what they reviewed."""
 
     name: str
     at: str
@@ -64,7 +64,7 @@ class Approvals:
 
     @property
     def complete(self) -> bool:
-        """Whether as many people as required approved."""
+        """Whether as many people approved as are required."""
         return len({item.name for item in self.given}) >= self.required
 
     def as_document(self) -> dict[str, Any]:
@@ -94,19 +94,19 @@ NONE_NEEDED: Approvals = Approvals()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyEvaluation:
-    """By which policy, which waivers were in force, and which reasons they let pass."""
+    """The policy that applied, the waivers in force, and the reasons that they waived."""
 
     policy: Policy = BUILT_IN
     in_force: tuple[Waiver, ...] = ()
     waived: tuple[Waived, ...] = ()
 
     def not_after(self, issued_at: datetime) -> datetime:
-        """When a certificate that is issued now ends, by the policy and by its waivers."""
+        """When a certificate that is issued now expires, by the policy and its waivers."""
         ends = [issued_at + timedelta(days=self.policy.valid_days)]
         return min(ends + [item.waiver.expires for item in self.waived])
 
     def as_dict(self) -> dict[str, Any]:
-        """What results and certificates say of it."""
+        """The evaluation in results and certificates."""
         return {
             "policy": self.policy.reference(),
             "waived": [item.as_dict() for item in self.waived],
@@ -144,7 +144,7 @@ def judge(
 
 
 def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
-    """The waiver of ``rule`` that holds longest."""
+    """The waiver of ``rule`` that expires last."""
     return max(
         (item for item in granted if item.rule == rule),
         key=lambda item: (item.expires, item.id),
@@ -153,7 +153,7 @@ def _longest(granted: tuple[Waiver, ...], rule: str) -> Waiver | None:
 
 
 def policy_floor(predicate: Mapping[str, Any], policy: Policy) -> tuple[Reason, ...]:
-    """Where a certificate's ``predicate`` falls below ``policy``; nothing if it does not.
+    """The rules of ``policy`` that a certificate's ``predicate`` violates.
 
     A certificate of a refused or under-noised plan claims nothing that could be too much, so
     only one that certifies is held against the rules.

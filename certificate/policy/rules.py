@@ -1,8 +1,8 @@
-"""The rules of a policy, one function each, and the facts that they look at.
+"""The rules of a policy, one function each, and the facts that they use.
 
 ``PolicyFacts`` are the plan and a few results of its accounting. They come from a fresh
-assessment or from the signed statement of an old one, so the same rules issue a certificate,
-check it later, and tell which certificates another policy would refuse.
+assessment or from a signed statement, so that the same rules issue a certificate, check it
+later, and show which certificates another policy would refuse.
 
 A rule yields reasons, each with a stable code, a pointer into the plan and a remedy. Rules only
 restrict: a policy with one more rule, a lower cap or a shorter list allows no plan that the
@@ -32,7 +32,7 @@ CODE_PREFIX = "policy_"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyFacts:
-    """``verdict`` is the accountancy's own; ``engines`` are (name, version), the first decided.
+    """``verdict`` is the accounting's own; ``engines`` are (name, version), the first decided.
 
     ``epsilon`` (nats) and ``delta`` are upper bounds as a certificate states them, rounded up.
     """
@@ -62,7 +62,7 @@ class PolicyFacts:
 
     @classmethod
     def said_in(cls, predicate: Mapping[str, Any], budget: Budget = "unknown") -> PolicyFacts:
-        """The facts that a statement's predicate says; ``KeyError`` and the like if it does not."""
+        """The facts of a predicate; raises errors like ``KeyError`` if one is missing."""
         guarantee = predicate["guarantee"]
         return cls(
             plan=plan_from(predicate["plan"]),
@@ -75,14 +75,14 @@ class PolicyFacts:
 
 
 def accounted(predicate: Mapping[str, Any]) -> Verdict:
-    """The accountancy's verdict: ``certified`` where policy alone is why it is refused."""
+    """The accounting's verdict: ``certified`` if the policy alone refuses the plan."""
     verdict: Verdict = predicate["verdict"]
     codes = [str(reason["code"]) for reason in predicate["reasons"]]
     return "certified" if refused_by_policy(verdict, codes) else verdict
 
 
 def refused_by_policy(verdict: str, codes: Collection[str]) -> bool:
-    """Whether policy alone is why a plan is refused, so that its numbers hold.
+    """Whether a plan is refused by its policy alone, so that its numbers hold.
 
     >>> refused_by_policy("refused", ["policy_sampler"]), refused_by_policy("refused", ["unsound"])
     (True, False)
@@ -96,7 +96,7 @@ DIGITS = 6
 
 
 def violations(policy: Policy, facts: PolicyFacts) -> tuple[Reason, ...]:
-    """Why ``policy`` does not let the plan through; nothing if it does."""
+    """Why ``policy`` does not allow the plan; empty if it does."""
     return tuple(reason for rule in RULES.values() for reason in rule(policy, facts))
 
 
@@ -254,7 +254,7 @@ and a budget that could be overdrawn by exception would be none."""
 def at_least(version: str, least: str) -> bool:
     """Whether an engine's version, such as ``dp-accounting 0.6.0``, is ``least`` or newer.
 
-    What cannot be read is not: neither is a version that comes before its release.
+    Unreadable versions and pre-releases are not.
 
     >>> at_least("dp-accounting 0.10.0", "0.6"), at_least("0.6.0rc1", "0.6")
     (True, False)

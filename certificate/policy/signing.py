@@ -1,8 +1,8 @@
-"""Policies and waivers as they are kept: DSSE envelopes over in-toto statements.
+"""Policies and waivers as they are stored: DSSE envelopes over in-toto statements.
 
 The subject is the document by its digest, the predicate the document itself, and the
-predicate's type says which kind, so that a waiver cannot pass for a policy. What is read
-back is what was signed: digest, form and signature are checked every time.
+predicate's type says which kind, so that a waiver cannot pass for a policy. Every read checks
+digest, form and signature.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LARGEST = 1024 * 1024
 
 
 class BadSignedDocument(Exception):
-    """The envelope does not hold what was signed, or not what it is said to hold."""
+    """The envelope is not signed, or does not contain the expected document."""
 
 
 def sign_document(kind: Kind, document: dict[str, Any], key: SigningPort) -> bytes:
-    """The envelope of ``document``, signed by ``key``, as the bytes to keep."""
+    """The envelope of ``document``, signed by ``key``, as bytes to store."""
     algorithm, _, value = digest_of(document).partition(":")
     statement = {
         "_type": STATEMENT_TYPE,

@@ -1,13 +1,12 @@
 """Waivers: one rule of one policy version does not apply to one plan, or one data set, for a time.
 
-A waiver is kept by the service and never stands in a plan. It names who answers for it
+The service stores waivers; a plan never contains one. A waiver names who answers for it
 (``owner``), who granted it (``created_by``), why, and until when; its id is the digest of all
-that. It applies to the policy version that it was granted against: a new version needs a new
-waiver. Nobody
-is helped by a waiver that they granted themselves. What a waiver lets through stays visible
-in the certificate, which ends no later than the waiver does.
+that. It applies to the policy version that it was granted for: a new version needs a new
+waiver. Nobody can use a waiver that they granted. What was waived stays visible in the
+certificate, which expires no later than the waiver.
 
-Only reasons of a policy can be waived: there is no code here for what accountancy refuses.
+Only reasons of a policy can be waived, never a refusal by the accounting.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ Explanation = Annotated[
 
 
 class Waiver(StrictModel):
-    """An exception; ``plan_digest`` or ``dataset`` says for what, exactly one of them."""
+    """An exception for exactly one of ``plan_digest`` and ``dataset``."""
 
     rule: WaivableRule
     policy: Digest
@@ -90,7 +89,7 @@ class Waiver(StrictModel):
 
     @property
     def expires(self) -> datetime:
-        """The first moment at which it no longer holds."""
+        """The moment from which it no longer applies."""
         return parse_instant(self.expires_at)
 
     def as_document(self) -> dict[str, Any]:
@@ -98,20 +97,20 @@ class Waiver(StrictModel):
         return self.model_dump(mode="json", exclude_none=True)
 
     def is_for(self, plan_digest: str, dataset: str | None) -> bool:
-        """Whether that plan, on that data set, is what it was granted for."""
+        """Whether it was granted for that plan or data set."""
         if self.plan_digest is not None:
             return self.plan_digest == plan_digest
         return self.dataset == dataset
 
 
 class Waived(StrictModel):
-    """A reason that does not block, and the waiver because of which it does not."""
+    """A reason that does not block, and the waiver that applies to it."""
 
     reason: Reason
     waiver: Waiver
 
     def as_dict(self) -> dict[str, Any]:
-        """How results and certificates show it."""
+        """The waived reason in results and certificates."""
         return {
             **self.reason.as_dict(),
             "waiver": {
@@ -133,7 +132,7 @@ def in_force(
     requester: str,
     now: datetime,
 ) -> tuple[Waiver, ...]:
-    """Which of ``waivers`` help ``requester`` with that plan under ``policy`` (a digest) now."""
+    """Which of ``waivers`` apply to ``requester``'s plan under ``policy`` (a digest) now."""
     return tuple(
         sorted(
             (

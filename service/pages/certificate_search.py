@@ -63,7 +63,9 @@ Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided
 Band = Literal["to_1", "to_3", "to_8", "above_8", "none"]
 Ends = Literal["over", "soon", "later"]
 Time = Literal["created_at", "not_after"]
-Standing = Literal["active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"]
+StatusFilter = Literal[
+    "active", "awaiting_approval", "expired", "rejected", "revoked", "key_revoked"
+]
 
 BANDS: dict[Band, str] = {
     "to_1": "ε ≤ 1",
@@ -98,7 +100,7 @@ class CertificateSearch(BaseModel):
     dataset: Annotated[str | None, Field(max_length=64), EMPTY] = None
     requester: Annotated[str | None, Field(max_length=255), EMPTY] = None
     verdict: Annotated[Verdict | None, EMPTY] = None
-    standing: Annotated[Standing | None, EMPTY] = None
+    standing: Annotated[StatusFilter | None, EMPTY] = None
     epsilon: Annotated[Band | None, EMPTY] = None
     mechanism: Annotated[OptimizerName | None, EMPTY] = None
     ends: Annotated[Ends | None, EMPTY] = None
@@ -336,7 +338,7 @@ def _ending(ends: Ends, now: datetime) -> list[ColumnElement[bool]]:
 
 
 def _standing(
-    standing: Standing, now: datetime, revoked: Sequence[str]
+    standing: StatusFilter, now: datetime, revoked: Sequence[str]
 ) -> list[ColumnElement[bool]]:
     """As ``status_at`` has it, in parts of which each has its index."""
     columns = certificates.c

@@ -47,16 +47,17 @@ LISTED = 50
 PARTS = 20
 """Parts of a run for which what was spent so far is computed, each once."""
 EVENTS = {
-    "queued": "queued, waiting for a worker",
-    "claimed": "claimed by a worker",
+    "queued": "waits for a worker",
+    "claimed": "taken by a worker",
     "requeued": "returned to the queue",
-    "cancel_asked": "asked to stop",
+    "cancel_asked": "stop requested",
     "running": "first step started; its budget is committed",
-    "resumed": "resumed by another worker",
-    "settled": "settled: the record conforms to the certificate",
-    "failed": "failed",
-    "cancelled": "cancelled",
+    "resumed": "continued by another worker",
+    "settled": "the record conforms to the certificate",
+    "failed": "",
+    "cancelled": "",
 }
+"""What an event means beyond its name."""
 State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled", ""]
 Stopper = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.ADMIN)]
 QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
