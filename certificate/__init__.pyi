@@ -4,6 +4,7 @@ from .advice import advise as advise
 from .assessment import Assessment as Assessment
 from .assessment import interval as interval
 from .assessment import malformed_result as malformed_result
+from .assessment import verdict_sentence as verdict_sentence
 from .atomic_write import fsync_directory as fsync_directory
 from .atomic_write import write_atomically as write_atomically
 from .certification import certify as certify

@@ -155,6 +155,30 @@ class Assessment:
         }
 
 
+def verdict_sentence(verdict: str, bound: str | None, target: str, *, by_policy: bool) -> str:
+    """A verdict in one sentence; it never claims a lower bound.
+
+    ``bound`` is the proved guarantee with everything that gives it a meaning, or None;
+    ``target`` says what it is compared with. A refusal that is not ``by_policy`` has no bound.
+
+    >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed", by_policy=False)
+    'Under-noised: ε ≤ 3 at δ = 1e-5 is proved, but ε = 2 is claimed.'
+    """
+    if verdict == "undecided":
+        return "Undecided: independent engines contradict each other, so nothing is certified."
+    if bound is None or (verdict == "refused" and not by_policy):
+        return "Refused: no guarantee can be certified for this plan."
+    match verdict:
+        case "certified":
+            return f"Certified: {bound}."
+        case "under_noised":
+            return f"Under-noised: {bound} is proved, but {target}."
+        case "unproved":
+            return f"Unproved: {bound} is proved; {target}, which may hold or not."
+        case _:
+            return f"Refused by the policy, although {bound} is proved."
+
+
 def malformed_result(reasons: tuple[Reason, ...]) -> dict[str, Any]:
     """The result document of a line that is not a plan: refused, and never a certificate."""
     return {

@@ -24,7 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from affidavit.accountants import decimal_down, decimal_up
-from affidavit.certificate import Assessment
+from affidavit.certificate import Assessment, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.plan import Reason
 
@@ -52,38 +52,24 @@ def printable(text: str) -> str:
 
 def headline(assessment: Assessment) -> str:
     """The verdict in one sentence."""
-    by_policy = refused_by_policy(
-        assessment.verdict, [reason.code for reason in assessment.reasons]
+    bound = None
+    if assessment.epsilon is not None and assessment.delta is not None:
+        chance = "" if assessment.confidence is None else f" {assessment.confidence}"
+        bound = (
+            f"ε ≤ {decimal_up(assessment.epsilon.upper, DIGITS)} at "
+            f"δ = {decimal_up(assessment.delta.upper, DIGITS)}{chance}, "
+            f"under {assessment.adjacency}, for one {assessment.unit}"
+        )
+    target = assessment.target_epsilon
+    codes = [reason.code for reason in assessment.reasons]
+    sentence = verdict_sentence(
+        assessment.verdict,
+        bound,
+        # Without a target the plan's claim does not hold; the reasons name it.
+        "less is claimed" if target is None else f"the target is ε = {target:g}",
+        by_policy=refused_by_policy(assessment.verdict, codes),
     )
-    if (
-        assessment.epsilon is None
-        or assessment.delta is None
-        or (assessment.verdict == "refused" and not by_policy)
-    ):
-        return "refused: nothing may be claimed about this plan."
-    epsilon = decimal_up(assessment.epsilon.upper, DIGITS)
-    delta = decimal_up(assessment.delta.upper, DIGITS)
-    confidence = "" if assessment.confidence is None else f" {assessment.confidence}"
-    scope = f"under {assessment.adjacency}, for one {assessment.unit}"
-    match assessment.verdict:
-        case "certified":
-            return f"certified: ε ≤ {epsilon} at δ = {delta}{confidence}, {scope}."
-        case "unproved":
-            return (
-                f"unproved: ε ≤ {epsilon} at δ = {delta} is proved{confidence}, "
-                f"{assessment.target_epsilon:g} is asked and not ruled out."
-            )
-        case "refused":
-            return (
-                f"refused by policy: ε ≤ {epsilon} at δ = {delta}{confidence} is proved, {scope}."
-            )
-        case "under_noised":
-            target = assessment.target_epsilon
-            # Without a target the plan's claim does not hold; the reasons name it.
-            less = "less is claimed" if target is None else f"{target:g} is asked"
-            return f"under-noised: ε ≤ {epsilon} at δ = {delta} is proved{confidence}, {less}."
-        case _:
-            return "undecided: independent engines contradict each other; nothing is claimed."
+    return sentence[:1].lower() + sentence[1:]
 
 
 def print_assessment(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from affidavit.certificate import verdict_sentence
 from affidavit.certificate.log import Inclusion
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.decisions import history
@@ -23,7 +24,6 @@ from affidavit.service.pages.checklist import Item, checklist
 from affidavit.service.pages.renderers import view_of
 from affidavit.service.pages.runs import read_provenance
 from affidavit.service.pages.text import ADJACENCIES, down, up
-from affidavit.service.pages.verdicts import verdict_sentence
 from affidavit.service.pages.verification import Verification, trusted_keys, verification
 from affidavit.service.runs import repository
 from affidavit.service.runs.repository import StoredRun
