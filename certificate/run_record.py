@@ -84,6 +84,9 @@ FIELDS: dict[str, frozenset[str]] = {
 }
 """The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
 
+MAY_HAVE: dict[str, frozenset[str]] = {"final": frozenset({"noise_test"})}
+"""Fields that a type of entry may have or not: older records have none of them."""
+
 KINDS: dict[str, dict[str, str]] = {
     "header": {
         "version": "an integer",
@@ -184,7 +187,8 @@ def decode_line(line: bytes, previous: str) -> RecordEntry:
     if stated.get("previous") != previous:
         raise BrokenLine("broken_chain", "the line does not follow the one before it.")
     requested = FIELDS.get(stated["type"])
-    if requested is None or stated.keys() != requested | {"type", "previous", "digest"}:
+    present = stated.keys() - MAY_HAVE.get(stated["type"], frozenset())
+    if requested is None or present != requested | {"type", "previous", "digest"}:
         raise BrokenLine("unknown_fields", f"an entry {stated['type']!r} has other fields.")
     return stated
 

@@ -220,6 +220,7 @@ class RunWriter:
                 "released": standing.released,
                 "parameters": training.digest(),
                 "at": now(),
+                "noise_test": training.noise_test.as_entry(),
             }
         )
         checkpoint.remove(self.run_log.folder)

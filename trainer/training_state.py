@@ -33,6 +33,7 @@ from affidavit.trainer.adapters import (
     first_records,
     on_device,
 )
+from affidavit.trainer.audit.noise_test import NoiseTest
 from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
@@ -96,6 +97,10 @@ class TrainingState:
         self._gradient = self._way_of(model, data)
         self._lots = [LotSampler(plan, index, keys.lots) for index in range(len(plan.phases))]
         self._noise = self._noise_of_phases()
+        self.noise_test = NoiseTest(
+            {name: release for release, of in self.layout.tensors.items() for name in of},
+            {name: item.numel() for name, item in self._trained.items()},
+        )
 
     def _way_of(self, model: ModelAdapter, data: DataAdapter) -> PerExampleGradient:
         plan = self._config.plan
@@ -218,7 +223,15 @@ class TrainingState:
         Each has the shape of its parameter. Raises ``Diverged``.
         """
         required = self._config.execution.at(step)
+        before = self.noise_test.before(sums)
         self._source(required, ratchet).add_to(sums)
+        self.noise_test.see(
+            before,
+            sums,
+            required.noise_std,
+            strategy=self._config.strategies[required.phase],
+            place=required.place,
+        )
         self._update(sums, required, self._rates(step))
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:

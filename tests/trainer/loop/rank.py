@@ -42,7 +42,7 @@ class Stray(Small):
 
     def losses(self, batch: object) -> torch.Tensor:
         self.calls += 1
-        if self.calls > 12:
+        if self.calls > 26:
             with torch.no_grad():
                 self.module[0].weight[0, 0] += 1
         return super().losses(batch)

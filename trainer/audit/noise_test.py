@@ -1,0 +1,188 @@
+"""A test of the noise that a run releases: its scale, and that it is independent.
+
+The noise of a step is what stands after it was added less what stood before, at some entries of
+every tensor. Over its certified deviation it is standard normal; correlated noise is first solved
+for the independent z that it was made of. Tested are, for every release and over all of them, the
+sum of squares (is the scale what was certified?), and the products with the step before, with
+the first step and of one release with the next (is anything repeated?). Sums run over all steps,
+so that small errors are found as well: noise of 0.98 of what was certified within a hundred steps,
+where a thousand entries are read a step.
+
+Guarantees
+    * A run with the certified noise is stopped with a probability of at most ``FALSE_ALARM``,
+      however long it is: step t spends 6 / (π² t²) of it, in equal parts on every test. The
+      squares are tested by the exact chi-square tails, the products by the bound
+      P(Σ x_i y_i ≥ s) ≤ exp(-min(s² / (4 n), s / 4)) for independent standard normal x and y.
+    * A relative error of ``MODEL_ERROR`` of the deviation is allowed for rounding.
+
+Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/2) ≤ exp(u²) for
+|u| ≤ 1/√2, with u = s / (2 n) or 1/2 in Chernoff's inequality.
+
+>>> test = NoiseTest({"w": "all"}, {"w": 1000})
+>>> drawn = torch.Generator().manual_seed(1)
+>>> for step in range(20):
+...     sums = {"w": torch.zeros(1000)}
+...     before = test.before(sums)
+...     sums["w"] += 3 * torch.randn(1000, generator=drawn)
+...     test.see(before, sums, {"all": 3.0})
+>>> round(test.as_entry()["scale"]["all"], 1)
+1.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import gammainc, gammaincc
+from torch import Tensor
+
+from affidavit.mechanisms.strategies import Strategy
+from affidavit.trainer.errors import RunFailure
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+FALSE_ALARM = 1e-9
+"""Probability that a run with the certified noise is ever stopped."""
+
+MODEL_ERROR = 5e-4
+"""Relative error of a standard deviation that is taken for rounding."""
+
+ENTRIES = 4096
+"""Entries of all tensors together that are read at a step; at least one of each tensor."""
+
+LONGEST = 512
+"""Steps of a phase of correlated noise beyond which its z are not solved for."""
+
+
+class NoiseTest:
+    """The noise of every release of a run; ``release_of`` and ``sizes`` are by tensor."""
+
+    def __init__(self, release_of: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+        self._names: dict[str, list[str]] = {}
+        for name, release in release_of.items():
+            self._names.setdefault(release, []).append(name)
+        least = max(1, ENTRIES // len(sizes))
+        spare = ENTRIES - sum(min(least, size) for size in sizes.values())
+        self._read = {}
+        for name, size in sizes.items():
+            more = min(max(0, spare), max(0, size - least))
+            self._read[name], spare = min(size, least) + more, spare - more
+        self._steps = 0
+        self._squares: dict[str, tuple[float, int]] = {}
+        self._products: dict[str, tuple[float, int]] = {}
+        self._first: dict[str, Tensor] = {}
+        self._last: dict[str, Tensor] = {}
+        self._matrix: Array | None = None
+        self._seen: dict[int, dict[str, Tensor]] = {}
+
+    def before(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copies of the entries that are read, by release; each sum has its tensor's shape."""
+        return {
+            release: torch.cat([sums[name].reshape(-1)[: self._read[name]].double() for name in of])
+            for release, of in self._names.items()
+        }
+
+    def see(
+        self,
+        before: Mapping[str, Tensor],
+        sums: Mapping[str, Tensor],
+        noise_std: Mapping[str, float],
+        *,
+        strategy: Strategy | None = None,
+        place: int = 0,
+    ) -> None:
+        """Test the noise of a step, ``place`` in its phase, that ``sums`` have and ``before`` not.
+
+        Each sum has its tensor's shape. Raises ``RunFailure`` (``noise_not_certified``).
+        """
+        after = self.before(sums)
+        noise = {
+            release: ((after[release] - before[release]) / noise_std[release]).cpu()
+            for release in after
+        }
+        if strategy is not None:
+            z_of = self._independent(noise, strategy, place)
+            if z_of is None:
+                return
+            noise = z_of
+        self._steps += 1
+        for release, z in noise.items():
+            _grow(self._squares, release, float(z.square().sum()), z.numel())
+            for what, other in (("last", self._last), ("first", self._first)):
+                if release in other:
+                    product = float((z * other[release]).sum())
+                    _grow(self._products, f"{release} with its {what}", product, z.numel())
+        releases = list(noise)
+        for one, next_one in pairwise(releases):
+            size = min(noise[one].numel(), noise[next_one].numel())
+            product = float((noise[one][:size] * noise[next_one][:size]).sum())
+            _grow(self._products, f"{one} with {next_one}", product, size)
+        self._last = noise
+        self._first = self._first or noise
+        self._require_likely()
+
+    def _independent(
+        self, noise: dict[str, Tensor], strategy: Strategy, place: int
+    ) -> dict[str, Tensor] | None:
+        """z_t = Σ_s C_ts w_s, of the steps of a phase that were seen; None where one is missing."""
+        if strategy.steps > LONGEST or strategy.draws != strategy.steps:
+            return None
+        if place == 0 or self._matrix is None:
+            self._matrix, self._seen = strategy.strategy_matrix(), {}
+        self._seen[place] = noise
+        row = self._matrix[place]
+        parts = [(float(row[s]), self._seen.get(s)) for s in range(place + 1) if row[s]]
+        if any(part is None for _, part in parts):
+            return None
+        return {
+            release: torch.stack([factor * w[release] for factor, w in parts if w]).sum(0)
+            for release in noise
+        }
+
+    def _require_likely(self) -> None:
+        tests = 2 * (len(self._squares) + 1 + len(self._products))
+        level = FALSE_ALARM * 6 / (math.pi * self._steps) ** 2 / tests
+        every = (
+            sum(s for s, _ in self._squares.values()),
+            sum(n for _, n in self._squares.values()),
+        )
+        for release, (squares, size) in [*self._squares.items(), ("every release", every)]:
+            low = float(gammainc(size / 2, squares * (1 + MODEL_ERROR) ** 2 / 2))
+            high = float(gammaincc(size / 2, squares * (1 - MODEL_ERROR) ** 2 / 2))
+            if not min(low, high) >= level:
+                ratio = math.sqrt(squares / size)
+                raise _refused(f"{release} has noise of {ratio:.4f} times the certified deviation")
+        for pair, (product, size) in self._products.items():
+            room = abs(product) * (1 - 2 * MODEL_ERROR)
+            if not min(room**2 / (4 * size), room / 4) <= -math.log(level):
+                raise _refused(f"the noise of {pair} is not independent")
+
+    def as_entry(self) -> dict[str, Any]:
+        """What a run record says of the noise that was seen: its scale over the certified one."""
+        return {
+            "steps": self._steps,
+            "entries": sum(size for _, size in self._squares.values()),
+            "false_alarm": FALSE_ALARM,
+            "scale": {
+                release: round(math.sqrt(squares / size), 6)
+                for release, (squares, size) in self._squares.items()
+            },
+        }
+
+
+def _grow(sums: dict[str, tuple[float, int]], name: str, value: float, size: int) -> None:
+    before, entries = sums.get(name, (0.0, 0))
+    sums[name] = before + value, entries + size
+
+
+def _refused(what: str) -> RunFailure:
+    return RunFailure(
+        "noise_not_certified",
+        f"{what}. The step was not released and stays charged. Look for what changes sums after "
+        "their noise was added, or the noise itself.",
+    )
