@@ -79,6 +79,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     services.keyring.announce()
     await run_in_threadpool(services.authenticator.announce)
     await run_in_threadpool(services.pool.warm_up)
+    # What is known to be damaged or rolled back is known before the first request.
+    await run_in_threadpool(services.sequencer.check)
     services.sequencer.start()
     services.publisher.start()
     try:

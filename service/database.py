@@ -19,6 +19,9 @@ soon, and reads through all of them while there is none. Here each plan is for t
 Errors do not repeat the parameters of a statement, which hold plans, so that none gets
 into a log.
 
+Statements, waiting for a lock and pausing in a transaction are bounded on PostgreSQL
+(``TIMEOUTS``), whatever the server's own settings are.
+
 A connection to PostgreSQL that the server closed is noticed before it is used: a server that goes
 says so, which is looked for without asking it anything. What only reads needs no transaction
 there (``reader``): each statement would see what is committed at its time in any case.
@@ -51,6 +54,13 @@ for a connection leave it to those that have one, and it is handed back and fort
 """
 RANDOM_PAGE_COST = 1.1
 """Of reading a page anywhere, in times of the page that follows: as for solid-state disks."""
+TIMEOUTS = {
+    "statement_timeout": 60,
+    "lock_timeout": 10,
+    "idle_in_transaction_session_timeout": 15,
+}
+"""Seconds, on each connection to PostgreSQL. A process that stops in the middle of a transaction,
+or whose machine is gone, holds what it locked no longer than that; who waits gets 503 before."""
 READ_ONLY = "25006"
 """What PostgreSQL says of a write to a server that takes none (``read_only_sql_transaction``)."""
 PRAGMAS = (
@@ -62,8 +72,11 @@ PRAGMAS = (
 )
 
 
-def open_engine(url: str) -> Engine:
-    """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet."""
+def open_engine(url: str, *, bounded: bool = True) -> Engine:
+    """An engine for ``url`` as ``settings.database_url`` returns it; opens nothing yet.
+
+    ``bounded`` sets ``TIMEOUTS``; an operator's command may take longer.
+    """
     if make_url(url).get_backend_name() == "sqlite":
         engine = create_engine(url, hide_parameters=True)
         event.listen(engine, "connect", _prepare_sqlite)
@@ -80,6 +93,8 @@ def open_engine(url: str) -> Engine:
         hide_parameters=True,
     )
     event.listen(engine, "connect", _prepare_postgresql)
+    if bounded:
+        event.listen(engine, "connect", _set_timeouts)
     event.listen(engine, "checkout", _require_open(engine.dialect))
     event.listen(engine, "handle_error", _leave_a_standby)
     return engine
@@ -121,10 +136,16 @@ def is_missing_file(url: URL) -> bool:
 
 
 def make_room(url: str) -> None:
-    """Make the directory of an SQLite file, for its owner alone: it will hold plans."""
+    """Make an SQLite file and its directory, for their owner alone: it will hold plans.
+
+    SQLite gives the files beside it the same mode. One that exists is closed to others.
+    """
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite" and parsed.database:
-        Path(parsed.database).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = Path(parsed.database)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
@@ -140,6 +161,13 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
     connection.autocommit = True
     connection.execute(f"SET random_page_cost = {RANDOM_PAGE_COST}")
     connection.execute("SET plan_cache_mode = force_custom_plan")
+    connection.autocommit = False
+
+
+def _set_timeouts(connection: Any, _record: Any) -> None:
+    connection.autocommit = True
+    for name, seconds in TIMEOUTS.items():
+        connection.execute(f"SET {name} = '{seconds}s'")
     connection.autocommit = False
 
 

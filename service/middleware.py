@@ -85,6 +85,12 @@ class RequestMiddleware:
             except Exception:
                 scope["state"]["code"] = "internal_error"
                 raise
+            except asyncio.CancelledError:
+                # The service stops, and waited for this as long as it may.
+                if seen.begun:
+                    raise
+                scope["state"]["code"] = "stopping"
+                await _stopping().as_response()(scope, receive, seen.send)
             finally:
                 self._tell(seen, span)
                 await _call_after_response(scope)
@@ -119,6 +125,7 @@ class _ObservedRequest:
         self._send = send
         self._started_at = time.perf_counter()
         self._status = 500  # what is answered when nothing was
+        self.begun = False
         self.request_id = _request_id(scope)
         # What the application notes in request.state is noted in this very dictionary.
         self._state = scope.setdefault("state", {})
@@ -128,6 +135,7 @@ class _ObservedRequest:
         """Send, with our id in the head of the answer."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
+            self.begun = True
             headers = [*message.get("headers", ()), (HEADER, self.request_id.encode("ascii"))]
             message = {**message, "headers": headers}
         await self._send(message)
@@ -146,6 +154,16 @@ class _ObservedRequest:
             "duration_ms": round(self.seconds() * 1000, 3),
             **{name: self._state.get(name) for name in NOTED},
         }
+
+
+def _stopping() -> Problem:
+    return Problem(
+        503,
+        "stopping",
+        "The service stops before this was done. Send it again, with its Idempotency-Key if it "
+        "had one.",
+        headers={"Retry-After": "5", "Connection": "close"},
+    )
 
 
 def _method(scope: Scope) -> str:

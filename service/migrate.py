@@ -112,7 +112,7 @@ def upgrade(url: str) -> None:
     Raises ``UnknownSchema`` when no revision of this release leads there from its own.
     """
     make_room(url)
-    engine = open_engine(url)
+    engine = open_engine(url, bounded=False)
     try:
         revision = revision_of(engine)
         if revision is not None and revision not in _revisions():

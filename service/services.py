@@ -30,6 +30,7 @@ from affidavit.service.log.witness import Witness
 from affidavit.service.migrate import head
 from affidavit.service.operation.metrics import Metrics
 from affidavit.service.operation.readiness import LogWatch
+from affidavit.service.operation.safety import SafetyWatch
 from affidavit.service.pages.sessions import Sessions
 from affidavit.service.policies.store import PolicyStore
 from affidavit.service.pool import AccountingPool
@@ -99,6 +100,9 @@ class Services:
         )
         self.metrics = Metrics()
         self.log_watch = LogWatch()
+        self.safety = SafetyWatch(
+            self.engine, lambda: self.sequencer.problem, self.sequencer.newest
+        )
         self.head = head()
         self.public_url = settings.public_url
 

@@ -34,15 +34,20 @@ from affidavit.service.middleware import add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
 
+SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTHORIZED = "authorized"
 REALM = 'Bearer realm="affidavit"'
 
 
 @dataclass(frozen=True)
 class Guard:
-    """The dependency behind ``needs``: the actor, if they have one of ``scopes``."""
+    """The dependency behind ``needs``: the actor, if they have one of ``scopes``.
+
+    ``always`` lets a change through while the service suspends writes (``operation.safety``).
+    """
 
     scopes: tuple[Scope, ...]
+    always: bool = False
 
     async def __call__(self, request: Request) -> Actor:
         """The caller, counted while the request is answered; raises like ``authenticated``."""
@@ -53,7 +58,7 @@ class Guard:
         """The caller, counted while the request is answered.
 
         Raises the problem of not knowing them (401), of their scopes (403) or of their
-        asking too much (429).
+        asking too much (429), or of a service that must not write (503).
         """
         services = services_of(request)
         caller = await self.identify(services, request)
@@ -62,6 +67,8 @@ class Guard:
         if not any(caller.actor.may(scope) for scope in self.scopes):
             raise missing_scope(caller.actor, *self.scopes)
         await self.admitted(request)
+        if not (self.always or request.method in SAFE):
+            await run_in_threadpool(services.safety.require)
         try:
             services.rate_limiter.begin(caller.counted_as)
         except TooManyAtOnce:
@@ -118,14 +125,16 @@ def _authorized_before(access: Guard | Open, request: Request) -> Any:
     return actor if before == access else None
 
 
-def needs(*scopes: Scope) -> Any:
+def needs(*scopes: Scope, always: bool = False) -> Any:
     """The dependency of a route for actors with one of ``scopes``; its value is the ``Actor``.
+
+    ``always`` is for what neither spends nor signs: it goes on while writes are suspended.
 
     Raises ``ValueError`` without a scope.
     """
     if not scopes:
         raise ValueError("a route for actors without any scope is open_to_all")
-    return Depends(Guard(scopes))
+    return Depends(Guard(scopes, always))
 
 
 def open_to_all(*, limited: bool = True) -> Any:

@@ -20,10 +20,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, select
 
 from affidavit.accountants.privacy_filter import UNIT, Cost, Filter, divergences
-from affidavit.certificate.log import LogEntry
 from affidavit.plan import event_from
+from affidavit.service.ledger.head_check import ENTRY_KINDS, logged_as
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
-from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope, LedgerState
 from affidavit.service.log.log_tables import log_entries
 
@@ -106,7 +105,7 @@ def _check(
             yield finding(code, message)
         if differs:
             yield finding("state_differs", "its state is not what the events lead to.")
-        if _entry(scope, event) not in logged:
+        if logged_as(scope, event) not in logged:
             yield finding("not_logged", "the log does not say what it says.")
 
 
@@ -196,15 +195,3 @@ def _logged(connection: Connection) -> set[str]:
     """What the log says of ledgers, entry by entry."""
     query = select(log_entries.c.content).where(log_entries.c.kind.in_(tuple(ENTRY_KINDS.values())))
     return set(connection.execute(query).scalars())
-
-
-def _entry(scope: LedgerScope, event: Mapping[str, Any]) -> str:
-    """The content of the log entry that was written with ``event``."""
-    entry = LogEntry(
-        kind=ENTRY_KINDS[event["kind"]],
-        subject=event["reservation_id"] or str(scope),
-        actor=event["actor"],
-        at=event["at"],
-        body=entry_body(scope, event["seq"], json.loads(event["body"])),
-    )
-    return entry.content.decode()

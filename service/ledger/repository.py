@@ -22,6 +22,12 @@ from sqlalchemy import Connection, CursorResult, RowMapping, bindparam, func, in
 from affidavit.accountants.privacy_filter import Cost, Filter
 from affidavit.service import database
 from affidavit.service.command import CommandContext
+from affidavit.service.ledger.head_check import (
+    ENTRY_KINDS,
+    entry_body,
+    require_unaltered,
+    state_digest,
+)
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
 from affidavit.service.ledger.state import (
     LedgerScope,
@@ -29,7 +35,7 @@ from affidavit.service.ledger.state import (
     StoredLedger,
     StoredReservation,
 )
-from affidavit.service.log.entries import EntryKind, append
+from affidavit.service.log.entries import append
 from affidavit.service.runs.run_tables import runs
 
 STATES = {
@@ -39,14 +45,6 @@ STATES = {
     "release": "released",
 }
 """The state of a reservation after each kind of event."""
-ENTRY_KINDS: dict[str, EntryKind] = {
-    "budget": "budget",
-    "reserve": "reservation",
-    "commit": "commitment",
-    "settle": "settlement",
-    "release": "release",
-}
-"""The log's word for each kind of event."""
 
 
 # Built once: composing a statement takes as long as running it.
@@ -121,7 +119,13 @@ def add_event(
     call: CommandContext,
     **columns: Any,
 ) -> None:
-    """Write the event that led to ``state``, and its entry in the log."""
+    """Write the event that led to ``state``, and its entry in the log.
+
+    Raises ``LedgerAltered`` where the event before it is not the one in the log.
+    """
+    if state.seq > 1:
+        require_unaltered(connection, ledger_id, scope, state.seq - 1)
+    body = {**body, "state_digest": state_digest(state.written())}
     connection.execute(
         _EVENT,
         {
@@ -132,7 +136,7 @@ def add_event(
             "actor": call.actor,
             "idempotency_key": call.idempotency_key,
             "request_digest": call.request_digest,
-            "body": json.dumps(dict(body), sort_keys=True),
+            "body": json.dumps(body, sort_keys=True),
             "state": state.written(),
             **columns,
         },
@@ -140,11 +144,6 @@ def add_event(
     subject = columns.get("reservation_id") or str(scope)
     entry = entry_body(scope, state.seq, body)
     append(connection, ENTRY_KINDS[kind], subject, entry, actor=call.actor, at=call.at)
-
-
-def entry_body(scope: LedgerScope, seq: int, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the log says of an event."""
-    return {"ledger": scope.as_dict(), "seq": seq, **body}
 
 
 def repeated(connection: Connection, call: CommandContext) -> RowMapping | None:

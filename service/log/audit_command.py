@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     # Importing it loads the accountants, which takes a second.
     from affidavit.service.log.audit import snapshot
 
-    engine = open_engine(settings.database_url)
+    engine = open_engine(settings.database_url, bounded=False)
     try:
         require_head(engine)
         with snapshot(engine) as connection:

@@ -23,8 +23,8 @@ from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets import keysets
+from affidavit.service.ledger.head_check import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers
-from affidavit.service.ledger.repository import ENTRY_KINDS, entry_body
 from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.lifecycle.lifecycle_tables import approvals, revocations
 from affidavit.service.log.entries import entry_of

@@ -240,6 +240,10 @@ class Sequencer:
             remedy="The log is not signed until it is repaired; run: affidavit audit verify",
         )
 
+    def check(self) -> None:
+        """Sequence a batch now, so that ``problem`` is known."""
+        self._try()
+
     def start(self) -> None:
         """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="sequencer", daemon=True)

@@ -107,7 +107,7 @@ def grant_application(url: str, role: str) -> None:
 
     Raises ``SettingsError`` when the role is none that the service may work as.
     """
-    engine = open_engine(url)
+    engine = open_engine(url, bounded=False)
     try:
         if engine.dialect.name != "postgresql":
             raise SettingsError(

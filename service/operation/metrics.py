@@ -146,6 +146,11 @@ def watch_services(metrics: Metrics, services: Services) -> None:
         "affidavit_accounting_workers", "Processes that account.", lambda: services.pool.workers
     )
     metrics.watch(
+        "affidavit_writes_suspended",
+        "Reasons why nothing is spent or signed: damage, an altered ledger, a full disk.",
+        lambda: float(len(services.safety.reasons())),
+    )
+    metrics.watch(
         "affidavit_database_connections",
         "Connections in use.",
         lambda: _connections(services),

@@ -10,6 +10,7 @@ certificate of an earlier release; so what counts is when this process first saw
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -60,11 +61,11 @@ def check_readiness(
     engine: Engine,
     head: str,
     signers: Keyring,
-    log_problem: Reason | None,
+    suspended: Sequence[Reason],
     log_watch: LogWatch,
 ) -> Readiness:
-    """Look at the database and at the signer; ``log_problem`` is what the sequencer found."""
-    reasons: list[Reason] = [] if log_problem is None else [log_problem]
+    """Look at the database and at the signer; ``suspended`` is why nothing may be written."""
+    reasons = list(suspended)
     key: PublicKey | None = None
     revision = None
     try:

@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 from fastapi import Depends, Request
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.service.identity.access import Guard, address_of, not_known
+from affidavit.service.identity.access import SAFE, Guard, address_of, not_known
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller
 from affidavit.service.pages import sessions
@@ -27,7 +27,6 @@ from affidavit.service.pages.renderers import accepts_html, is_data
 from affidavit.service.services import Services
 
 SIGN_IN = "/sign-in"
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class SignInRequired(Exception):
@@ -59,11 +58,14 @@ class PageGuard(Guard):
             require_form_token(request, await read_form(request))
 
 
-def page_actor(*scopes: Scope) -> Any:
-    """The dependency of a page for actors with one of ``scopes``; its value is the ``Actor``."""
+def page_actor(*scopes: Scope, always: bool = False) -> Any:
+    """The dependency of a page for actors with one of ``scopes``; its value is the ``Actor``.
+
+    ``always`` as in ``needs``.
+    """
     if not scopes:
         raise ValueError("a page for actors without any scope is open_to_all")
-    return Depends(PageGuard(scopes))
+    return Depends(PageGuard(scopes, always))
 
 
 Anyone = Annotated[Actor, page_actor(*Scope)]
@@ -75,6 +77,8 @@ Submitter = Annotated[Actor, page_actor(Scope.SUBMIT)]
 Approver = Annotated[Actor, page_actor(Scope.APPROVE)]
 Auditor = Annotated[Actor, page_actor(Scope.AUDIT)]
 Admin = Annotated[Actor, page_actor(Scope.ADMIN)]
+RevokingAdmin = Annotated[Actor, page_actor(Scope.ADMIN, always=True)]
+"""An administrator who takes a right away."""
 
 
 def has_credentials(request: Request) -> bool:

@@ -139,7 +139,7 @@ def overview(request: Request, actor: Anyone, services: TheServices) -> Response
         services.engine,
         services.head,
         services.keyring,
-        services.sequencer.problem,
+        services.safety.reasons(),
         services.log_watch,
     )
     rules = services.policies.policy_set()

@@ -59,7 +59,7 @@ EVENTS = {
 }
 """What an event means beyond its name."""
 State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled", ""]
-Stopper = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.ADMIN)]
+Stopper = Annotated[Actor, page_actor(Scope.SUBMIT, Scope.ADMIN, always=True)]
 QueueName = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9._-]{0,64}$")]
 
 

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 
 from affidavit.service.identity.actor import Scope
 from affidavit.service.identity.token_repository import LONGEST_DAYS, Token, TokenError
-from affidavit.service.pages.access import Admin
+from affidavit.service.pages.access import Admin, RevokingAdmin
 from affidavit.service.pages.forms import SubmittedForm
 from affidavit.service.pages.renderers import Rows, view_of
 from affidavit.service.pages.response import action, page, respond, see_other
@@ -103,7 +103,11 @@ def create_token(
 
 @action(router, "/tokens/{token_id}/revocation")
 def revoke_token(
-    request: Request, actor: Admin, services: TheServices, form: SubmittedForm, token_id: str
+    request: Request,
+    actor: RevokingAdmin,
+    services: TheServices,
+    form: SubmittedForm,
+    token_id: str,
 ) -> Response:
     """Revoke a token."""
     try:

@@ -65,7 +65,7 @@ def approve(
     },
 )
 def revoke(
-    actor: Annotated[Actor, needs(Scope.APPROVE, Scope.ADMIN)],
+    actor: Annotated[Actor, needs(Scope.APPROVE, Scope.ADMIN, always=True)],
     services: TheServices,
     certificate_id: CertificateId,
     request: RevocationRequest,

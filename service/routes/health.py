@@ -65,7 +65,7 @@ def readyz(services: TheServices) -> Ready:
         services.engine,
         services.head,
         services.keyring,
-        services.sequencer.problem,
+        services.safety.reasons(),
         services.log_watch,
     )
     if readiness.reasons or readiness.key is None:

@@ -49,6 +49,7 @@ def keys(services: TheServices) -> Keys:
 )
 def status(services: TheServices) -> Response:
     """The signed list of certificates that no longer count; ``verify --status`` reads it."""
+    services.safety.require()
     document = services.status_lists.at(datetime.now(UTC))
     return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
 

@@ -127,7 +127,7 @@ def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     responses=problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503),
 )
 def cancel(
-    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN)],
+    actor: Annotated[Actor, needs(Scope.SUBMIT, Scope.ADMIN, always=True)],
     http: Request,
     services: TheServices,
     run_id: RunId,

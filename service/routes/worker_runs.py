@@ -33,6 +33,8 @@ from affidavit.worker import ClaimRequest
 router = APIRouter(route_class=JsonRoute)
 
 Worker = Annotated[Actor, needs(Scope.WORK)]
+HoldingWorker = Annotated[Actor, needs(Scope.WORK, always=True)]
+"""A worker that reports on a run whose budget is committed already."""
 Queue = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="The queue's name.")
 ]
@@ -92,7 +94,7 @@ def start(actor: Worker, services: TheServices, run_id: RunId, request: StartReq
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
 def heartbeat(
-    actor: Worker, services: TheServices, run_id: RunId, request: HeartbeatRequest
+    actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> RenewedLease:
     """The lease starts again now."""
     lease = _lease(run_id, request.fence, actor)
@@ -104,7 +106,7 @@ def heartbeat(
 
 @router.post("/v1/runs/{run_id}/record", summary="Send a part of a run's record", responses=CHANGE)
 def record(
-    actor: Worker, services: TheServices, run_id: RunId, request: RecordPartRequest
+    actor: HoldingWorker, services: TheServices, run_id: RunId, request: RecordPartRequest
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""
     lines = request.lines.encode("utf-8", "surrogatepass")
@@ -115,7 +117,7 @@ def record(
 
 @router.post("/v1/runs/{run_id}/complete", summary="Report a run", responses=CHANGE)
 async def complete(
-    actor: Worker, services: TheServices, run_id: RunId, request: CompletionRequest
+    actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; failed where that does not conform."""
     lease = _lease(run_id, request.fence, actor)
@@ -123,7 +125,9 @@ async def complete(
 
 
 @router.post("/v1/runs/{run_id}/fail", summary="Give a run up", responses=CHANGE)
-def fail(actor: Worker, services: TheServices, run_id: RunId, request: FailureRequest) -> Run:
+def fail(
+    actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
+) -> Run:
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
     lease = _lease(run_id, request.fence, actor)
     queue = services.runs.queue

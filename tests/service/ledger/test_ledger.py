@@ -410,7 +410,8 @@ def test_without_its_lock_the_numbers_of_events_still_let_one_in(
         pytest.skip("SQLite has one writer")
     claim = bench.claim()
     bench.budget("2.5")
-    monkeypatch.setattr("affidavit.service.ledger.repository.hold", lambda *_: None)
+    for check in ("hold", "require_unaltered"):
+        monkeypatch.setattr(f"affidavit.service.ledger.repository.{check}", lambda *_: None)
     monkeypatch.setattr("affidavit.service.ledger.transitions.hold_certificate", lambda *_: None)
     barrier = Barrier(16)
 

@@ -27,6 +27,7 @@ from affidavit.certificate.log import (
     verify_inclusion,
 )
 from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.operation import safety
 from affidavit.service.settings import Settings
 from tests.waiting import wait_until
 
@@ -189,7 +190,7 @@ def test_entries_come_in_pages(
 
 
 def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
-    client: Client, certified: Any, plan: Any, post: Any, caplog: pytest.LogCaptureFixture
+    client: Client, certified: Any, plan: Any, post: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = certified()
     services = client.app.state.services
@@ -201,18 +202,18 @@ def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(
         connection.execute(text("UPDATE log_leaves SET leaf_hash = :x"), {"x": bytes(32)})
     answer = client.get("/v1/log/proof/inclusion?index=0")
     assert (answer.status_code, answer.json()["code"]) == (503, "log_damaged")
-    # A plan is certified still, and its entry waits.
-    other = post(client, plan(steps=2))
-    assert other.status_code == 201
-    wait_until(lambda: client.get("/readyz").status_code != 200)
+    monkeypatch.setattr(safety, "LOOK_SECONDS", 0)
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/v1/status").status_code == 503
+    refused = post(client, plan(steps=2))
+    assert (refused.status_code, refused.json()["code"]) == (503, "writes_suspended")
+    assert "retry-after" in refused.headers
     reasons = client.get("/readyz").json()["reasons"]
     assert [reason["code"] for reason in reasons] == ["log_damaged"]
-    assert "THE LOG IS DAMAGED" in caplog.text
-    for item in (location, other.headers["location"]):
-        bundle = client.get(f"{item}/bundle")
-        assert bundle.status_code == 200
-        with pytest.raises(VerificationError, match="does not say where"):
-            verify(bundle.content, keys(client), options=VerificationOptions(require_log=True))
+    bundle = client.get(f"{location}/bundle")
+    assert bundle.status_code == 200
+    with pytest.raises(VerificationError, match="does not say where"):
+        verify(bundle.content, keys(client), options=VerificationOptions(require_log=True))
 
 
 @pytest.mark.usefixtures("database_url")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import signal
@@ -12,6 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from affidavit.service.middleware import RequestMiddleware
+from affidavit.service.operation.metrics import Metrics
 
 
 def test_a_request_in_flight_is_answered_kept_and_logged(
@@ -78,3 +82,31 @@ def _refuses_new_ones(server: Any) -> None:
         except httpx.TransportError:
             return
     raise AssertionError("it went on taking requests")
+
+
+def test_a_request_that_the_stop_cuts_off_is_told_to_come_again() -> None:
+    """The server cancels what it waited for long enough; that is no fault of the request's."""
+    sent: list[Any] = []
+
+    async def endless(*_: Any) -> None:
+        await asyncio.sleep(600)
+
+    async def cut_off() -> None:
+        scope = {"type": "http", "method": "POST", "path": "/v1/certificates", "headers": []}
+        app = RequestMiddleware(endless, Metrics())
+        task = asyncio.create_task(app(scope, sleep_forever, send))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    async def sleep_forever() -> Any:
+        await asyncio.sleep(600)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(cut_off())
+    assert sent[0]["status"] == 503
+    assert dict(sent[0]["headers"])[b"retry-after"] == b"5"
+    assert json.loads(sent[1]["body"])["code"] == "stopping"

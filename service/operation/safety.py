@@ -1,0 +1,129 @@
+"""What forbids this process to spend budget or to sign: it refuses until an operator repairs it.
+
+A service that knows of damage and goes on makes it worse: what it signs or reserves rests on rows
+that are not true. So every request that changes something is refused with 503
+``writes_suspended`` while the log is damaged or was rolled back, a ledger is not what the log says
+of it, or the disk is nearly full. What only ends work goes on (``needs(..., always=True)``), and so
+does reading. ``/readyz`` gives the same reasons, and ``affidavit_writes_suspended`` counts them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from affidavit.plan import Reason
+from affidavit.service.ledger.head_check import LedgerAltered, require_all_unaltered
+from affidavit.service.log.audit import snapshot
+from affidavit.service.log.stored_tree import (
+    LogDamaged,
+    StoredCheckpoint,
+    last_checkpoint,
+    read_frontier,
+    require_superset,
+)
+from affidavit.service.problems import Problem
+
+LOOK_SECONDS = 5.0
+"""For how long what was found counts; each write looks at its own ledger besides."""
+LEAST_FREE_BYTES = 16 * 1024 * 1024
+"""Of the file system of an SQLite database, below which nothing more is begun."""
+
+
+class SafetyWatch:
+    """What one process knows; safe to ask from several threads.
+
+    ``log_problem`` says what the sequencer met, and ``newest`` the newest checkpoint that it saw.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        log_problem: Callable[[], Reason | None],
+        newest: Callable[[], StoredCheckpoint | None],
+    ) -> None:
+        self._engine = engine
+        self._log_problem = log_problem
+        self._newest = newest
+        self._place = _place_of(engine)
+        self._lock = Lock()
+        self._looked_at = -LOOK_SECONDS
+        self._fault: Reason | None = None
+
+    def reasons(self) -> list[Reason]:
+        """Why nothing may be spent or signed; nothing if all is well."""
+        log, stored = self._log_problem(), self._stored()
+        if log is not None and stored is not None and log.code == stored.code:
+            stored = None
+        return [item for item in (log, stored, self._disk()) if item is not None]
+
+    def require(self) -> None:
+        """Raise the problem of a service that must not write."""
+        reasons = self.reasons()
+        if reasons:
+            raise Problem(
+                503,
+                "writes_suspended",
+                f"The service spends and signs nothing until it is repaired: {reasons[0]}",
+                *reasons,
+                headers={"Retry-After": "60"},
+            )
+
+    def _stored(self) -> Reason | None:
+        with self._lock:
+            if time.monotonic() < self._looked_at + LOOK_SECONDS:
+                return self._fault
+            try:
+                self._fault = self._look()
+            except SQLAlchemyError:
+                return self._fault  # the request itself will say that there is no database
+            self._looked_at = time.monotonic()
+            return self._fault
+
+    def _look(self) -> Reason | None:
+        seen = self._newest()  # before the snapshot, which has it then
+        try:
+            with snapshot(self._engine) as connection:
+                last = last_checkpoint(connection)
+                newest = None if last is None else last.checkpoint
+                read_frontier(connection, newest)
+                if seen is not None and seen.checkpoint != newest:
+                    require_superset(connection, seen.checkpoint, newest)
+                require_all_unaltered(connection)
+        except LedgerAltered as altered:
+            return altered.reason
+        except LogDamaged as damaged:
+            return _reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")
+        return None
+
+    def _disk(self) -> Reason | None:
+        if self._place is None:
+            return None
+        try:
+            free = shutil.disk_usage(self._place).free
+        except OSError:
+            return None
+        if free >= LEAST_FREE_BYTES:
+            return None
+        return _reason(
+            "disk_full",
+            f"the database's file system has {free // 1024} KiB left.",
+            f"Free at least {LEAST_FREE_BYTES // 1024 // 1024} MiB.",
+        )
+
+
+def _place_of(engine: Engine) -> Path | None:
+    """The folder of an SQLite file; what a server's disk has left only the server knows."""
+    if engine.dialect.name != "sqlite" or not engine.url.database:
+        return None
+    return Path(engine.url.database).parent
+
+
+def _reason(code: str, message: str, remedy: str) -> Reason:
+    return Reason(code=code, pointer="", message=message, remedy=remedy)

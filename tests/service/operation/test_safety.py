@@ -1,0 +1,200 @@
+"""A service that knows of damage spends nothing and signs nothing, and says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DatabaseError
+
+from affidavit.certificate import KeyStore
+from affidavit.service.database import TIMEOUTS, hold, open_engine, writer
+from affidavit.service.migrate import upgrade
+from affidavit.service.operation import safety
+from affidavit.service.settings import Settings
+from tests.service.conftest import EACH_SCOPE
+from tests.waiting import wait_until
+
+BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
+
+
+@pytest.fixture
+def settings(database_url: str, tmp_path: Path) -> Settings:
+    KeyStore(tmp_path / "keys").new("test")
+    return Settings(
+        database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
+    )
+
+
+@pytest.fixture
+def ask(
+    settings: Settings, client_of: Any, tokens_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """Ask as the holder of a scope; each request looks at the database anew."""
+    monkeypatch.setattr(safety, "LOOK_SECONDS", 0)
+    headers = tokens_for(settings, EACH_SCOPE)
+    with client_of(settings) as client:
+
+        def ask(method: str, path: str, who: str, body: Any = None) -> Any:
+            return client.request(method, path, headers=headers[who], json=body)
+
+        ask.services = client.app.state.services  # type: ignore[attr-defined]
+        yield ask
+
+
+def own(ask: Any, *statements: str) -> None:
+    """What the owner of the database can do: take the triggers off, and write."""
+    with ask.services.engine.begin() as connection:
+        if connection.dialect.name == "postgresql":
+            for table in ("ledger_events", "log_checkpoints", "log_nodes", "log_leaves"):
+                connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
+        else:
+            query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+            for name in connection.execute(text(query)).scalars().all():
+                connection.execute(text(f"DROP TRIGGER {name}"))
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def reserved(ask: Any, plan: Any) -> tuple[str, str]:
+    """A certificate and a reservation for it."""
+    assert ask("POST", "/v1/ledgers/toy/budget", "admin", BUDGET).status_code == 201
+    made = ask("POST", "/v1/certificates", "submit", plan()).json()["certificate"]["id"]
+    reservation = ask("POST", "/v1/ledgers/toy/reservations", "submit", {"certificate": made})
+    assert reservation.status_code == 201, reservation.text
+    return made, reservation.json()["id"]
+
+
+def refused(ask: Any, plan: Any, made: str, reservation: str, code: str) -> None:
+    """Whatever spends or signs is refused for that reason, and the probe says so."""
+    ready = ask("GET", "/readyz", "audit")
+    assert (ready.status_code, ready.json()["reasons"][0]["code"]) == (503, code)
+    run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
+    for who, path, body in (
+        ("submit", "/v1/certificates", plan(steps=2)),
+        ("submit", "/v1/ledgers/toy/reservations", {"certificate": made}),
+        ("submit", "/v1/runs", run),
+        ("work", f"/v1/reservations/{reservation}/commit", {}),
+        ("submit", f"/v1/reservations/{reservation}/release", {}),
+        ("admin", "/v1/ledgers/toy/budget", {**BUDGET, "epsilon": 80}),
+        ("work", "/v1/queues/default/claims", {"worker": "w"}),
+    ):
+        answer = ask("POST", path, who, body)
+        assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended"), path
+        assert answer.json()["reasons"][0]["code"] == code
+    assert ask("GET", "/v1/status", "audit").status_code == 503
+    assert ask("GET", f"/v1/certificates/{made}", "audit").status_code == 200
+    assert ask("GET", "/metrics", "audit").text.count("affidavit_writes_suspended 1.0") == 1
+
+
+SPENT = "SELECT seq, state FROM ledger_events WHERE seq = (SELECT max(seq) FROM ledger_events)"
+
+
+def test_a_ledger_whose_spending_was_rewritten_admits_nothing(ask: Any, plan: Any) -> None:
+    made, reservation = reserved(ask, plan)
+    with ask.services.engine.connect() as connection:
+        seq, state = connection.execute(text(SPENT)).one()
+        query = text("SELECT state FROM ledger_events WHERE seq = 1")
+        unspent = json.loads(connection.execute(query).scalar_one())
+    altered = json.dumps({**json.loads(state), "spent": unspent["spent"]}, sort_keys=True)
+    own(ask, f"UPDATE ledger_events SET state = '{altered}' WHERE seq = {seq}".replace(":", "\\:"))
+    refused(ask, plan, made, reservation, "ledger_altered")
+
+
+def test_a_ledger_whose_end_was_removed_admits_nothing(ask: Any, plan: Any) -> None:
+    made, reservation = reserved(ask, plan)
+    own(ask, "DELETE FROM ledger_events WHERE seq = 2")
+    refused(ask, plan, made, reservation, "ledger_altered")
+
+
+def test_a_log_that_was_rolled_back_is_not_built_on(ask: Any, plan: Any) -> None:
+    made, reservation = reserved(ask, plan)
+    services = ask.services
+    wait_until(lambda: services.sequencer.newest() is not None and not pending(services))
+    services.sequencer.stop()
+    own(ask, "DELETE FROM log_checkpoints", "DELETE FROM log_nodes", "DELETE FROM log_leaves")
+    refused(ask, plan, made, reservation, "log_damaged")
+
+
+def pending(services: Any) -> int:
+    with services.engine.connect() as connection:
+        query = text("SELECT count(*) FROM log_pending")
+        result: int = connection.execute(query).scalar_one()
+        return result
+
+
+def test_a_full_disk_begins_nothing(ask: Any, plan: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, reservation = reserved(ask, plan)
+    if ask.services.engine.dialect.name == "postgresql":
+        return  # the server says it of its own disk, with each write
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+    refused(ask, plan, made, reservation, "disk_full")
+
+
+def test_what_ends_work_or_takes_a_right_away_goes_on(ask: Any, plan: Any) -> None:
+    made, _ = reserved(ask, plan)
+    run = {"certificate": made, "data": "digits", "model": "mlp:8", "output": "o"}
+    run_id = ask("POST", "/v1/runs", "submit", run).json()["id"]
+    ask.services.safety._fault = safety._reason("log_damaged", "", "")
+    ask.services.safety._looked_at = float("inf")
+    assert ask("POST", f"/v1/runs/{run_id}/cancel", "submit", {}).status_code == 200
+    revoked = ask(
+        "POST",
+        f"/v1/certificates/{made}/revocation",
+        "approve",
+        {"code": "plan_error", "reason": "x"},
+    )
+    assert revoked.status_code in (200, 201), revoked.text
+
+
+def test_the_embedded_database_is_its_owners_alone(tmp_path: Path) -> None:
+    former = os.umask(0)
+    try:
+        url = f"sqlite:///{tmp_path / 'new' / 'affidavit.db'}"
+        upgrade(url)
+        engine = open_engine(url)
+        with writer(engine).begin() as connection:
+            connection.execute(text("CREATE TABLE more (id INTEGER)"))
+            modes = {
+                path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()
+            }
+        engine.dispose()
+    finally:
+        os.umask(former)
+    assert set(modes.values()) == {0o600}, modes
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_each_connection_to_postgresql_has_our_timeouts(postgresql_url: str) -> None:
+    """Those of the server, or of a role, do not count; the default there is to wait for ever."""
+    engine = open_engine(postgresql_url)
+    with engine.connect() as connection:
+        for name, seconds in TIMEOUTS.items():
+            query = text("SELECT extract(epoch FROM current_setting(:name)::interval)")
+            shown = connection.execute(query, {"name": name}).scalar_one()
+            assert shown == seconds, name
+    engine.dispose()
+
+
+def test_a_process_that_stops_in_a_transaction_gives_back_its_lock(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TIMEOUTS, "idle_in_transaction_session_timeout", 1)
+    stopped, other = open_engine(postgresql_url), open_engine(postgresql_url)
+    hung = stopped.connect()
+    hung.begin()
+    hold(hung, "ledger toy")
+    with other.begin() as connection:
+        hold(connection, "ledger toy")  # waits for the one that hangs, no longer
+    with pytest.raises(DatabaseError):
+        hung.execute(text("SELECT 1"))
+    hung.close()
+    stopped.dispose()
+    other.dispose()
