@@ -123,7 +123,7 @@ def _of_head(connection: Connection, ledger_id: int, scope: LedgerScope, last: i
         return "it has no event"
     try:
         digest = json.loads(event["body"]).get("state_digest")
-        content = logged_as(scope, event)
+        content = logged_as(scope, dict(event))
     except (ValueError, TypeError, KeyError, AttributeError):
         return "its last event cannot be read"
     if digest is not None and digest != state_digest(event["state"]):
