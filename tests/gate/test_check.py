@@ -50,7 +50,7 @@ def test_each_finding_is_one_line_with_its_remedy(run: Any, files: dict[int, str
     result = run("check", files[1])
     (line,) = result.stderr.splitlines()
     assert line.startswith(files[1])
-    assert "Raise noise_multiplier of all from 20 to 97.23963" in line
+    assert "Raise noise_multiplier of all from 20 to 97.2396" in line
 
 
 def test_a_plan_comes_from_standard_input_too(run: Any) -> None:
