@@ -23,6 +23,7 @@ COPY gate/ gate/
 COPY trainer/ trainer/
 COPY worker/ worker/
 COPY library/ library/
+COPY client/ client/
 COPY migrations/ migrations/
 # Bytecode that is found by the hash of its source: by time it would differ in every build.
 RUN pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /dist . \

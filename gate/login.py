@@ -9,12 +9,10 @@ from urllib.parse import quote
 
 import typer
 
+from affidavit.client import Client, Problem, Unreachable
 from affidavit.gate.client import (
     SERVER,
-    Client,
-    Problem,
     ServerOption,
-    Unreachable,
     require_token,
     require_url,
 )

@@ -108,7 +108,7 @@ def approve(
     _require_digest("a certificate id", certificate)
     if digest is None:
         with connect(server) as client:
-            _print_certificate(client.certificate(certificate))
+            _print_certificate(client.certificate(certificate).document)
         stop("nothing was decided; pass the digest above with --digest to approve exactly that.")
     _require_digest("--digest", digest)
     if reject and not comment.strip():

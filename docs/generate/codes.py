@@ -27,7 +27,9 @@ ROOMS = (
     "gate",
     "trainer",
     "worker",
+    "client",
     "library",
+    "client",
 )
 CODE = re.compile(
     r"[a-z][a-z0-9]*(_[a-z0-9]+)+|refused|unproved|conflict|unsigned"

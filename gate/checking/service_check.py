@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.certificate import write_atomically
+from affidavit.client import Client, Problem, Unreachable
 from affidavit.gate.checking.finding import CheckResult, GateFinding
 from affidavit.gate.checking.source import Source
-from affidavit.gate.client import Client, Problem, Unreachable, token_for
+from affidavit.gate.client import token_for
 from affidavit.gate.exit_codes import Exit
 from affidavit.plan import Reason, as_document, digest_of
 
@@ -46,9 +47,7 @@ class ServiceCheck:
         return _combine(source, local, answer)
 
     def _submit(self, source: Source) -> dict[str, Any]:
-        answer = self._client.submit(as_document(source.plan()))
-        if not isinstance(answer, dict):
-            raise Unreachable(f"{self._client.server} did not return a certificate")
+        answer = self._client.submit(as_document(source.plan())).document
         self._store_on_outage(answer)
         return answer
 

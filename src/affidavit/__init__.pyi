@@ -2,6 +2,10 @@ from .certificate import KeyFailure as KeyFailure
 from .certificate import PlanComparison as PlanComparison
 from .certificate import VerificationError as VerificationError
 from .certificate import VerifiedCertificate as VerifiedCertificate
+from .client import AsyncClient as AsyncClient
+from .client import Client as Client
+from .client import Problem as Problem
+from .client import Unreachable as Unreachable
 from .library import Bound as Bound
 from .library import Certification as Certification
 from .library import Curve as Curve

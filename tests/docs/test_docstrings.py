@@ -26,7 +26,9 @@ ROOMS = (
     "service",
     "gate",
     "worker",
+    "client",
     "library",
+    "client",
 )
 HTTP = ("service/routes/", "service/pages/")
 """Where what is refused is said by the answers that a route declares."""

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from affidavit.client import Client, Problem
 from affidavit.gate import client
 from affidavit.gate.credentials import credentials_file, stored_token
 from affidavit.plan import code_meanings, load_yaml
@@ -84,7 +85,7 @@ def test_a_field_is_described(run: Any) -> None:
 def test_a_token_is_stored_for_its_owner_and_its_service_alone(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.Client, "get", lambda *_: {})
+    monkeypatch.setattr(Client, "get", lambda *_: {})
     result = run("login", "--server", "http://one.example", stdin=b"secret-1\n")
     assert result.exit_code == 0
     assert "secret-1" not in result.output
@@ -99,9 +100,9 @@ def test_a_token_that_the_service_does_not_know_is_not_stored(
     run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
-        raise client.Problem(401, "unauthenticated", "the token is not valid.")
+        raise Problem(401, "unauthenticated", "the token is not valid.")
 
-    monkeypatch.setattr(client.Client, "get", refuse)
+    monkeypatch.setattr(Client, "get", refuse)
     assert run("login", stdin=b"secret\n").exit_code == 1
     assert run("login", stdin=b"no token\n").exit_code == 2
     assert not credentials_file().exists()

@@ -218,7 +218,8 @@ def try_arguments(count: int, inside: Any, files: dict[str, str], patch: Any, fo
         raise SystemExit(0)
 
     patch.setattr(os, "execv", replaced)
-    patch.setattr("affidavit.gate.client.RECONNECT_DELAY", 0)
+    for name in ("RECONNECT_DELAY", "RETRY_DELAY"):
+        patch.setattr(f"affidavit.client.calls.{name}", 0)
     patch.chdir(folder)
     words = vocabulary(files)
     drawn = random.Random(seeded("arguments"))

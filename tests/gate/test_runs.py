@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate import START, Conformance, ConformanceFinding, SigningKey, encode_line
-from affidavit.gate import client as gate_client
+from affidavit.client import calls
 from affidavit.gate.cli import app
 from affidavit.worker.job import provenance
 from affidavit.worker.lease import Job
@@ -57,7 +57,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
         client = httpx.Client(transport=httpx.MockTransport(handle))
         monkeypatch.setattr(httpx, "stream", client.stream)
         monkeypatch.setattr(httpx, "request", client.request)
-        monkeypatch.setattr(gate_client, "RECONNECT_DELAY", 0)
+        monkeypatch.setattr(calls, "RECONNECT_DELAY", 0)
         return requested
 
     return prepare
@@ -115,7 +115,7 @@ def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) ->
 def test_it_ends_as_the_run_did_or_says_why_not(
     answers: Any, monkeypatch: pytest.MonkeyPatch, given: list[Any], code: int
 ) -> None:
-    monkeypatch.setattr(gate_client, "MAX_RECONNECTS", 2)
+    monkeypatch.setattr(calls, "MAX_RECONNECTS", 2)
     answers(*given)
     result = run("watch", RUN, "--server", SERVER)
     assert result.exit_code == code, result.output

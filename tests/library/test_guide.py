@@ -23,7 +23,9 @@ AGREE = 1e-2
 def names() -> dict[str, Any]:
     """What the page's blocks define."""
     result: dict[str, Any] = {}
-    code = "\n".join(block.text for block in blocks(PAGE) if block.language == "python")
+    code = "\n".join(
+        block.text for block in blocks(PAGE) if block.language == "python" and not block.excerpt
+    )
     exec(compile(code, str(PAGE), "exec"), result)
     return result
 

@@ -1,0 +1,5 @@
+"""A client of the HTTP service, blocking and asynchronous."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

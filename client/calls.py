@@ -1,0 +1,144 @@
+"""The requests of a client, and when one is sent again.
+
+A request is repeated only if repeating it has no further effect: it reads, its answer is found by
+its content, or it has an idempotency key.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from affidavit.client.responses import CertificateAnswer, certificate_of, document_of
+
+TIMEOUT = 30.0
+"""Seconds."""
+RETRIES = 2
+"""Repetitions of a request that failed."""
+RETRY_DELAY = 0.25
+"""Seconds before the first repetition; each further one waits twice as long."""
+LONGEST_DELAY = 30.0
+"""Seconds, whatever Retry-After says."""
+RECONNECT_DELAY = 1.0
+"""Seconds before an event stream reconnects."""
+MAX_RECONNECTS = 30
+"""Failed reconnects in a row before giving up."""
+TEMPORARY = (429, 502, 503, 504)
+FINAL_STATES = ("settled", "failed", "cancelled", "lost")
+FAILURES = (httpx.HTTPError, httpx.InvalidURL, ValueError, TypeError, RecursionError)
+"""What a broken connection or stream raises."""
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call(Generic[Answer]):
+    """One request; ``read`` makes its answer, and ``repeatable`` lets it be sent again."""
+
+    method: str
+    path: str
+    read: Callable[[httpx.Response], Answer]
+    document: Any = None
+    query: Mapping[str, str] | None = None
+    key: str | None = None
+    repeatable: bool = False
+
+    def options(self, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
+        """The arguments of httpx for this request."""
+        key = {"idempotency-key": self.key} if self.key else {}
+        return {
+            "json": self.document,
+            "params": dict(self.query) if self.query else None,
+            "headers": {**headers, **key},
+            "timeout": timeout,
+        }
+
+    def delay(self, attempt: int, response: httpx.Response | None) -> float | None:
+        """Seconds until the request is sent again; None if it is not, after ``attempt`` tries."""
+        if attempt >= RETRIES or not self.repeatable:
+            return None
+        if response is not None and response.status_code not in TEMPORARY:
+            return None
+        delay = RETRY_DELAY * float(2**attempt)
+        stated = "" if response is None else response.headers.get("retry-after", "")
+        asked_for = float(stated) if stated.isdecimal() else 0.0
+        return min(LONGEST_DELAY, max(delay, asked_for))
+
+
+def get(path: str, query: Mapping[str, str] | None = None) -> Call[Any]:
+    """Read the JSON document at ``path``."""
+    return Call(method="GET", path=path, read=document_of, query=query, repeatable=True)
+
+
+def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
+    """Post a JSON document; with an idempotency ``key`` it may be sent again."""
+    return Call(
+        method="POST",
+        path=path,
+        read=document_of,
+        document=document,
+        key=key,
+        repeatable=key is not None,
+    )
+
+
+def submit(plan: Mapping[str, Any]) -> Call[CertificateAnswer]:
+    """Certify a plan document; the same plan always gets the same certificate."""
+    return Call(
+        method="POST",
+        path="/v1/certificates",
+        read=certificate_of,
+        document=plan,
+        repeatable=True,
+    )
+
+
+def certificate(certificate_id: str) -> Call[CertificateAnswer]:
+    """Read a certificate."""
+    path = f"/v1/certificates/{segment(certificate_id)}"
+    return Call(method="GET", path=path, read=certificate_of, repeatable=True)
+
+
+def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Any, bool]]:
+    """Revoke a certificate; the revocation, and whether it is new."""
+    return Call(
+        method="POST",
+        path=f"/v1/certificates/{segment(certificate_id)}/revocation",
+        read=lambda response: (
+            document_of(response),
+            response.status_code == httpx.codes.CREATED,
+        ),
+        document=revocation,
+    )
+
+
+def status_list() -> Call[bytes]:
+    """Read the signed status list."""
+    return Call(method="GET", path="/v1/status", read=lambda r: r.content, repeatable=True)
+
+
+def reserve(dataset: str, certificate_id: str, key: str | None) -> Call[Any]:
+    """Reserve the cost of a certified run."""
+    path = f"/v1/ledgers/{segment(dataset)}/reservations"
+    return post(path, {"certificate": certificate_id}, key or new_key())
+
+
+def release(reservation: str, reason: str, key: str | None) -> Call[Any]:
+    """Release a reservation."""
+    path = f"/v1/reservations/{segment(reservation)}/release"
+    return post(path, {"reason": reason}, key or new_key())
+
+
+def segment(name: str) -> str:
+    """``name`` as one path segment; dots are encoded so that no client resolves them."""
+    return "%2E" * len(name) if name in (".", "..") else quote(name, safe="")
+
+
+def new_key() -> str:
+    """A new idempotency key."""
+    return str(uuid.uuid4())

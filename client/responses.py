@@ -1,0 +1,114 @@
+"""What a service answers: typed documents, and its two ways to fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+
+class Unreachable(Exception):
+    """The service did not answer, or did not return a valid document."""
+
+
+class Problem(Exception):
+    """The service refused a request; ``code`` is stable, ``status`` the HTTP status."""
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.status = status
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateAnswer:
+    """A certificate's result ``document``, as the service gave it."""
+
+    document: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The certificate's id."""
+        return str(self.document["certificate"]["id"])
+
+    @property
+    def verdict(self) -> str:
+        """``certified``, or why not."""
+        return str(self.document["verdict"])
+
+    @property
+    def status(self) -> str:
+        """``active``, ``pending``, ``revoked`` and so on."""
+        return str(self.document["certificate"]["status"])
+
+    @property
+    def epsilon(self) -> float | None:
+        """The proved upper bound of ε in nats; None where nothing may be claimed."""
+        bracket = self.document.get("epsilon")
+        return None if bracket is None else bracket["upper"]
+
+    @property
+    def bundle(self) -> bytes:
+        """The signed bundle, for ``affidavit.verify``."""
+        return json.dumps(self.document["certificate"]["bundle"], ensure_ascii=False).encode()
+
+
+def document_of(response: httpx.Response) -> Any:
+    """The JSON document of a response; raises ``Unreachable`` where it is none."""
+    try:
+        return response.json()
+    except (ValueError, RecursionError):
+        raise Unreachable(f"{response.url} did not return JSON") from None
+
+
+def certificate_of(response: httpx.Response) -> CertificateAnswer:
+    """The certificate of a response; raises ``Unreachable`` where it has none."""
+    document = document_of(response)
+    certificate = document.get("certificate") if isinstance(document, dict) else None
+    if not isinstance(certificate, dict) or "id" not in certificate or "verdict" not in document:
+        raise Unreachable(f"{response.url} did not return a certificate")
+    return CertificateAnswer(document)
+
+
+def error_of(response: httpx.Response) -> Exception:
+    """The error of an unsuccessful response."""
+    document = document_of(response)
+    if not isinstance(document, dict) or not {"code", "detail"} <= document.keys():
+        return Unreachable(f"{response.url} did not return a problem document")
+    return Problem(response.status_code, str(document["code"]), str(document["detail"]))
+
+
+class EventReader:
+    """Server-sent events as names and data; ``last`` is the id after which to reconnect."""
+
+    def __init__(self) -> None:
+        self.last = ""
+        self._fields: dict[str, str] = {}
+
+    def restart(self) -> None:
+        """Forget the event that a broken connection left incomplete."""
+        self._fields = {}
+
+    def read(self, line: str) -> tuple[str, dict[str, Any]] | None:
+        """The event that ``line`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
+        name, _, value = line.partition(":")
+        if name:
+            self._fields[name] = value.removeprefix(" ")
+            return None
+        if line:
+            return None
+        fields, self._fields = self._fields, {}
+        self.last = fields.get("id", self.last)
+        if "data" not in fields:
+            return None
+        return fields.get("event", "message"), dict(json.loads(fields["data"]))
+
+    def all(self, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Every event of ``lines``; raises ``ValueError``."""
+        self.restart()
+        for line in lines:
+            if (event := self.read(line)) is not None:
+                yield event

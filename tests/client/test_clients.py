@@ -1,0 +1,129 @@
+"""Both clients: requests are repeated only where that is safe, and answers are typed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+import affidavit
+from affidavit.client import calls
+
+CERTIFIED = {
+    "verdict": "certified",
+    "epsilon": {"lower": 1.0, "upper": 1.1},
+    "certificate": {"id": "sha256:1", "status": "active", "bundle": {"bundleType": "b"}},
+}
+BUSY = httpx.Response(503, json={"code": "too_busy", "detail": "later"})
+Answer = httpx.Response | Exception
+Ask = Callable[[str, tuple[Any, ...], list[Answer]], tuple[Any, list[httpx.Request]]]
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Call a method of a client whose service gives ``answers`` in turn."""
+    monkeypatch.setattr(calls, "RETRY_DELAY", 0)
+    monkeypatch.setattr(calls, "LONGEST_DELAY", 0)
+
+    def call(method: str, arguments: tuple[Any, ...], answers: list[Answer]) -> Any:
+        sent: list[httpx.Request] = []
+
+        def handle(message: httpx.Request) -> httpx.Response:
+            sent.append(message)
+            answer = answers[min(len(sent), len(answers)) - 1]
+            if isinstance(answer, Exception):
+                raise answer
+            return httpx.Response(answer.status_code, content=answer.content)
+
+        transport = httpx.MockTransport(handle)
+        if request.param == "blocking":
+            with httpx.Client(transport=transport) as http:
+                monkeypatch.setattr(httpx, "request", http.request)
+                client = affidavit.Client("http://service.example/", "token")
+                return getattr(client, method)(*arguments), sent
+
+        async def run() -> Any:
+            async with affidavit.AsyncClient("http://service.example/", "token") as client:
+                client._http = httpx.AsyncClient(transport=transport)
+                return await getattr(client, method)(*arguments)
+
+        return asyncio.run(run()), sent
+
+    return call
+
+
+def test_a_plan_is_submitted_until_the_service_has_time(ask: Ask) -> None:
+    answers: list[Answer] = [httpx.ConnectError("no"), BUSY, httpx.Response(201, json=CERTIFIED)]
+    answer, sent = ask("submit", ({"version": 1},), answers)
+    assert len(sent) == 3
+    assert (answer.id, answer.verdict, answer.status) == ("sha256:1", "certified", "active")
+    assert answer.epsilon == 1.1
+    assert answer.bundle == b'{"bundleType": "b"}'
+    assert sent[0].headers["authorization"] == "Bearer token"
+    assert str(sent[0].url) == "http://service.example/v1/certificates"
+
+
+def test_a_reservation_is_repeated_with_one_key(ask: Ask) -> None:
+    _, sent = ask("reserve", ("data/set", "sha256:1"), [BUSY, httpx.Response(201, json={})])
+    assert sent[0].headers["idempotency-key"] == sent[1].headers["idempotency-key"]
+    assert sent[0].url.raw_path == b"/v1/ledgers/data%2Fset/reservations"
+    _, other = ask("reserve", ("data", "sha256:1"), [httpx.Response(201, json={})])
+    assert other[0].headers["idempotency-key"] != sent[0].headers["idempotency-key"]
+
+
+def test_a_decision_is_never_repeated(ask: Ask) -> None:
+    with pytest.raises(affidavit.Problem) as problem:
+        ask("approve", ("sha256:1", {"decision": "approve"}), [BUSY])
+    assert (problem.value.status, problem.value.code) == (503, "too_busy")
+
+
+@pytest.mark.parametrize(
+    ("answer", "times"),
+    [
+        (httpx.ConnectError("refused"), 3),
+        (httpx.Response(502, text="<html>"), 3),
+        (httpx.Response(200, text="<html>"), 1),
+        (httpx.Response(200, json={"verdict": "certified"}), 1),
+        (httpx.Response(200, json=[]), 1),
+    ],
+)
+def test_what_is_no_answer_is_unreachable(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, answer: Answer, times: int
+) -> None:
+    attempts = []
+    delay = calls.Call.delay
+    monkeypatch.setattr(calls.Call, "delay", lambda *given: attempts.append(1) or delay(*given))
+    with pytest.raises(affidavit.Unreachable):
+        ask("certificate", ("sha256:1",), [answer])
+    assert len(attempts) == (times if times > 1 else 0)
+
+
+def test_a_refusal_is_a_problem_and_not_repeated(ask: Ask) -> None:
+    refusal = httpx.Response(409, json={"code": "revoked", "detail": "it is revoked."})
+    with pytest.raises(affidavit.Problem) as problem:
+        ask("submit", ({},), [refusal, httpx.Response(200, json=CERTIFIED)])
+    assert problem.value.code == "revoked"
+
+
+def test_a_stream_goes_on_after_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "RECONNECT_DELAY", 0)
+    last: list[str | None] = []
+
+    def handle(message: httpx.Request) -> httpx.Response:
+        last.append(message.headers.get("last-event-id"))
+        if len(last) == 3:
+            return httpx.Response(204)
+        number = len(last)
+        text = f'id: {number}\nevent: state\ndata: {{"n": {number}}}\n\nid: 9\ndata: {{"cut'
+        return httpx.Response(200, text=text)
+
+    async def run() -> list[Any]:
+        async with affidavit.AsyncClient("http://service.example") as client:
+            client._http = httpx.AsyncClient(transport=httpx.MockTransport(handle))
+            return [event async for event in client.run_events("run")]
+
+    assert asyncio.run(run()) == [("state", {"n": 1}), ("state", {"n": 2})]
+    assert last == [None, "1", "2"]
