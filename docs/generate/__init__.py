@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import api, certificate, cli, codes, mechanisms, plan_schema
+from docs.generate import api, certificate, claims, cli, codes, mechanisms, plan_schema
 
 DOCS = Path(__file__).resolve().parents[1]
 
 PAGES: dict[str, Callable[[], str]] = {
+    "claims.md": claims.page,
     "mechanisms.md": mechanisms.document,
     "reference/api.md": api.page,
     "reference/certificate.example.json": certificate.example,

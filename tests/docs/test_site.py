@@ -87,7 +87,17 @@ def test_the_pages_at_the_root_lead_to_files_that_are_there(name: str) -> None:
     assert not [link for link in links if not (ROOT / link).exists()]
 
 
-ROOMS_AND_MORE = (*ROOMS, "tests", "bench", "examples", "migrations", "deploy", "docs", "ci")
+ROOMS_AND_MORE = (
+    *ROOMS,
+    "tests",
+    "bench",
+    "examples",
+    "claims",
+    "migrations",
+    "deploy",
+    "docs",
+    "ci",
+)
 
 
 def test_every_file_that_a_page_names_is_there() -> None:

@@ -54,7 +54,8 @@ def test_every_block_of_a_page_runs_or_is_read(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In order, in a folder of its own that has the examples; the first plan is ``plan.yaml``."""
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for folder in ("examples", "claims"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AFFIDAVIT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))

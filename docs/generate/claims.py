@@ -1,0 +1,94 @@
+"""``claims.md``: published private runs, each computed from its plan in ``claims/``.
+
+A row is one file: a plan that carries the published ε as its ``claim``, under comments that name
+the source, its link, the reading under which it is accounted, and what the source leaves out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from affidavit.accountants import decimal_down, decimal_up
+from affidavit.certificate import Assessment, certify
+from affidavit.plan import load_yaml, plan_from
+from docs.generate.tables import table
+
+CLAIMS = Path(__file__).resolve().parents[2] / "claims"
+KEYS = ("Source", "Link", "Reading", "Left out")
+COLUMNS = ("file", "source", "claimed", "proved", "answer", "reading", "left out by the source")
+HEAD = """# Published claims
+
+Written from the plans in `claims/` by `make docs`; change a plan, not this file.
+
+Each row is a published private run, accounted from the numbers that its source states. *Holds*
+means that the claimed ε, to its digits, is not below what is proved for this reading; early
+accountants often claim more than needed. *Does not hold* means that even the proved lower end is
+above the claim. A row is about one number of one version of a source, under the reading that it
+names; where the source leaves something out, the row says so. [Cases](cases/README.md)
+explain some of them.
+
+"""
+TAIL = """
+## Check a row
+
+Every row is a plan that carries its claim:
+
+```sh
+affidavit check claims/tf-privacy-mnist-60-epochs.yaml
+affidavit check claims/ || echo "some claims do not hold: $?"
+```
+
+To add a row, write one file with the four comments (`Source`, `Link`, `Reading`, `Left out`), a
+plan and its `claim`, and run `make docs`. Take numbers only from a source that you have read, and
+link it.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A published claim and what is proved about it."""
+
+    file: Path
+    facts: dict[str, str]
+    claimed: str
+    assessment: Assessment
+
+    @classmethod
+    def of(cls, file: Path) -> Row:
+        """The row of a file; raises ``ValueError`` if a comment or the claim is missing."""
+        raw = file.read_bytes()
+        comments = [line[2:] for line in raw.decode().splitlines() if line.startswith("# ")]
+        facts = dict(line.split(": ", 1) for line in comments)
+        plan = plan_from(load_yaml(raw).data)
+        if tuple(facts) != KEYS or plan.claim is None:
+            raise ValueError(f"{file.name} needs the comments {', '.join(KEYS)}, and a claim")
+        assessment = certify(plan, second_opinion=False)
+        return cls(file=file, facts=facts, claimed=plan.claim.text, assessment=assessment)
+
+    @property
+    def answer(self) -> str:
+        """Whether the claim holds."""
+        codes = {reason.code for reason in self.assessment.reasons}
+        if self.assessment.verdict == "certified":
+            return "holds"
+        return "does not hold" if "claim_below_certified" in codes else self.assessment.verdict
+
+    def cells(self) -> list[str]:
+        """The row's cells."""
+        epsilon, delta = self.assessment.epsilon, self.assessment.target_delta
+        if epsilon is None:
+            raise ValueError(f"{self.file.name} is refused")
+        source = f"[{self.facts['Source']}]({self.facts['Link']})"
+        proved = f"{decimal_down(epsilon.lower, 4)} to {decimal_up(epsilon.upper, 4)}"
+        claimed = f"{self.claimed} at δ = {delta:g}"
+        return [f"`{self.file.name}`", source, claimed, proved, self.answer,
+                self.facts["Reading"], self.facts["Left out"]]  # fmt: skip
+
+
+def page() -> str:
+    """The whole page."""
+    rows = [Row.of(file) for file in sorted(CLAIMS.glob("*.yaml"))]
+    held = sum(row.answer == "holds" for row in rows)
+    count = f"{len(rows)} claims, of which {held} hold.\n\n"
+    return HEAD + count + table(COLUMNS, [row.cells() for row in rows]) + TAIL
