@@ -40,6 +40,7 @@ from affidavit.accountants.fourier.refinement import (
     EpsilonSearch,
     nested,
 )
+from affidavit.accountants.fourier.truncation import TruncatedCurve, truncated_curve
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.plan import Event
 
@@ -82,11 +83,16 @@ class FourierAccountant:
         """The version of Affidavit, whose own method this is."""
         return __version__
 
-    def curve(self, event: Event) -> FourierCurve:
+    def curve(self, event: Event) -> FourierCurve | TruncatedCurve:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
+        return truncated_curve(event, self._curve, self.relative_width) or self._curve(
+            event, self.relative_width
+        )
+
+    def _curve(self, event: Event, relative_width: float) -> FourierCurve:
         return FourierCurve(
             directions=tuple(Laws.of(direction, self.shared) for direction in directions(event)),
-            relative_width=self.relative_width,
+            relative_width=relative_width,
             answers=self.answers,
         )
 

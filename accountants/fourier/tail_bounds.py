@@ -288,6 +288,15 @@ def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
     return min(leaf.sampling_probability, whole + cut) * (1 - 2 * TAIL_ERROR)
 
 
+def chance_of_a_cut_with_the_record(leaf: TruncatedPoissonGaussian) -> float:
+    """w·p: that a lot is cut, and the record then in it; rounded up, for every size allowed."""
+    if leaf.neighbours == "add_remove":
+        chance = leaf.sampling_probability * _chance_of_cut(leaf, leaf.dataset_size)
+    else:
+        chance = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
+    return chance * (1 + 2 * TAIL_ERROR)
+
+
 def _poisson(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
     kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
     return NormalMixtureLaw(

@@ -12,7 +12,11 @@ import pytest
 from affidavit.accountants.fourier import FourierAccountant, refinement
 from affidavit.accountants.fourier.discretization import GridParameters, Laws
 from affidavit.accountants.fourier.evaluation import Sum, transforms
-from affidavit.accountants.fourier.tail_bounds import attained_rate, truncated_law
+from affidavit.accountants.fourier.tail_bounds import (
+    attained_rate,
+    chance_of_a_cut_with_the_record,
+    truncated_law,
+)
 from affidavit.accountants.pld import PldAccountant
 from affidavit.plan import (
     Composed,
@@ -184,3 +188,65 @@ def test_no_grid_is_made_finer_for_a_gap_that_the_laws_leave(
     result = FourierAccountant(relative_width=1e-7).curve(Repeated(event=leaf, count=1000)).delta(8)
     assert 0 < result.lower < 1e-3 * result.upper < 1e-14
     assert sum(points) < 1_000_000
+
+
+def enumerated(leaf: TruncatedPoissonGaussian, epsilon: float, other: float, others: int) -> float:
+    """δ of one release by its definition, ``others`` contributing ``other`` and the record 1."""
+    out = np.linspace(-leaf.dataset_size - 3.0, 3.0, 200_001)
+    q, largest, sigma = leaf.sampling_probability, leaf.max_lot_size, leaf.noise_multiplier
+    present, absent = np.zeros(len(out)), np.zeros(len(out))
+
+    def around(centre: float) -> np.ndarray:
+        return np.exp(-(((out - centre) / sigma) ** 2) / 2) / (sigma * math.sqrt(2 * math.pi))
+
+    for drawn in range(others + 1):
+        weight = math.comb(others, drawn) * q**drawn * (1 - q) ** (others - drawn)
+        alone = around(other * min(drawn, largest))
+        inside = q * min(1.0, largest / (drawn + 1))
+        lot = other * min(drawn, largest - 1)
+        # Under zero_out the record is drawn all the same, and displaces another.
+        without = alone if leaf.neighbours == "add_remove" else around(lot)
+        present += weight * ((1 - inside) * alone + inside * around(lot + 1.0))
+        absent += weight * ((1 - inside) * alone + inside * without)
+    step = float(out[1] - out[0])
+    curves = (present - math.exp(epsilon) * absent, absent - math.exp(epsilon) * present)
+    return max(float(np.sum(np.maximum(curve, 0.0))) * step for curve in curves)
+
+
+@pytest.mark.parametrize("neighbours", ["add_remove", "zero_out"])
+def test_no_data_set_by_enumeration_passes_the_bound_of_rare_cuts(neighbours: Neighbours) -> None:
+    """Others that contribute nothing, and others that the record pushes to the other side."""
+    leaf = cut(3, neighbours, size=5, q=0.02, sigma=0.2)
+    spent, most = chance_of_a_cut_with_the_record(leaf), 5 if neighbours == "add_remove" else 4
+    for epsilon in (0.5, 5.0, 12.0, 35.0):
+        bound = FourierAccountant().curve(leaf).delta(epsilon)
+        for other in (0.0, -0.5, -1.0):
+            assert enumerated(leaf, epsilon, other, most) <= bound.upper * (1 + 1e-9)
+        assert bound.lower <= enumerated(leaf, epsilon, 0.0, 4) * (1 + 1e-9)
+    q = Fraction(leaf.sampling_probability)
+    chance = sum(
+        math.comb(most, m) * q**m * (1 - q) ** (most - m) * q * Fraction(3, m + 1)
+        for m in range(3, most + 1)
+    )
+    assert float(chance) <= spent <= 1.5 * float(chance)
+
+
+@pytest.mark.parametrize("neighbours", ALL)
+def test_the_lower_end_is_that_of_poisson_at_the_rate_of_the_lot(neighbours: Neighbours) -> None:
+    leaf = cut(62, neighbours)
+    lower, _ = run(leaf)
+    expected, _ = run(poisson(neighbours, q=attained_rate(leaf)))
+    assert lower == pytest.approx(expected, rel=2e-4)
+
+
+def test_a_cut_rarer_than_delta_costs_nothing() -> None:
+    """At N = 1.27e10 the lot of 525,000 is 9.7 standard deviations from the expected one."""
+    size, lot = 12_700_000_000, 517_989
+    q = lot / size
+    run_of = [
+        cut(525_000, "zero_out", size=size, q=q, sigma=0.614),
+        poisson("zero_out", q=q, sigma=0.614),
+    ]
+    truncated, plain = (run(leaf, 100_000, 1.1e-10) for leaf in run_of)
+    assert truncated == pytest.approx(plain, rel=1e-4)
+    assert truncated[1] - truncated[0] <= 1e-4 * truncated[1]
