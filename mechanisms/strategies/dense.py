@@ -39,17 +39,22 @@ from affidavit.mechanisms.strategies.strategy import (
 
 Array = NDArray[np.float64]
 
+ROUNDING = 1e-12
+"""Share of the diagonal up to which an entry above it is rounding, as a computed inverse has."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dense(Strategy):
     """C or N as a T x T lower-triangular array with no zero on its diagonal; one is given.
 
     ``gap`` is proved where C was optimised: the squared loss of every strategy is at least
-    that of C over 1 + gap.
+    that of C over 1 + gap. ``above`` is the rounding that stood above the diagonal of N; the
+    sensitivity holds with it and without it, since noise of one covariance is the same noise.
     """
 
     strategy: Array | None = None
     noise: Array | None = None
+    above: Array | None = None
     gap: float | None = None
 
     @classmethod
@@ -61,8 +66,15 @@ class Dense(Strategy):
 
     @classmethod
     def from_noise(cls, matrix: Array, *, kind: str = "matrix") -> Dense:
-        """By N, of shape (T, T), lower triangular."""
-        return cls(kind=kind, steps=len(matrix), noise=_lower(matrix))
+        """By N, of shape (T, T), lower triangular up to rounding."""
+        full = np.array(matrix, dtype=np.float64)
+        above = np.triu(full, 1) if full.ndim == 2 else np.zeros(0)
+        if not np.any(above) or full.shape[0] != full.shape[1]:
+            return cls(kind=kind, steps=len(matrix), noise=_lower(full))
+        size = np.abs(np.diagonal(full))
+        if np.all(np.abs(above) <= ROUNDING * np.minimum.outer(size, size)):
+            return cls(kind=kind, steps=len(matrix), noise=_lower(np.tril(full)), above=above)
+        return cls(kind=kind, steps=len(matrix), noise=_lower(full))
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """sens(C); raises ``Unaffordable`` and ``IllConditioned``."""
@@ -131,6 +143,8 @@ class Dense(Strategy):
         computed = checked_inverse(self._strategy)
         residual = np.abs(computed @ noise - np.eye(self.steps))
         residual += gamma(self.steps + 2) * (np.abs(computed) @ np.abs(noise) + np.eye(self.steps))
+        if self.above is not None:
+            residual += np.abs(computed) @ np.abs(self.above) * (1 + gamma(self.steps))
         rows, columns = np.max(np.sum(residual, axis=1)), np.max(np.sum(residual, axis=0))
         # ‖R‖₂² ≤ ‖R‖₁ ‖R‖_∞, and both sums are of non-negative terms.
         norm = float(np.sqrt(rows * columns)) * (1 + gamma(self.steps + 4))

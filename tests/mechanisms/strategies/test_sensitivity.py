@@ -232,3 +232,26 @@ def test_an_inverse_that_is_not_known_is_refused() -> None:
         Dense.from_noise(growing).sensitivity(Participation.single())
     with pytest.raises(IllConditioned):
         Toeplitz.from_noise([1.0, -30.0], 300).sensitivity(Participation.single())
+
+
+def test_rounding_above_the_diagonal_of_a_computed_inverse_is_accepted_and_counted() -> None:
+    noise = np.linalg.inv(np.tril(np.full((8, 8), 0.5)) + np.eye(8))
+    noise[0, 3] = 9e-18
+    twice = Participation.fixed_epoch(participations=2, separation=4)
+    assert Dense.from_noise(noise).sensitivity(twice).value == pytest.approx(
+        Dense.from_noise(np.tril(noise)).sensitivity(twice).value, rel=1e-12
+    )
+    # What is counted, by the inverse of the whole matrix, where it is large enough to be seen.
+    for sign in (1, -1):
+        above = sign * 1e-8 * np.triu(np.ones((8, 8)), 1)
+        bound = Dense(kind="matrix", steps=8, noise=np.tril(noise), above=above).sensitivity(twice)
+        strategy = np.linalg.inv(np.tril(noise) + above)
+        worst = max(float(np.linalg.norm(strategy[:, i] + strategy[:, i + 4])) for i in range(4))
+        assert bound.attained <= worst <= bound.value
+
+
+def test_an_entry_above_the_diagonal_that_is_no_rounding_is_refused() -> None:
+    noise = np.eye(3)
+    noise[0, 2] = 1e-11
+    with pytest.raises(ValueError, match="lower triangular"):
+        Dense.from_noise(noise)
