@@ -162,7 +162,7 @@ def verdict_sentence(verdict: str, bound: str | None, target: str, *, by_policy:
     ``target`` says what it is compared with. A refusal that is not ``by_policy`` has no bound.
 
     >>> verdict_sentence("under_noised", "ε ≤ 3 at δ = 1e-5", "ε = 2 is claimed", by_policy=False)
-    'Under-noised: ε ≤ 3 at δ = 1e-5 is proved, but ε = 2 is claimed.'
+    'Under-noised: ε = 2 is claimed, and the proved bound is ε ≤ 3 at δ = 1e-5.'
     """
     if verdict == "undecided":
         return "Undecided: independent engines contradict each other, so nothing is certified."
@@ -172,11 +172,11 @@ def verdict_sentence(verdict: str, bound: str | None, target: str, *, by_policy:
         case "certified":
             return f"Certified: {bound}."
         case "under_noised":
-            return f"Under-noised: {bound} is proved, but {target}."
+            return f"Under-noised: {target}, and the proved bound is {bound}."
         case "unproved":
-            return f"Unproved: {bound} is proved; {target}, which may hold or not."
+            return f"Unproved: {target}, which may hold or not; the proved bound is {bound}."
         case _:
-            return f"Refused by the policy, although {bound} is proved."
+            return f"Refused by the policy; the proved bound is {bound}."
 
 
 def malformed_result(reasons: tuple[Reason, ...]) -> dict[str, Any]:

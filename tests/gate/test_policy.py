@@ -111,7 +111,7 @@ def test_a_refusal_by_policy_is_signed_with_its_numbers_and_verifies(
     assert result["epsilon"]["upper"] > 0.5
     assert result["policy"]["digest"] == parse_policy(Path(harsh).read_bytes(), "json").digest()
     told = run("certify", save(document()), "--policy", harsh)
-    assert "refused by the policy, although ε ≤" in told.stdout
+    assert "refused by the policy; the proved bound is ε ≤" in told.stdout
     checked, stated = answer("verify", bundle, "--recompute", "--json")
     assert (checked, stated["verified"], stated["recomputed"]) == (1, True, True)
 

@@ -229,7 +229,7 @@ def test_a_waived_rule_is_shown_with_its_waiver(yard: Yard) -> None:
     assert yard.ask("POST", "/v1/policies", "admin", rules).is_success
     refused = _certify(yard)
     text = _main(_get(yard, f"/certificates/{refused}"))
-    assert "Refused by the policy, although ε ≤ 0.561285" in text
+    assert "Refused by the policy; the proved bound is ε ≤ 0.561285" in text
     until = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%dT%H:%M:%SZ}"
     leave = {"rule": "policy_epsilon_cap", "policy": "strict", "dataset": "toy", "owner": "olga"}
     leave |= {"reason": MARKUP, "expires_at": until}
@@ -257,7 +257,7 @@ def test_a_claim_is_diagnosed(yard: Yard) -> None:
     # A plan that claims less than is proved: the sentence says what, and no None.
     wrong = _certify(yard, target={"delta": 1e-5}, claim={"epsilon": 0.1})
     text = _main(_get(yard, f"/certificates/{wrong}"))
-    assert "ε = 0.1 is claimed." in text
+    assert "ε = 0.1 is claimed, and" in text
     assert "None" not in text
 
 
