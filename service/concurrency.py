@@ -13,9 +13,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -107,11 +107,12 @@ class Batcher(Generic[A, B]):
 class SingleFlight(Generic[T]):
     """Runs ``work`` once per key at a time; callers that come meanwhile get the same outcome.
 
-    A caller that goes away does not stop the computation, because others may be waiting for it.
+    The computation goes on while any of them waits, and is cancelled with the last that goes away.
     """
 
     def __init__(self) -> None:
         self._flights: dict[str, asyncio.Task[T]] = {}
+        self._callers: Counter[asyncio.Task[T]] = Counter()
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -126,12 +127,25 @@ class SingleFlight(Generic[T]):
         if flight is None:
             flight = asyncio.create_task(self._fly(key, work))
             self._flights[key] = flight
-        return await asyncio.shield(flight), started
+        self._callers[flight] += 1
+        try:
+            return await asyncio.shield(flight), started
+        finally:
+            self._callers[flight] -= 1
+            if not self._callers[flight]:
+                del self._callers[flight]
+                if not flight.done():
+                    self._remove(key, flight)  # whoever comes now starts another
+                    flight.cancel()
 
     async def _fly(self, key: str, work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         finally:
+            self._remove(key, asyncio.current_task())
+
+    def _remove(self, key: str, flight: asyncio.Task[Any] | None) -> None:
+        if self._flights.get(key) is flight:
             del self._flights[key]
 
 

@@ -80,18 +80,20 @@ class RequestMiddleware:
             return
         seen = _ObservedRequest(scope, send)
         with self._meters.running.track_inprogress(), self._span(scope) as span:
+            watching = _Disconnect(receive, seen)
             try:
-                await self._app(scope, receive, seen.send)
+                await self._app(scope, watching.receive, seen.send)
             except Exception:
                 scope["state"]["code"] = "internal_error"
                 raise
             except asyncio.CancelledError:
-                # The service stops, and waited for this as long as it may.
+                # The service stops, and waited for this as long as it may; or nobody waits.
                 if seen.begun:
                     raise
                 scope["state"]["code"] = "stopping"
                 await _stopping().as_response()(scope, receive, seen.send)
             finally:
+                watching.end()
                 self._tell(seen, span)
                 await _call_after_response(scope)
 
@@ -115,6 +117,42 @@ class RequestMiddleware:
             self._tracing.finish(span, fields)
         quiet = route in PROBES and status < 400
         log.log(logging.DEBUG if quiet else logging.INFO, "request", extra=fields)
+
+
+class _Disconnect:
+    """Cancels a request whose client goes away before it is answered.
+
+    Once the body was read, nothing but the end of the connection can come. A transaction that
+    has begun in a thread is finished in any case.
+    """
+
+    def __init__(self, receive: Receive, seen: _ObservedRequest) -> None:
+        self._receive = receive
+        self._seen = seen
+        self._request = asyncio.current_task()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def receive(self) -> Message:
+        """The next message, as the application receives it."""
+        message = await self._receive()
+        if (
+            self._watch is None
+            and message["type"] == "http.request"
+            and message.get("body")
+            and not message.get("more_body")
+        ):
+            self._watch = asyncio.create_task(self._until_gone())
+        return message
+
+    def end(self) -> None:
+        """The request is over."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    async def _until_gone(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._seen.begun and self._request:
+            self._request.cancel()
 
 
 class _ObservedRequest:

@@ -30,6 +30,7 @@ from affidavit.certificate import Assessment, certify
 from affidavit.plan import Plan
 from affidavit.service.concurrency import Batcher
 from affidavit.service.errors import AccountingFailed, AccountingTimeout
+from affidavit.service.fair_queue import CALLER, NOBODY, FairQueue
 
 UNSAMPLED = frozenset({"full_batch", "shuffled", "cyclic"})
 MOST_QUICK = 16
@@ -60,6 +61,7 @@ class AccountingPool:
         )
         self._pool = self._new()
         self._quick: Batcher[Plan, Assessment] = Batcher(self._together, MOST_QUICK, lanes=workers)
+        self._turns = FairQueue(workers)
         self._aside = asyncio.Semaphore(max(1, workers - 1))
 
     async def assess(self, plan: Plan) -> Assessment:
@@ -70,6 +72,7 @@ class AccountingPool:
         return await (self._quick(plan) if is_quick(plan) else self.run(certify, plan))
 
     async def _together(self, plans: Sequence[Plan]) -> list[Assessment]:
+        CALLER.set(NOBODY)  # of this task: these are plans of many, and take milliseconds
         return await self.run(each_of, certify, plans)
 
     async def run_aside(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,16 +84,19 @@ class AccountingPool:
             return await self.run(work, *args, **kwargs)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What ``work`` returns; raises ``AccountingTimeout`` or ``AccountingFailed``.
+        """What ``work`` returns; raises ``AccountingTimeout``, ``AccountingFailed`` or ``TooBusy``.
 
-        Time spent waiting for a free process does not count against the limit.
+        Callers take turns (``FairQueue``). Time spent waiting for a free process does not count
+        against the limit.
         """
-        # A pool that broke is replaced, for which a thread has to wait.
-        pool = self._pool if self._pool.active else await run_in_threadpool(self._usable)
-        future = pool.schedule(work, args=args, kwargs=kwargs, timeout=self.time_limit)
         self.unanswered += 1
         try:
-            result: T = await asyncio.wrap_future(future)
+            async with self._turns.turn():
+                # A pool that broke is replaced, for which a thread has to wait.
+                pool = self._pool if self._pool.active else await run_in_threadpool(self._usable)
+                future = pool.schedule(work, args=args, kwargs=kwargs, timeout=self.time_limit)
+                # Cancelled with its last caller, it ends in its process too.
+                result: T = await asyncio.wrap_future(future)
         except TimeoutError:
             raise AccountingTimeout(f"killed after {self.time_limit:g} s") from None
         except (ProcessExpired, BrokenProcessPool) as error:

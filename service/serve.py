@@ -11,6 +11,7 @@ stopped, and the exit code is 0.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from affidavit.service.app import create_app
 from affidavit.service.database import open_engine
@@ -32,6 +34,10 @@ from affidavit.service.operation.telemetry import configure_logging, open_tracin
 from affidavit.service.settings import Settings
 
 GRACE_SECONDS = 20
+HEADER_SECONDS = 10
+"""How long the head of a request may take to arrive, from the connection's first moment on."""
+IDLE_SECONDS = 30
+"""How long a connection is left open between two requests."""
 SWITCH_SECONDS = 0.0005
 """How long a thread computes before the event loop gets its turn: every answer waits for that
 once or more, and with Python's 5 ms even /livez would."""
@@ -68,6 +74,8 @@ def _run(listening: socket.socket, settings: Settings) -> None:
     prepare_process()
     config = uvicorn.Config(
         app,
+        http=_Protocol,
+        timeout_keep_alive=IDLE_SECONDS,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -100,6 +108,43 @@ def _require_somebody(address: str, *, known: bool) -> None:
             "run: affidavit tokens new --name NAME --scope submit, or set AFFIDAVIT_OIDC_ISSUER "
             "and what belongs to it, or leave --host out to serve this machine alone"
         )
+
+
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
+    """uvicorn's protocol, which closes a connection whose request does not arrive in time.
+
+    Bodies have a time limit of their own (``routing.read_body``).
+    """
+
+    _head: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._head = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_request():
+            self._forget_head()
+        elif self._head is None:
+            self._head = self.loop.call_later(HEADER_SECONDS, self._close_unless_in_request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _in_request(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _close_unless_in_request(self) -> None:
+        self._head = None
+        if not self._in_request():
+            self.transport.close()
+
+    def _forget_head(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
 
 
 class _Server(uvicorn.Server):

@@ -26,6 +26,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.routing import iter_route_contexts
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.service.fair_queue import CALLER
 from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
@@ -73,6 +74,7 @@ class Guard:
             services.rate_limiter.begin(caller.counted_as)
         except TooManyAtOnce:
             raise _too_many_at_once(services.rate_limiter.at_once) from None
+        CALLER.set(caller.counted_as)
         add_after_response(request, partial(_ended, services, caller))
         return caller.actor
 

@@ -1,0 +1,106 @@
+"""Turns at the accounting processes: each caller gets a share, however many plans it sends.
+
+Start-time fair queueing: a caller's next plan is tagged with the time that its plans before took,
+or with the tag served last where that is later, and the lowest tag is next. So whoever sends
+one plan at a time waits for no other's queue, and a caller alone has all that there is, but for
+one process: plans are not interrupted, and one caller's long ones never hold every process.
+
+References: P. Goyal, H. Vin and H. Cheng, "Start-time Fair Queueing", SIGCOMM 1996.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+
+from affidavit.service.errors import TooBusy
+
+MOST_WAITING = 256
+"""Computations that wait, of all callers."""
+MOST_WAITING_EACH = 64
+"""Those of one caller, so that nobody fills the queue alone."""
+
+NOBODY = "service"
+"""Whoever works for no caller in particular, or for many at once; may hold every process."""
+CALLER: ContextVar[str] = ContextVar("affidavit_caller", default=NOBODY)
+"""For whom the current task works; requests set it once they are authenticated."""
+
+
+class FairQueue:
+    """Who may use one of ``slots`` processes next; belongs to one event loop."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = self._free = slots
+        self._running: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._tags: dict[str, float] = {}
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """A slot, for the length of a block; raises ``TooBusy`` where too many wait."""
+        caller = CALLER.get()
+        await self._enter(caller)
+        started_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._leave(caller, time.monotonic() - started_at)
+
+    async def _enter(self, caller: str) -> None:
+        queue = self._waiting.get(caller, ())
+        if len(self) >= MOST_WAITING or len(queue) >= MOST_WAITING_EACH:
+            raise TooBusy
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        self._tags[caller] = max(self._tags.get(caller, 0.0), self._now)
+        self._serve()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave(caller, 0.0)
+            else:
+                self._forget(caller, turn)
+            raise
+
+    def _serve(self) -> None:
+        while self._free:
+            ready = [name for name in self._waiting if self._running[name] < self._most(name)]
+            if not ready:
+                return
+            caller = min(ready, key=lambda name: (self._tags[name], self._running[name]))
+            turn = self._waiting[caller][0]
+            self._forget(caller, turn)
+            if turn.cancelled():
+                continue
+            self._now = max(self._now, self._tags[caller])
+            self._free -= 1
+            self._running[caller] += 1
+            turn.set_result(None)
+
+    def _most(self, caller: str) -> int:
+        return self._slots if caller == NOBODY else max(1, self._slots - 1)
+
+    def _leave(self, caller: str, seconds: float) -> None:
+        self._free += 1
+        self._running[caller] -= 1
+        self._tags[caller] = self._tags.get(caller, self._now) + seconds
+        self._serve()
+        for name in [name for name, tag in self._tags.items() if tag <= self._now]:
+            if name not in self._waiting and not self._running[name]:
+                del self._tags[name], self._running[name]
+
+    def _forget(self, caller: str, turn: asyncio.Future[None]) -> None:
+        queue = self._waiting[caller]
+        queue.remove(turn)
+        if not queue:
+            del self._waiting[caller]
