@@ -30,6 +30,7 @@ DOCUMENTS = (
     (dp_event.recognises, dp_event.read),
     (opacus_state.recognises, opacus_state.read),
     (jax_privacy.recognises, jax_privacy.read),
+    (jax_privacy.recognises_participations, jax_privacy.read_participations),
 )
 """Importers of JSON documents."""
 

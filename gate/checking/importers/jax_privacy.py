@@ -1,4 +1,4 @@
-"""Import jax-privacy's ``BandMFExecutionPlanConfig`` as JSON.
+"""Import jax-privacy's ``BandMFExecutionPlanConfig`` or ``BandMFConfig`` as JSON.
 
 One band is DP-SGD with Poisson lots; b bands are b groups in turn, each sampled, with noise
 correlated over b steps by the strategy's Toeplitz coefficients. The lot size is sampling_prob
@@ -9,12 +9,17 @@ The library scales noise by noise_multiplier times the norm of the coefficients,
 has no effect. A plan's noise_multiplier applies before correlation, which is the same number for
 coefficients of norm 1.
 
-Reference: jax_privacy.experimental.execution_plan, release 2.0.
+``BandMFConfig`` is the later form: expected_participations stand for the sampling probability, and
+num_examples decides the partition and the neighbouring relation. Without noise_multiplier it makes
+no plan, so that it is refused here.
+
+Reference: jax_privacy.experimental.execution_plan, release 2.0, and its development version.
 """
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from affidavit.gate.checking.importers.base import (
@@ -26,6 +31,7 @@ from affidavit.gate.checking.importers.base import (
     share,
     whole,
 )
+from affidavit.plan import schedule
 
 KIND = "jax-privacy plan"
 RELATIONS = {
@@ -50,6 +56,12 @@ FIELDS = (
 )
 IGNORED_FIELDS = ("rescale_to_unit_norm", "normalize_by", "dtype", "noise_seed")
 """Fields that scale the clipped sum and the noise alike, or neither."""
+PARTICIPATIONS_FIELDS = (
+    "iterations", "expected_participations", "strategy", "noise_multiplier", "l2_clip_norm",
+    "rescale_to_unit_norm", "normalize_by", "truncated_batch_size", "num_examples",
+    "column_normalize",
+)  # fmt: skip
+"""Fields of ``BandMFConfig``."""
 
 
 def recognises(document: Any) -> bool:
@@ -62,6 +74,33 @@ def recognises(document: Any) -> bool:
             "sampling_prob",
         }
         <= document.keys()
+    )
+
+
+def recognises_participations(document: Any) -> bool:
+    """Whether a document is a ``BandMFConfig``."""
+    return isinstance(document, dict) and (
+        {"iterations", "strategy", "expected_participations"} <= document.keys()
+    )
+
+
+def read_participations(document: dict[str, Any]) -> Partial:
+    """The plan fields of a ``BandMFConfig``; raises ``MalformedPlan``."""
+    only(KIND, document, PARTICIPATIONS_FIELDS)
+    steps = whole(KIND, "iterations", document["iterations"])
+    bands = len(_normalised(document["strategy"]))
+    positive(KIND, "noise_multiplier", document.get("noise_multiplier"))
+    field = "expected_participations"
+    rate = Fraction(positive(KIND, field, document[field])) * bands / steps
+    public = document.get("num_examples") is not None
+    rest = {key: value for key, value in document.items() if key != field}
+    return read(
+        {
+            **rest,
+            "sampling_prob": share(KIND, "the sampling probability", schedule.double_up(rate)),
+            "partition_type": "EQUAL_SPLIT" if public else "INDEPENDENT",
+            "neighboring_relation": "REPLACE_SPECIAL" if public else "ADD_OR_REMOVE_ONE",
+        }
     )
 
 

@@ -69,13 +69,16 @@ def read(raw: bytes, folder: Path | None = None) -> Partial | None:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node.func)]
     if not calls:
         return None
+    script = Script(tree, folder)
+    if not _imports(script, "opacus"):
+        name = _called(calls[0].func)
+        raise not_imported(KIND, f"{name} is called, but opacus is not imported.", "Write a plan.")
     named = [node for node in ast.walk(tree) if _called(node) is not None]
     if len(named) > 1:
         lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
         raise not_imported(
             KIND, f"it has several private calls (lines {lines}).", "Write a plan for each."
         )
-    script = Script(tree, folder)
     _require_unambiguous(script, calls[0])
     return _Reading(script, calls[0], stated_in(source)).partial()
 
@@ -90,8 +93,6 @@ def _require_unambiguous(script: Script, call: ast.Call) -> None:
         or not script.stored_attributes.keys().isdisjoint(CALLS)
     ):
         raise not_imported(KIND, f"its {name} may not be Opacus'.", "Write a plan.")
-    if not _imports(script, "opacus"):
-        raise not_imported(KIND, f"{name} is called, but opacus is not imported.", "Write a plan.")
     if call.args or any(keyword.arg is None for keyword in call.keywords):
         raise not_imported(
             KIND,

@@ -229,6 +229,31 @@ def test_the_scale_of_a_strategy_changes_nothing(checked: Any) -> None:
         assert expected - 1e-3 < result < expected + 2e-3
 
 
+@pytest.mark.parametrize(
+    ("size", "relation"), [(None, "ADD_OR_REMOVE_ONE"), (1000, "REPLACE_SPECIAL")]
+)
+def test_expected_participations_stand_for_the_sampling_probability(
+    checked: Any, size: int | None, relation: str
+) -> None:
+    """10 expected participations in 100 iterations of two bands: 50 rounds at 0.2."""
+    config = {"iterations": 100, "expected_participations": 10, "strategy": [1.0, 0.5]}
+    config |= {"noise_multiplier": 1.0, "num_examples": size}
+    Path("jax.json").write_text(json.dumps(config))
+    fields: dict[str, Any] = {"dataset": {"size": 1000}} if size is None else {}
+    lot = {"lot_size": 100} if size is None else {}
+    given("jax.json", target={"delta": 1e-5}, **fields, **({"sampling": lot} if lot else {}))
+    code, document = checked("jax.json")
+    assert code == 0, document
+    event = dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(1.0)), 50
+    )
+    theirs = PLDAccountant(dp_accounting.NeighboringRelation[relation]).compose(event)
+    result = document["plans"][0]["result"]
+    assert result["epsilon"]["upper"] == pytest.approx(theirs.get_epsilon(1e-5), rel=2e-3)
+    Path("jax.json").write_text(json.dumps(config | {"noise_multiplier": None}))
+    assert checked("jax.json")[0] == 2
+
+
 @pytest.mark.parametrize("strategy", [[0.1, 0.05], [3, 4], [1e-9, 1e9, -1.0], [0.7, 0.0, 1e-300]])
 def test_a_strategy_s_norm_is_never_taken_for_less(strategy: list[float]) -> None:
     partial = jax_privacy.read(BANDS | {"strategy": strategy})
