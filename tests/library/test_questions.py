@@ -26,6 +26,7 @@ POISSON: Any = {
     "steps": 1000,
     "delta": 1e-5,
 }
+QUICK: Any = {"second_opinion": False}
 EVENT = dp_accounting.SelfComposedDpEvent(
     dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.1)), 1000
 )
@@ -87,8 +88,8 @@ def test_one_noise_multiplier_for_one_question() -> None:
         delta=8e-6,
     )
     assert affidavit.noise_multiplier(built) == affidavit.noise_multiplier(MUON) == 4.778346
-    assert affidavit.certify(built).noise_multiplier == 4.778346
-    assert set(affidavit.certify(MUON).assessment.releases[0].as_dict().values()) >= {4.778346}
+    assert affidavit.certify(built, **QUICK).noise_multiplier == 4.778346
+    assert 4.778346 in affidavit.certify(MUON, **QUICK).assessment.releases[0].as_dict().values()
 
 
 def test_every_form_of_a_plan_is_the_same_plan(plan: affidavit.Plan, tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_a_bound_rounds_up_however_it_is_written() -> None:
 
 def test_a_certificate_is_signed_and_verified(plan: affidavit.Plan, tmp_path: Path) -> None:
     key = SigningKey.generate("me")
-    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None)
+    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None, **QUICK)
     certificate = answer.write(tmp_path / "bundle.json", key)
     verified = affidavit.verify(tmp_path / "bundle.json", plan=answer.source, keys=[key.public])
     assert verified.predicate["certificate_id"] == certificate.id
@@ -174,7 +175,7 @@ def test_a_certificate_is_signed_and_verified(plan: affidavit.Plan, tmp_path: Pa
 
 
 def test_a_solved_plan_is_closed(plan: affidavit.Plan) -> None:
-    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None)
+    answer = affidavit.certify(plan, epsilon=2.0, noise_multiplier=None, **QUICK)
     assert not answer.plan.is_open
     assert affidavit.check(answer.plan).noise_multiplier == answer.noise_multiplier
 
@@ -189,7 +190,7 @@ def test_a_curve_agrees_with_the_questions(plan: affidavit.Plan) -> None:
 
 
 def test_results_show_themselves(plan: affidavit.Plan) -> None:
-    answer = affidavit.certify(plan)
+    answer = affidavit.certify(plan, **QUICK)
     swept = affidavit.sweep(plan, {"steps": [100, 200]})
     for result in (answer, affidavit.curve(plan), swept):
         shown = result._repr_html_()
