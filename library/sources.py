@@ -111,11 +111,11 @@ def _document_of(source: Any) -> Any:
         return source
     if hasattr(source, "to_named_tuple"):
         return _plain(source.to_named_tuple())
+    if dataclasses.is_dataclass(source) and hasattr(source, "sampling_prob"):
+        return _configuration(source)
     source = getattr(source, "accountant", source)
     if hasattr(source, "state_dict") and hasattr(source, "mechanism"):
         return _plain(source.state_dict())
-    if dataclasses.is_dataclass(source) and hasattr(source, "sampling_prob"):
-        return _configuration(source)
     raise MalformedPlan(
         Reason(
             code="wrong_type",
@@ -145,6 +145,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, type):
         return value.tolist()
     return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
 from opacus.accountants import RDPAccountant
@@ -207,3 +210,30 @@ def test_diagnose_and_compare() -> None:
     assert compared.ranking == "second"
     with pytest.raises(ValueError, match="claimed_epsilon"):
         affidavit.diagnose(MUON)
+
+
+class Partition(Enum):
+    EQUAL_SPLIT = 2
+
+
+@dataclass
+class Configuration:
+    """The fields of jax-privacy 2.0's ``BandMFExecutionPlanConfig``, which needs JAX."""
+
+    iterations: int = 1000
+    strategy: Any = field(default_factory=lambda: np.array([1.0]))
+    epsilon: float | None = None
+    delta: float | None = None
+    noise_multiplier: float | None = 1.1
+    l2_clip_norm: float = 1.0
+    sampling_prob: float = 0.01
+    partition_type: Partition = Partition.EQUAL_SPLIT
+    dtype: Any = np.float32
+    accountant: Any = field(default_factory=PLDAccountant)
+    noise_seed: int | None = None
+
+
+def test_a_configuration_of_jax_privacy_is_read(plan: affidavit.Plan) -> None:
+    assert affidavit.epsilon(Configuration(), delta=1e-5) == affidavit.epsilon(plan)
+    with pytest.raises(affidavit.MalformedPlan, match="EQUAL_SPLIT"):
+        affidavit.load(Configuration(strategy=np.array([1.0, 0.5])), delta=1e-5)

@@ -60,6 +60,8 @@ def test_types_and_migrations_travel_with_it(wheel: zipfile.Path) -> None:
     result = names(wheel)
     assert "affidavit/py.typed" in result
     assert "affidavit/migrations/script.py.mako" in result
+    assert "affidavit/plan/codes.json" in result
+    assert "affidavit/__init__.pyi" in result
     versions = {path.name for path in (ROOT / "migrations" / "versions").glob("0*.py")}
     assert versions
     assert {f"affidavit/migrations/versions/{name}" for name in versions} <= result
