@@ -1,4 +1,4 @@
-"""Report formats of ``affidavit check``: GitHub, GitLab, JSON, JUnit and SARIF.
+"""Report formats of ``affidavit check``: GitHub, GitLab, JSON, JUnit, Markdown and SARIF.
 
 A format is a function from all results to a text, and an entry in ``WRITERS``.
 
@@ -226,6 +226,33 @@ def _uri(file: str) -> str:
     return quote(os.path.normpath(file).replace(os.sep, "/"))
 
 
+MARKER = "<!-- affidavit check -->"
+"""First line of a comment, by which a later run recognises the one to replace."""
+
+
+def markdown(results: Sequence[CheckResult]) -> str:
+    """A comment for a pull or merge request: a table of plans, and what blocks each."""
+    rows = [f"| {_cell(result.name)} | {_cell(_verdict(result))} |\n" for result in results]
+    blocking = [
+        f"- {_cell(_line(finding))}\n"
+        for result in results
+        for finding in result.findings
+        if finding.blocks
+    ]
+    table = "| plan | verdict |\n|---|---|\n" + "".join(rows)
+    return f"{MARKER}\n{table}" + ("\n" + "".join(blocking) if blocking else "")
+
+
+def _verdict(result: CheckResult) -> str:
+    return result.headline or "cannot be read"
+
+
+def _cell(text: str) -> str:
+    """Text in one line that no Markdown or HTML of a plan can leave."""
+    escaped = re.sub(r"([\\`*_\[\]<>|#@!~])", r"\\\1", " ".join(text.split()))
+    return _NOT_XML.sub("\ufffd", escaped)
+
+
 Writer = Callable[[Sequence[CheckResult]], str]
 
 WRITERS: dict[str, Writer] = {
@@ -233,5 +260,6 @@ WRITERS: dict[str, Writer] = {
     "gitlab": gitlab,
     "json": json_document,
     "junit": junit,
+    "markdown": markdown,
     "sarif": sarif,
 }

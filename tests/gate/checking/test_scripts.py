@@ -275,3 +275,17 @@ def test_a_script_without_such_a_call_is_not_said_to_be_without_privacy(checked:
     code, document = checked("train.py")
     assert (code, rules(document)) == (2, {"no_plan"})
     assert "that Affidavit reads" in document["plans"][0]["findings"][0]["message"]
+
+
+def test_a_comment_names_every_plan_and_what_blocks_it(run: Any) -> None:
+    write(LENET.replace("adjacency=zero_out", "adjacency=add_remove"), "a_|_<b>.py")
+    write(LENET, "right.py")
+    result = run("check", "a_|_<b>.py", "right.py", "--report", "markdown=comment.md")
+    assert result.exit_code == 1
+    first, *lines = Path("comment.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert first.startswith("<!--")
+    assert len(rows) == 4
+    assert all(row.replace("\\|", "").count("|") == 3 for row in rows)
+    assert "<b>" not in "".join(lines)
+    assert any("divisor" in line for line in lines if line.startswith("- "))
