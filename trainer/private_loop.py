@@ -180,7 +180,7 @@ def private(
 class PrivateRun:
     """A run that a loop goes through; ``optimizer`` updates, ``guarantee`` is of the whole run.
 
-    Its length is the steps that are still to be taken.
+    Its length is the steps that are left; a step may have several microbatches, or none.
     """
 
     def __init__(self, run: Run, model: _Module, out: Path, resume: bool) -> None:
@@ -203,7 +203,7 @@ class PrivateRun:
         self._due: Due | None = None
         self._over: tuple[int, Due] | None = None
         self._lossless, self._ready, self._stopped = False, False, False
-        self._closed = False
+        self._closed, self._stream = False, self._batches()
 
     def __len__(self) -> int:
         return self._run.config.execution.steps - self._begun.first
@@ -239,7 +239,13 @@ class PrivateRun:
         return torch.ones_like(grad)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Every microbatch of every step that is left. Raises ``LoopError`` and ``Diverged``."""
+        """Every microbatch of every step that is left, whoever asks: there is one stream of them.
+
+        Raises ``LoopError`` and ``Diverged``.
+        """
+        return self._stream
+
+    def _batches(self) -> Iterator[Batch]:
         steps = self._run.config.execution.steps
         while self.step < steps and not self._stopped:
             self._due = self._run.charged(

@@ -27,7 +27,14 @@ def short(path: Path, folder: Path, **changes: Any) -> tuple[Path, Plan, bytes]:
     return copy, plan, content
 
 
-@pytest.mark.parametrize("name", ["plain_loop"])
+@pytest.mark.filterwarnings("ignore")  # of the packages that the examples show
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain_loop",
+        pytest.param("hf_trainer_lora", marks=pytest.mark.soak),
+    ],
+)
 def test_an_example_ends_in_a_conformant_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,6 +121,21 @@ def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     require_conformant(tmp_path, content)
 
 
+def test_epochs_are_one_stream(tmp_path: Path) -> None:
+    content, _ = bundle()
+    run = begun(tmp_path)
+    for _ in range(STEPS):
+        for batch in run:
+            run.loss(batch).backward()
+            run.optimizer.step()
+            break
+    for batch in run:
+        run.loss(batch).backward()
+        run.optimizer.step()
+    assert run.outcome is not None
+    require_conformant(tmp_path, content)
+
+
 def test_an_early_stop_ends_the_record(tmp_path: Path) -> None:
     content, _ = bundle()
     run = begun(tmp_path, optimizer=None)
