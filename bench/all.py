@@ -90,6 +90,7 @@ BENCHES = (
         command=("bench/accounting_sweeps.py", "--svg", "docs/benchmarks-steps.svg"),
         minutes=20,
     ),
+    Bench(name="truncated-lots", command=("bench/truncated_lots.py",), minutes=5),
     Bench(name="strategies", command=("bench/strategies.py",), minutes=45),
     Bench(name="monte-carlo", command=("bench/monte_carlo.py",), minutes=20),
     Bench(name="diagnosis", command=("bench/diagnosis.py",), minutes=30),

@@ -37,6 +37,21 @@ FIELDS = {
     ),
 }
 """The supported kinds, with their fields in dp-accounting 0.6."""
+REMEDIES = {
+    "MixtureOfGaussiansDpEvent": "Write the plan with the sampler that the mixture stands for.",
+    "RepeatAndSelectDpEvent": "Import the repeated event, and write extra: [{kind: "
+    "repeat_and_select, ...}] beside it.",
+    "SampledWithReplacementDpEvent": "Sample without replacement (fixed_size) or by poisson: no "
+    "scheme of a plan draws a record twice.",
+    "SingleEpochTreeAggregationDpEvent": "Write noise: {kind: tree}, with the steps, the sampling "
+    "and restart where there are several trees; a tree with a completion step is not supported.",
+    "ZCDpEvent": "Write the releases that its rho stands for: zCDP alone bounds no lower end.",
+    "DiscreteLaplaceDpEvent": "Use Laplace or Gaussian noise.",
+    "RandomizedResponseDpEvent": "Account for it by itself; plans describe training.",
+    "NonPrivateDpEvent": "Take the release out: with it nothing is private.",
+    "UnsupportedDpEvent": "Write what is released.",
+}
+"""What to do about kinds that are dp-accounting's and are not read."""
 MAX_PARTS = 1000
 MAX_COUNT = 10**9
 
@@ -121,7 +136,7 @@ def _walk(
             raise not_imported(
                 KIND,
                 f"{name} is not a supported kind.",
-                "Write a plan instead; `affidavit schema` lists its fields.",
+                REMEDIES.get(name, "Write a plan instead; `affidavit schema` lists its fields."),
             )
 
 

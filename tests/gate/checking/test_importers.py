@@ -470,3 +470,22 @@ def test_what_a_document_rules_out_cannot_be_given(
     given(name, **fields)
     code, document = checked(name)
     assert (code, document["plans"][0]["findings"][0]["rule"]) == (2, "given_conflict")
+
+
+@pytest.mark.parametrize(
+    ("event", "named"),
+    [
+        (dp_accounting.ZCDpEvent(0.1), "ZCDpEvent"),
+        (dp_accounting.dp_event.RepeatAndSelectDpEvent(STEP, 2.0, 1.0), "repeat_and_select"),
+        (dp_accounting.SingleEpochTreeAggregationDpEvent(1.0, 8), "kind: tree"),
+        (dp_accounting.SampledWithReplacementDpEvent(100, 10, GAUSSIAN), "fixed_size"),
+    ],
+)
+def test_a_kind_that_is_not_read_is_named_with_what_to_do(
+    checked: Any, event: dp_accounting.DpEvent, named: str
+) -> None:
+    Path("event.json").write_text(json.dumps(as_json(event.to_named_tuple())))
+    code, document = checked("event.json")
+    (finding,) = document["plans"][0]["findings"]
+    assert (code, finding["rule"]) == (2, "not_imported")
+    assert named in json.dumps(finding)
