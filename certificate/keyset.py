@@ -6,11 +6,10 @@ each version also by t of the roots of the version before, so that the roots the
 can be replaced without telling anybody again (as in TUF, whose keys only sign
 metadata and never come near the service). A version names the digest of the one before.
 
-``revoked`` names an instant: what the key signed for an earlier one still counts. That
-instant is written by whoever held the key, so a revocation is to name the first moment at
-which a stranger may have had it, and the window's start where nobody knows; a certificate
-is known to be older than its key's loss only if a checkpoint that was kept elsewhere says
-so.
+``revoked`` names an instant: certificates that the key signed for an earlier one still count, if
+a log includes them whose checkpoint another key signed, because whoever holds the key can put
+any date on what it signs. Its checkpoints and status lists count no more. A revocation names the
+first moment at which a stranger may have had the key, and the window's start where nobody knows.
 
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 

@@ -16,7 +16,9 @@ Rules it keeps:
   service, fresh and well signed, says nothing about this one's certificates.
 - ``sequence`` only grows. A list with a lower number than one seen before, or with the
   same number and other content, was taken out of a drawer.
-- After ``next_update`` it says nothing any more.
+- After ``next_update``, which is at most ``LONGEST_LIFE`` after ``issued_at``, it says nothing.
+- It counts only while its key does: a list is about now, and whoever holds a revoked or an expired
+  key can put any date on one.
 - Issues are listed by their envelope's digest. A superseded issue that could otherwise
   still pass is listed too, as ``superseded``.
 - An issue is listed until a day after its validity has ended; then it fails by itself.
@@ -27,7 +29,7 @@ nextUpdate, CRL number) for the rules; TUF specification, section 5.4 (timestamp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -45,6 +47,9 @@ MOST_BYTES = 32 * 1024 * 1024
 """A hundred thousand listed issues fit."""
 AHEAD = timedelta(minutes=5)
 """How far the service's clock may be ahead of the verifier's."""
+
+LONGEST_LIFE = timedelta(days=7)
+"""The longest time between ``issued_at`` and ``next_update``."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Instant = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
@@ -132,7 +137,7 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
 
 def current_status(
     raw: bytes,
-    trusted: Iterable[PublicKey],
+    trusted: Sequence[PublicKey],
     seen: Mapping[str, tuple[int, str]],
     now: datetime,
 ) -> tuple[StatusList, Envelope]:
@@ -144,6 +149,8 @@ def current_status(
     ``status_rollback``.
     """
     status_list, signed = read_status(raw, trusted)
+    if not by_id(trusted)[signed.key_id].covers(now):
+        raise _bad("its key was revoked or has expired, so that its dates prove nothing.")
     _require_fresh(status_list, signed, seen, now)
     return status_list, signed
 
@@ -151,7 +158,7 @@ def current_status(
 def check_status(
     envelope: Envelope,
     predicate: Mapping[str, Any],
-    trusted: Iterable[PublicKey],
+    trusted: Sequence[PublicKey],
     options: VerificationOptions,
     now: datetime,
 ) -> StatusCheck:
@@ -208,6 +215,9 @@ def _require_fresh(
     remedy = "Fetch a new one with `affidavit status`."
     if parse_instant(status_list.issued_at) > now + AHEAD:
         raise _bad("it is from the future; check this machine's clock.")
+    life = parse_instant(status_list.next_update) - parse_instant(status_list.issued_at)
+    if life > LONGEST_LIFE:
+        raise _bad(f"it would be good for {life.days} days, and {LONGEST_LIFE.days} are allowed.")
     if parse_instant(status_list.next_update) < now:
         raise _error(
             "stale_status", f"the status list was good until {status_list.next_update}.", remedy

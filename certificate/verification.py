@@ -5,7 +5,8 @@
 3. key: the signature names a key that the verifier trusts
 4. signature: it is that key's, over the payload as it stands
 5. statement: version, predicate, subject and every critical field are understood
-6. key window: the certificate was issued while the key might sign, and was not revoked
+6. key window: the certificate was issued while the key might sign; under a key that was revoked
+   since, only a log that another key signed shows that it is not backdated
 7. plan: the subject is the plan carried inside, and the plan at hand if one is given
 8. accountants and policy: not below what the verifier asks
 9. validity: now lies between the certificate's dates
@@ -76,15 +77,15 @@ def verify(
     predicate = statement["predicate"]
     report.passed(5, f"verdict {predicate['verdict']}")
     not_before, not_after = _dates(predicate)
-    _window(key, not_before)
+    now = now or datetime.now(UTC)
+    _window(key, not_before, now, logged=log is not None)
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
     report.passed(8, _rules(predicate, options))
-    now = now or datetime.now(UTC)
     _validity(not_before, not_after, now)
     report.passed(9, f"until {predicate['validity']['not_after']}")
-    last_checkpoint = _log(envelope, statement, log, trusted, options, report)
+    last_checkpoint = _log(envelope, statement, log, trusted, options, now, report)
     status = check_status(envelope, predicate, trusted, options, now)
     (report.passed if status.checked else report.unchecked)(13, status.detail)
     return VerifiedCertificate(
@@ -232,7 +233,7 @@ def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
     return not_before, not_after
 
 
-def _window(key: PublicKey, issued_at: datetime) -> None:
+def _window(key: PublicKey, issued_at: datetime, now: datetime, *, logged: bool) -> None:
     if key.revoked_at(issued_at):
         raise VerificationError(
             6,
@@ -240,6 +241,15 @@ def _window(key: PublicKey, issued_at: datetime) -> None:
             f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and it was "
             "issued after that.",
             "Ask for a certificate signed by a current key, and why the key was revoked.",
+        )
+    if key.revoked_at(now) and not logged:
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and that it was "
+            "issued before is said by that key alone.",
+            "Fetch its bundle from the service again: a log that a current key signed shows that "
+            "it is not backdated. Or certify the plan again.",
         )
     if not key.covers(issued_at):
         raise VerificationError(
@@ -336,6 +346,7 @@ def _log(
     part: Inclusion | None,
     trusted: tuple[PublicKey, ...],
     options: VerificationOptions,
+    now: datetime,
     report: _Report,
 ) -> str | None:
     """Steps 10 to 12; the checkpoint to keep as the last one seen, if there is one."""
@@ -346,7 +357,7 @@ def _log(
         return None
     checkpoint = log_steps.included(envelope, statement, part)
     report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
-    key = log_steps.signed(part.checkpoint, trusted, options.log_origin)
+    key = log_steps.signed(part.checkpoint, trusted, options.log_origin, now)
     report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}")
     link = log_steps.consistent(checkpoint, options)
     (report.passed if link.checked else report.unchecked)(12, link.detail)

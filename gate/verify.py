@@ -72,6 +72,7 @@ def verify(
     trust = TrustRoot(keys or [], keyset or [], root)
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
+        trusted = trust.public_keys()
         options = VerificationOptions(
             accountants=minimum_versions(accountants),
             policies=accepted_policies(policies),
@@ -82,10 +83,9 @@ def verify(
             consistency=read_consistency_file(consistency),
             status=None if status is None else read_file(status),
             require_status=require_status,
-            status_seen={} if status is None else lists.newest(),
+            status_seen={} if status is None else lists.newest(trusted),
         )
         raw = read_bytes(bundle)
-        trusted = trust.public_keys()
         lists.update(options, trusted)
         expected = None if file is None else file.plan
         verified = verify_bundle(raw, trusted, plan=expected, options=options)

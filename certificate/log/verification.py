@@ -9,6 +9,7 @@ memory, and only it catches an operator who shows different logs to different pe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from affidavit.certificate.dsse import Envelope
@@ -66,10 +67,11 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
     return checkpoint
 
 
-def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> PublicKey:
+def signed(note: str, trusted: Iterable[PublicKey], origin: str | None, now: datetime) -> PublicKey:
     """Step 11: a trusted key signed the checkpoint inside its window; that key.
 
-    Raises ``VerificationError`` of that step.
+    A key that is revoked by ``now`` does not count, whatever date it signed. Raises
+    ``VerificationError`` of that step.
     """
     try:
         checkpoint, signers = open_checkpoint(note, trusted)
@@ -93,11 +95,12 @@ def signed(note: str, trusted: Iterable[PublicKey], origin: str | None) -> Publi
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
     for key in keys:
-        if key.covers(at):
+        if key.covers(at) and not key.revoked_at(now):
             return key
-    if any(key.revoked_at(at) for key in keys):
+    if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
-            "checkpoint_key_revoked", "the checkpoint's key had been revoked when it was signed."
+            "checkpoint_key_revoked",
+            "the checkpoint's key is revoked, so that its date proves nothing.",
         )
     raise _unsigned(
         "checkpoint_key_outside_window", "the checkpoint was signed when its key might not sign."

@@ -25,9 +25,9 @@ def bundle(plan: Plan, key: SigningKey) -> bytes:
     return issue(assessment, key, requester="tests", issued_at=ISSUED).bundle
 
 
-def outcome(bundle: bytes, *trusted: PublicKey) -> tuple[int, str]:
+def outcome(bundle: bytes, *trusted: PublicKey, now: datetime = ISSUED) -> tuple[int, str]:
     try:
-        verify(bundle, trusted, now=ISSUED)
+        verify(bundle, trusted, now=now)
     except VerificationError as error:
         return error.step, error.code
     return 0, "verified"
@@ -55,12 +55,20 @@ def test_both_ends_belong_to_the_window(
     ("since", "found"),
     [(1, (0, "verified")), (0, (6, "key_revoked")), (-1, (6, "key_revoked"))],
 )
-def test_a_revoked_key_counts_for_what_it_signed_before(
+def test_a_key_counts_until_it_is_revoked(
     bundle: bytes, key: SigningKey, since: int, found: tuple[int, str]
 ) -> None:
     window = {"not_before": ISSUED - 9 * SECOND, "not_after": ISSUED + 9 * SECOND}
     revoked = replace(key.public, **window, revoked_from=ISSUED + since * SECOND)
     assert outcome(bundle, revoked) == found
+
+
+def test_a_key_that_is_revoked_says_nothing_of_when_it_signed(
+    bundle: bytes, key: SigningKey
+) -> None:
+    """Whoever stole it can put an earlier date on a certificate."""
+    revoked = replace(key.public, revoked_from=ISSUED + SECOND)
+    assert outcome(bundle, revoked, now=ISSUED + SECOND) == (6, "key_revoked")
 
 
 def test_a_key_that_was_compromised_since_its_start_counts_for_nothing(

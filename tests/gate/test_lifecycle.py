@@ -151,7 +151,7 @@ def test_refused_is_1_and_no_answer_is_3(
 def test_nobody_there_is_3_and_a_mistake_of_use_2(run: Any, service: Service) -> None:
     nobody = ("--server", "http://127.0.0.1:9")
     assert run("status", *nobody).exit_code == 3
-    assert run("status", "--server", "not a url").exit_code == 3
+    assert run("status", "--server", "not a url").exit_code == 2
     service.answers(200, b"[1]")
     assert run("status").exit_code == 3
     requested = len(service.asked)
