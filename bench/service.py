@@ -57,7 +57,7 @@ BODY = json.dumps(PLAN).replace('"NOISE"', "NOISE")
 HEAVY = {
     **PLAN,
     "dataset": {"name": "toy", "size": 1_000_000},
-    "sampling": {"scheme": "poisson", "expected_batch_size": 100},
+    "sampling": {"scheme": "poisson", "lot_size": 100},
 }
 WRITTEN = {
     "certificates": "1 = 1",
