@@ -1,0 +1,142 @@
+"""64 clients of which one floods: how much longer an ordinary new plan takes the others.
+
+63 clients each send a new plan (Poisson, some hundredths of a second of accounting) every few
+seconds. In every second turn another one floods the service beside them: it keeps posting plans
+that take a second or more, and hangs up on half of them. The table shows the others' median and
+99th percentile with and without the flood, in one run, and the ratio of the latter.
+
+    python -m bench.fair_share [SECONDS] [TURNS]
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from affidavit.plan import canonical_json
+from affidavit.service.database import open_engine
+from affidavit.service.identity.actor import Scope
+from affidavit.service.identity.token_repository import TokenRepository
+from bench.service import HEAVY, Service, databases, say
+
+OTHERS = 63
+PAUSE = 4.0
+"""Seconds between two plans of one of the others, on average."""
+FLOODING = 40
+"""Connections of the one that floods."""
+
+numbers = itertools.count()
+
+
+def tokens(url: str) -> list[str]:
+    """A token for each client."""
+    engine = open_engine(url)
+    store, now = TokenRepository(engine), datetime.now(UTC)
+    texts = [
+        store.new(f"client{number}", [Scope.SUBMIT], 1, by="bench", at=now)[1].text
+        for number in range(OTHERS + 1)
+    ]
+    engine.dispose()
+    return texts
+
+
+def post(service: Service, token: str, steps: int, *, hang_up: bool = False) -> int:
+    """Send a plan that nobody sent before; returns the status of the answer, 0 without one."""
+    noise = {"name": "all", "clip_norm": 1, "noise_multiplier": 0.8 + next(numbers) * 1e-5}
+    connection = HTTPConnection("127.0.0.1", service.port, timeout=300)
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+    plan: dict[str, Any] = {**HEAVY, "steps": steps, "releases": [noise]}
+    try:
+        connection.request("POST", "/v1/certificates", canonical_json(plan), head)
+        return 0 if hang_up else connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@contextmanager
+def flood(service: Service, token: str) -> Iterator[None]:
+    """One client with many connections and long plans, in and out."""
+    stop = Event()
+
+    def run(number: int) -> None:
+        while not stop.is_set():
+            with suppress(OSError, HTTPException):
+                post(service, token, 1_000_000, hang_up=number % 2 == 0)
+            stop.wait(0.2)
+
+    threads = [Thread(target=run, args=(number,), daemon=True) for number in range(FLOODING)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def others(service: Service, texts: list[str], seconds: float) -> list[float]:
+    """Seconds that each answer took, of clients that send at random times."""
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+
+    def run(token: str) -> None:
+        time.sleep(random.uniform(0, PAUSE))
+        while time.perf_counter() < end:
+            begun = time.perf_counter()
+            status = post(service, token, 1000)
+            if status != 201:
+                raise SystemExit(f"answered {status}")
+            took.append(time.perf_counter() - begun)
+            time.sleep(random.uniform(0, 2 * PAUSE))
+
+    threads = [Thread(target=run, args=(token,)) for token in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return took
+
+
+def main() -> None:
+    """Measure and print a table."""
+    seconds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    turns = int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    say("| database | others alone, p50 and p99 | beside a flood, p50 and p99 | ratio of p99 |")
+    say("|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as directory, databases(Path(directory)) as urls:
+        for kind, url in urls.items():
+            home = Path(directory) / kind
+            home.mkdir()
+            with ExitStack() as rest:
+                service = Service(url, home, rest)
+                texts = tokens(url)
+                others(service, texts[1:], PAUSE)  # warms up
+                alone, beside = [], []
+                for _ in range(turns):
+                    alone += others(service, texts[1:], seconds)
+                    with flood(service, texts[0]):
+                        time.sleep(3)
+                        beside += others(service, texts[1:], seconds)
+                    time.sleep(5)
+            p50, p99 = (
+                [statistics.quantiles(took, n=100)[at] for took in (alone, beside)]
+                for at in (49, 98)
+            )
+            say(
+                f"| {kind} | {p50[0] * 1e3:.0f} and {p99[0] * 1e3:.0f} ms | "
+                f"{p50[1] * 1e3:.0f} and {p99[1] * 1e3:.0f} ms | {p99[1] / p99[0]:.2f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()
