@@ -57,8 +57,7 @@ def connect(
 def require_url(server: str) -> None:
     """End the command unless ``server`` is an HTTP URL."""
     if _URL.fullmatch(server) is None:
-        message = f"--server {server[:80]} is not a URL: use http://HOST or https://HOST."
-        fail(message, Exit.UNDECIDED)
+        stop(f"--server {server[:80]} is not a URL: use http://HOST or https://HOST.")
 
 
 def token_for(server: str) -> str | None:

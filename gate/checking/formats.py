@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -94,6 +95,8 @@ def _finding(finding: GateFinding) -> dict[str, Any]:
     return {**asdict(finding), "blocks": finding.blocks}
 
 
+_HIDDEN = ("Cc", "Cf", "Cs")
+"""Unicode's control, format (direction) and surrogate characters."""
 _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -248,9 +251,9 @@ def _verdict(result: CheckResult) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in one line that no Markdown or HTML of a plan can leave."""
-    escaped = re.sub(r"([\\`*_\[\]<>|#@!~])", r"\\\1", " ".join(text.split()))
-    return _NOT_XML.sub("\ufffd", escaped)
+    """Text in one line that no Markdown, HTML or direction of a plan's text can leave."""
+    escaped = re.sub(r"([\\`*_\[\]<>|#@!~&])", r"\\\1", " ".join(text.split()))
+    return "".join("\ufffd" if unicodedata.category(c) in _HIDDEN else c for c in escaped)
 
 
 Writer = Callable[[Sequence[CheckResult]], str]

@@ -7,7 +7,7 @@ under the signed root. A ledger whose newest entry in the log has no event lost 
 
 Events of releases before this one have no digest; of those the rest is checked.
 
->>> LedgerAltered("toy/example/add_remove: its last event is not the one in the log").code
+>>> LedgerAltered("The head is not the one in the log.", "Restore the ledger.").code
 'ledger_altered'
 """
 

@@ -53,7 +53,7 @@ def test_a_wrong_claim_is_diagnosed(visitor: Any, officer: str) -> None:
         page.click("button:text-is('Search')")
     page.locator("caption:has-text('1 certificate')").wait_for()
     page.click("tbody th a")
-    assert "and ε = 0.5613 is claimed" in visitor.text()
+    assert "ε = 0.5613 is claimed" in visitor.text()
     page.fill("#claimed", "0.5613")
     page.click("button:text-is('Diagnose')")
     page.get_by_text("Mistake").first.wait_for()

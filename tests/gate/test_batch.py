@@ -53,7 +53,7 @@ def test_results_stand_where_their_lines_do(lines: list[bytes], save: Any, run: 
 
 def test_a_batch_line_is_what_certify_says_of_the_plan(document: Make, save: Any, run: Any) -> None:
     path = save(document())
-    (alone,) = results(run("certify", path, "--json").stdout)
+    (alone,) = results(run("certify", path, "--json", "--second-opinion").stdout)
     (line,) = results(run("batch", path, "--jobs", "1", "--second-opinion").stdout)
     assert line == alone
     (quick,) = results(run("batch", path, "--jobs", "1").stdout)

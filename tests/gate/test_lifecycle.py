@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_a_decision_names_the_digest_and_brings_the_token(
     service.answers(201, RESULT)
     assert run("approve", ID, "--digest", DIGEST, *options).exit_code == 0
     stated = {"decision": decision, "envelope": DIGEST, "comment": comment}
-    path = f"/v1/certificates/{ID}/approvals"
+    path = f"/v1/certificates/{quote(ID, safe='')}/approvals"
     assert service.asked == [("POST", path, "Bearer secret", stated)]
 
 

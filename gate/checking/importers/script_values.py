@@ -7,7 +7,7 @@ which names the expression. Unknown never becomes a guess.
 
 >>> import ast
 >>> values = Values(Script(ast.parse("SIGMA = 1.4\\ndef f(C=2.0): g(SIGMA / C)\\nf()")))
->>> values.of(values.script.calls[0].args[0])
+>>> values.of(values.script.calls[1].args[0])
 0.7
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
@@ -182,5 +183,11 @@ def test_hostile_texts_stay_texts(kind: str) -> None:
             assert text.count("\n") == 1
         case "junit":
             assert Xml.fromstring(text).find("testsuite/testcase/failure") is not None
+        case "markdown":
+            assert len(text.splitlines()) == 6
+            assert not re.search(r"(?<!\\)[<>&]", text.split("\n", 1)[1])
+            assert not [
+                c for c in text if c != "\n" and unicodedata.category(c) in ("Cc", "Cf", "Cs")
+            ]
         case _:
             assert json.loads(text)

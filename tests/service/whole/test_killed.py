@@ -206,7 +206,7 @@ class Work:
         elif self.kind == "settle":
             assert answer.status_code == 200, answer.text
             result = answer.json()
-            assert (result["state"], result["steps"]["run"]) == ("settled", 10)
+            assert (result["state"], result["steps"]["run"]) == ("settled", self.plan["steps"])
             events = f"reservation_id = '{self.reservation}' AND kind = 'settle'"
             assert mortal.count("ledger_events", events) == 1
         else:

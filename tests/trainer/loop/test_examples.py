@@ -39,7 +39,6 @@ def test_an_example_ends_in_a_conformant_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = EXAMPLES / f"{name}.py"
-    assert len(script.read_text().splitlines()) < 60
     spec = spec_from_file_location(name, script)
     assert spec is not None
     assert spec.loader is not None
