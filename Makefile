@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -139,6 +139,17 @@ bench-trainer: install-trainer
 # Check and time everything on a CUDA device in under ten minutes.
 bench-gpu: install-trainer
 	$(BIN)/python bench/gpu/run.py
+
+# What bench/gpu/run.py needs beside PyTorch, NumPy and SciPy, for a machine that reaches no
+# registry: copy the repository with build/gpu-bundle there, and run
+# PYTHONPATH=build/gpu-bundle:src python3 bench/gpu/run.py
+GPU_PYTHON ?= 3.12
+gpu-bundle: install
+	rm -rf build/gpu-bundle
+	$(BIN)/python $(PIP) --no-compile --no-deps --only-binary=:all: --python-version $(GPU_PYTHON) \
+		--platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
+		--target build/gpu-bundle $$(grep -oE '^($(GPU_NEEDS))==[^ ;]+' requirements.lock)
+GPU_NEEDS := pydantic|pydantic-core|annotated-types|typing-extensions|typing-inspection|rfc8785|ruamel-yaml|cryptography|cffi|pycparser|lazy-loader|packaging|dp-accounting|prv-accountant
 
 # Compare with jax-privacy, in an environment of its own; it is never a dependency.
 crosscheck: install

@@ -16,7 +16,7 @@ Reference: docs/theorems/dp-dice.md, Theorem 2 (γ).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -87,9 +87,13 @@ class TrainingState:
         self.private = PrivateModel(self.module, self.layout.specs(first))
         if settings.compile:
             self.module.compile()
+        self._masters = {} if optimizer is not None else _masters(self._trained)
         self.optimizer: torch.optim.Optimizer = optimizer or optimizer_of(
             plan,
-            self.layout.tensors,
+            {
+                release: {name: self._masters.get(name, item) for name, item in of.items()}
+                for release, of in self.layout.tensors.items()
+            },
             strategies=config.strategies,
             probe_key=keys.probes if plan.optimizer.name == "dp_muonbc" else None,
             newton_schulz_dtype=settings.autocast if peers.device.type == "cuda" else None,
@@ -112,6 +116,11 @@ class TrainingState:
             "autocast": self._settings.autocast,
         }
         if isinstance(self.optimizer, DiSK):
+            if self._masters:
+                raise UnsupportedModel(
+                    f"{', '.join(self._masters)}: dp_disk trains parameters in float32 and float64 "
+                    "only. Load the model in float32, and use autocast for speed."
+                )
             return KalmanGradient(**provided, optimizer=self.optimizer)
         if plan.optimizer.name == "dp_dice":
             self._feedback = self._no_error()
@@ -250,7 +259,8 @@ class TrainingState:
 
     def _update(self, sums: dict[str, Tensor], required: StepRequirement, rate: float) -> None:
         divisor = float(Fraction(required.divisor))
-        for name, parameter in self._trained.items():
+        updated = {**self._trained, **self._masters}
+        for name, parameter in updated.items():
             parameter.grad = sums[name].div_(divisor).to(parameter.dtype)
         if not self._own_loop:
             for group in self.optimizer.param_groups:
@@ -259,8 +269,11 @@ class TrainingState:
             type(self.optimizer).step(self.optimizer)
         except ValueError as error:
             raise Diverged("diverged", f"{error} The steps until here stay charged.") from None
-        for parameter in self._trained.values():
+        for parameter in updated.values():
             parameter.grad = None
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                self._trained[name].copy_(master)
         if not all_finite(item.detach() for item in self._trained.values()):
             raise Diverged(
                 "diverged",
@@ -281,6 +294,7 @@ class TrainingState:
         )
         return {
             "module": self.module.state_dict(),
+            "masters": {name: item.detach() for name, item in self._masters.items()},
             "optimizer": self.optimizer.state_dict(),
             "noise": [source.state_dict() for source in self._noise],
             "error": error,
@@ -290,6 +304,9 @@ class TrainingState:
     def load(self, state: dict[str, Any]) -> None:
         """Go on from ``state``; raises ``ValueError`` or ``RuntimeError`` for another's."""
         self.module.load_state_dict(state["module"])
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(state["masters"][name])
         self.optimizer.load_state_dict(state["optimizer"])
         for source, stored in zip(self._noise, state["noise"], strict=True):
             source.load_state_dict(stored)
@@ -306,6 +323,18 @@ class TrainingState:
     def close(self) -> None:
         """Give the model its own layers back."""
         self.private.detach()
+
+
+def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """A copy in float32 of each parameter that is narrower, which the optimiser updates.
+
+    An update is often smaller than what bfloat16 can add to a parameter, and would be lost.
+    """
+    return {
+        name: nn.Parameter(item.detach().float())
+        for name, item in trained.items()
+        if item.dtype in (torch.bfloat16, torch.float16)
+    }
 
 
 def _with_learning_rate(plan: Plan) -> Plan:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import stat
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
-from affidavit.trainer.errors import Diverged, RunFailure
+from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.ratchet import Ratchet, committed
 from affidavit.trainer.run_writer import RunSecrets
@@ -270,6 +273,54 @@ def test_autocast_trains_in_bfloat16_with_clipping_in_float32(run: Run) -> None:
     assert not torch.equal(created.values, exact.values)
     assert torch.allclose(created.values, exact.values, atol=0.02)
     assert all(parameter.dtype == torch.float32 for parameter in created.model.module.parameters())
+
+
+class Narrow(Small):
+    """Its parameters are in bfloat16, as many published models are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = self.module.bfloat16()
+
+    def losses(self, batch: Any) -> Tensor:
+        x, y = batch
+        return super().losses((x.bfloat16(), y.bfloat16()))
+
+
+@pytest.mark.parametrize(("name", "rate"), [("dp_sgd", 1e-3), ("dp_adamw", 2e-4)])
+def test_updates_below_the_precision_of_a_parameter_add_up(
+    run: Run, name: str, rate: float
+) -> None:
+    # bfloat16 has 8 bits: most of these updates alone would leave a parameter as it is.
+    plan = plan_with(optimizer={"name": name, "learning_rate": rate})
+    narrow, start = run(plan, model=Narrow(), seed=3), Narrow()
+    wide = Small()
+    wide.module.load_state_dict(start.module.state_dict())
+    exact = run(plan, model=wide, seed=3)
+    assert {item.dtype for item in narrow.model.module.parameters()} == {torch.bfloat16}
+    begin = torch.cat([item.detach().flatten() for item in start.module.parameters()])
+    assert (narrow.values != begin).any()
+    # Half a unit in the last place, and what the rounded parameters change of the gradients.
+    assert torch.allclose(narrow.values.float(), exact.values, rtol=2**-8, atol=1e-4)
+
+
+def test_the_masters_of_narrow_parameters_outlast_a_stop(run: Run, tmp_path: Path) -> None:
+    plan, out = plan_with(optimizer={"name": "dp_sgd", "learning_rate": 1e-4}), tmp_path / "run"
+    bundle = bundle_of(plan)
+    whole = run(plan, model=Narrow(), bundle=bundle, seed=3)
+    with pytest.raises(Interrupted):
+        run(plan, model=Narrow(), bundle=bundle, out=out, data=Stopping(), seed=3)
+    again = run(plan, model=Narrow(), bundle=bundle, out=out, resume=True)
+    assert torch.equal(again.values, whole.values)
+
+
+class Stopping(Made):
+    """Asks the run to stop in its fifth lot."""
+
+    def collate(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        if len(self.asked) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().collate(indices)
 
 
 def test_records_that_are_not_finite_add_nothing(run: Run) -> None:
