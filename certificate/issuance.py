@@ -134,7 +134,9 @@ def _sign(document: dict[str, Any], key: SigningPort, former: PreviousIssue | No
         "issue": 1 if former is None else former.issue + 1,
         "supersedes": None if former is None else former.envelope_digest,
     }
-    document = {**document, "predicate": {**document["predicate"], **place}}
+    predicate = document["predicate"]
+    validity = {**predicate["validity"], **_end(predicate["validity"], key)}
+    document = {**document, "predicate": {**predicate, "validity": validity, **place}}
     envelope = sign_envelope(canonical_json(document), key)
     return Certificate(
         id=document["predicate"]["certificate_id"],
@@ -143,3 +145,10 @@ def _sign(document: dict[str, Any], key: SigningPort, former: PreviousIssue | No
         untrusted=key.public.development,
         envelope_digest=envelope.digest,
     )
+
+
+def _end(validity: Mapping[str, str], key: SigningPort) -> dict[str, str]:
+    """The end of the validity: that of the window of a key for certificates, where it is nearer."""
+    if key.public.roles is None:
+        return {}
+    return {"not_after": min(validity["not_after"], format_instant(key.public.not_after))}

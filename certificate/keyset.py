@@ -1,7 +1,7 @@
 """The keyset: which keys may sign certificates, said by root keys that are kept offline.
 
-A keyset is a numbered document: the keys that sign, each with its window, those that were
-revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and
+A keyset is a numbered document: the keys that sign, each with its roles and its window, those
+that were revoked, and the root keys with a threshold t. It is signed by t of its own root keys, and
 each version also by t of the roots of the version before, so that the roots themselves
 can be replaced without telling anybody again (as in TUF, whose keys only sign
 metadata and never come near the service). A version names the digest of the one before.
@@ -33,11 +33,21 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from affidavit.certificate.dsse import BadEnvelope, CosignedEnvelope, read_cosigned
 from affidavit.certificate.keys import (
     KeyFailure,
+    KeyRole,
     PublicKey,
     SigningPort,
     format_instant,
@@ -94,7 +104,10 @@ class RootKey(_Part):
 
 
 class KeyEntry(_Part):
-    """A key that signs certificates, and from when to when; both ends belong to it."""
+    """A key, what it signs, and from when to when; both ends belong to it.
+
+    Without ``roles`` it signs everything, as each key did before there were roles.
+    """
 
     key_id: KeyId
     algorithm: Literal["ed25519"]
@@ -102,10 +115,16 @@ class KeyEntry(_Part):
     not_before: Instant
     not_after: Instant
     label: Label = ""
+    roles: Annotated[tuple[KeyRole, ...], Field(min_length=1)] | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A keyset of before there were roles has the bytes that it had."""
+        return _without(handler(self), *(() if self.roles else ("roles",)))
 
     def public(self) -> PublicKey:
         """The key; raises ``KeyFailure`` when the record does not hold it."""
-        return PublicKey.from_record(self.model_dump())
+        return PublicKey.from_record(self.model_dump(mode="json"))
 
 
 class Revocation(_Part):

@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope
-from affidavit.certificate.keys import PublicKey, by_id
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id
 from affidavit.certificate.statement import STATEMENT_TYPE
 
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
@@ -81,6 +81,8 @@ def read_provenance(
             f"the key {envelope.key_id[:16]!r} is none of a worker that is trusted here; put its "
             "public record into worker-keys."
         )
+    if not key.may(KeyRole.RUN):
+        raise BadProvenance(f"the key {envelope.key_id[:16]!r} is not for run records.")
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
         envelope.signature, envelope.signed_bytes
     ):

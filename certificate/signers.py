@@ -47,13 +47,13 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from affidavit.certificate.key_store import require_private
 from affidavit.certificate.keys import (
     KeyFailure,
     PrivateKeySource,
     PublicKey,
     SigningKey,
     SigningPort,
-    require_private,
 )
 
 

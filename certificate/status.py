@@ -14,8 +14,10 @@ Rules it keeps:
 
 - It speaks of the certificates that ``keys`` signed and of no other: a list of another
   service, fresh and well signed, says nothing about this one's certificates.
-- ``sequence`` only grows. A list with a lower number than one seen before, or with the
-  same number and other content, was taken out of a drawer.
+- ``sequence`` only grows, among the lists of one key. A list with a lower number than one seen
+  before, or with the same number and other content, was taken out of a drawer; so was one of an
+  older key than that of the last list seen. A newer key begins a new count, so that a number that
+  a thief signed binds nobody once the stolen key was replaced.
 - After ``next_update``, which is at most ``LONGEST_LIFE`` after ``issued_at``, it says nothing.
 - It counts only while its key does: a list is about now, and whoever holds a revoked or an expired
   key can put any date on one.
@@ -36,9 +38,13 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from affidavit.certificate.dsse import BadEnvelope, Envelope, read_envelope, sign_envelope
-from affidavit.certificate.keys import PublicKey, SigningPort, by_id, parse_instant
+from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort, by_id, parse_instant
 from affidavit.certificate.policy.evaluation import Approvals
-from affidavit.certificate.verification_options import VerificationError, VerificationOptions
+from affidavit.certificate.verification_options import (
+    SeenStatus,
+    VerificationError,
+    VerificationOptions,
+)
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 PAYLOAD_TYPE = "application/vnd.affidavit.status-list.v1+json"
@@ -119,6 +125,8 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
     key = by_id(trusted).get(envelope.key_id)
     if key is None or key.development:
         raise _bad("it is not signed by a key that you trust.")
+    if not key.may(KeyRole.STATUS):
+        raise _bad(f"the key {key.key_id[:16]} is not for status lists.")
     if not key.accepts(envelope.signature, envelope.signed_bytes):
         raise _bad("its signature does not fit its content.")
     try:
@@ -138,12 +146,12 @@ def read_status(raw: bytes, trusted: Iterable[PublicKey]) -> tuple[StatusList, E
 def current_status(
     raw: bytes,
     trusted: Sequence[PublicKey],
-    seen: Mapping[str, tuple[int, str]],
+    seen: Mapping[str, SeenStatus | tuple[int, str]],
     now: datetime,
 ) -> tuple[StatusList, Envelope]:
     """The list of a file's bytes, if it is signed, good at ``now`` and not older than ``seen``.
 
-    ``seen`` has the number and the digest of the newest list seen, by issuer. A verifier
+    ``seen`` has the newest list seen, by issuer. A verifier
     should remember this one, whatever it says of the certificate at hand. Raises
     ``VerificationError`` with the codes ``bad_status``, ``stale_status`` and
     ``status_rollback``.
@@ -151,7 +159,10 @@ def current_status(
     status_list, signed = read_status(raw, trusted)
     if not by_id(trusted)[signed.key_id].covers(now):
         raise _bad("its key was revoked or has expired, so that its dates prove nothing.")
-    _require_fresh(status_list, signed, seen, now)
+    _require_fresh(status_list, now)
+    last = seen.get(status_list.issuer)
+    if last is not None:
+        _require_newer(status_list, signed, SeenStatus(*last), by_id(trusted), now)
     return status_list, signed
 
 
@@ -209,10 +220,10 @@ def _require_approved(predicate: Mapping[str, Any]) -> None:
         raise _error("not_approved", "its approvals are of another envelope.", remedy)
 
 
-def _require_fresh(
-    status_list: StatusList, signed: Envelope, seen: Mapping[str, tuple[int, str]], now: datetime
-) -> None:
-    remedy = "Fetch a new one with `affidavit status`."
+_FETCH = "Fetch a new one with `affidavit status`."
+
+
+def _require_fresh(status_list: StatusList, now: datetime) -> None:
     if parse_instant(status_list.issued_at) > now + AHEAD:
         raise _bad("it is from the future; check this machine's clock.")
     life = parse_instant(status_list.next_update) - parse_instant(status_list.issued_at)
@@ -220,18 +231,35 @@ def _require_fresh(
         raise _bad(f"it would be good for {life.days} days, and {LONGEST_LIFE.days} are allowed.")
     if parse_instant(status_list.next_update) < now:
         raise _error(
-            "stale_status", f"the status list was good until {status_list.next_update}.", remedy
+            "stale_status", f"the status list was good until {status_list.next_update}.", _FETCH
         )
-    last = seen.get(status_list.issuer)
-    if last is None:
-        return
-    if status_list.sequence < last[0]:
+
+
+def _require_newer(
+    status_list: StatusList,
+    signed: Envelope,
+    last: SeenStatus,
+    trusted: Mapping[str, PublicKey],
+    now: datetime,
+) -> None:
+    if last.key_id not in ("", signed.key_id):
+        former, key = trusted.get(last.key_id), trusted[signed.key_id]
+        if former is not None and not former.revoked_at(now) and key.not_before < former.not_before:
+            raise _error(
+                "status_rollback",
+                "a status list of a newer key was seen before.",
+                _FETCH,
+            )
+        if former is None or former.revoked_at(now) or key.not_before > former.not_before:
+            return
+    if status_list.sequence < last.sequence:
         raise _error(
             "status_rollback",
-            f"status list {status_list.sequence} is older than {last[0]}, which was seen before.",
-            remedy,
+            f"status list {status_list.sequence} is older than {last.sequence}, which was seen "
+            "before.",
+            _FETCH,
         )
-    if status_list.sequence == last[0] and signed.digest != last[1]:
+    if status_list.sequence == last.sequence and signed.digest != last.digest:
         raise _error(
             "status_rollback",
             f"another status list {status_list.sequence} was seen before; there can be only one.",

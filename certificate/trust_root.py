@@ -20,14 +20,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from affidavit.certificate.keys import (
-    KeyFailure,
-    KeyStore,
-    PublicKey,
-    home,
-    parse_instant,
-    read_public_keys,
-)
+from affidavit.certificate.key_store import KeyStore, home, read_public_keys
+from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
 from affidavit.certificate.keyset import (
     Keyset,
     KeysetError,

@@ -30,7 +30,7 @@ from typing import Any
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
 from affidavit.certificate.issuance import BUNDLE_TYPE
-from affidavit.certificate.keys import PublicKey, by_id, parse_instant
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id, format_instant, parse_instant
 from affidavit.certificate.log import verification as log_steps
 from affidavit.certificate.log.entry import BadLogPart, Inclusion, read_inclusion
 from affidavit.certificate.policy.evaluation import policy_floor
@@ -83,8 +83,8 @@ def verify(
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
     report.passed(8, _rules(predicate, options))
-    _validity(not_before, not_after, now)
-    report.passed(9, f"until {predicate['validity']['not_after']}")
+    not_after = _validity(key, not_before, not_after, now)
+    report.passed(9, f"until {format_instant(not_after)}")
     last_checkpoint = _log(envelope, statement, log, trusted, options, now, report)
     status = check_status(envelope, predicate, trusted, options, now)
     (report.passed if status.checked else report.unchecked)(13, status.detail)
@@ -162,6 +162,14 @@ def _key(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
             "untrusted_key",
             "it was signed with a development key, which vouches for nothing.",
             "Have it issued by a service that has a signing key (affidavit keys new).",
+        )
+    if not key.may(KeyRole.CERTIFICATE):
+        raise VerificationError(
+            3,
+            "key_outside_role",
+            f"the key {key.key_id[:16]!r} is for {', '.join(sorted(key.roles or ()))}, "
+            "not for certificates.",
+            "Do not use the certificate; tell the issuer that this key signed one.",
         )
     return key
 
@@ -331,13 +339,21 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(item) for item in re.findall(r"[0-9]{1,9}", version.rpartition(" ")[2]))
 
 
-def _validity(not_before: datetime, not_after: datetime, now: datetime) -> None:
+def _validity(key: PublicKey, not_before: datetime, not_after: datetime, now: datetime) -> datetime:
+    """Step 9; the end, which is that of the window of a key for certificates alone if nearer."""
     if now < not_before:
         raise VerificationError(
             9, "not_yet_valid", "it is not valid yet.", "Check this machine's clock."
         )
-    if now > not_after:
-        raise VerificationError(9, "expired", "it has expired.", "Certify the plan again.")
+    end = not_after if key.roles is None else min(not_after, key.not_after)
+    if now > end:
+        raise VerificationError(
+            9,
+            "expired",
+            f"it has expired{'' if end == not_after else ' with the window of its key'}.",
+            "Certify the plan again.",
+        )
+    return end
 
 
 def _log(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
@@ -42,6 +42,14 @@ class VerificationError(Exception):
         super().__init__(f"step {step} ({self.step_name}): {message} {remedy}")
 
 
+class SeenStatus(NamedTuple):
+    """The newest status list seen: its number, its digest and its key, where that is known."""
+
+    sequence: int
+    digest: str
+    key_id: str = ""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerificationOptions:
     """What a verifier asks beyond what every certificate must pass; by default nothing.
@@ -52,8 +60,8 @@ class VerificationOptions:
     whose log cannot be linked to the last checkpoint seen, is rejected; ``log_origin``
     names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
     origin, and ``consistency`` the proof that links one of them to the bundle's.
-    ``status`` is a signed status list and ``status_seen`` the newest lists seen before:
-    number and digest by issuer. With ``require_status`` it cannot be left out.
+    ``status`` is a signed status list and ``status_seen`` the newest lists seen before, by issuer.
+    With ``require_status`` it cannot be left out.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -65,7 +73,7 @@ class VerificationOptions:
     consistency: Consistency | None = None
     status: bytes | None = None
     require_status: bool = False
-    status_seen: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    status_seen: Mapping[str, SeenStatus | tuple[int, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

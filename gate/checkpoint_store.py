@@ -21,6 +21,7 @@ from rich.markup import escape
 
 from affidavit.certificate import (
     PublicKey,
+    SeenStatus,
     VerificationError,
     VerificationOptions,
     current_status,
@@ -126,25 +127,17 @@ class StatusStore(Store):
     def __init__(self) -> None:
         super().__init__(home() / "status-lists.json")
 
-    def newest(self, trusted: Sequence[PublicKey]) -> dict[str, tuple[int, str]]:
-        """Sequence number and digest by issuer; raises ``BadStore``.
-
-        A list whose key was revoked since is forgotten: a thief may have signed it, with a number
-        that the genuine lists never reach.
-        """
-        now = datetime.now(UTC)
-        revoked = {key.key_id for key in trusted if key.revoked_at(now)}
+    def newest(self) -> dict[str, SeenStatus]:
+        """The newest list of each issuer; raises ``BadStore``."""
         try:
-            lists = {
-                str(issuer): (int(entry["sequence"]), str(entry["digest"]))
+            return {
+                str(issuer): SeenStatus(
+                    int(entry["sequence"]), str(entry["digest"]), str(entry.get("key_id", ""))
+                )
                 for issuer, entry in self._load().items()
-            }
-            by_revoked = {
-                issuer for issuer, entry in self._load().items() if entry.get("key_id") in revoked
             }
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._bad(str(error)) from None
-        return {issuer: last for issuer, last in lists.items() if issuer not in by_revoked}
 
     def update(self, options: VerificationOptions, trusted: Sequence[PublicKey]) -> None:
         """Store a valid status list, whatever it says about the certificate at hand."""
@@ -157,12 +150,12 @@ class StatusStore(Store):
             return  # a later step reports it, unless an earlier one fails
         try:
             with self._locked():
-                if status.sequence > self.newest(trusted).get(status.issuer, (0, ""))[0]:
-                    entry = {
-                        "sequence": status.sequence,
-                        "digest": envelope.digest,
-                        "key_id": envelope.key_id,
-                    }
-                    self._save({**self._load(), status.issuer: entry})
+                last = self.newest().get(status.issuer)
+                seen = {} if last is None else {status.issuer: last}
+                current_status(options.status, trusted, seen, now)
+                entry = SeenStatus(status.sequence, envelope.digest, envelope.key_id)
+                self._save({**self._load(), status.issuer: entry._asdict()})
+        except VerificationError:
+            return  # another process stored a newer one meanwhile
         except OSError as error:
             self._warn(error)

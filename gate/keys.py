@@ -11,9 +11,12 @@ from rich.markup import escape
 
 from affidavit.certificate import (
     OVERLAP,
+    SERVICE_ROLES,
     KeyFailure,
+    KeyRole,
     KeysetError,
     KeyStore,
+    PublicKey,
     Roots,
     SigningKey,
     home,
@@ -35,6 +38,17 @@ from affidavit.gate.options import JsonOption
 keys = typer.Typer(help="Manage signing keys.", no_args_is_help=True, add_completion=False)
 
 LabelOption = Annotated[str, typer.Option(help="Display name of the key.")]
+RolesOption = Annotated[
+    list[KeyRole] | None,
+    typer.Option("--role", help="What the key may sign; repeatable. Default: everything."),
+]
+EachRoleOption = Annotated[
+    bool,
+    typer.Option(
+        "--each-role",
+        help="One key each for certificates, checkpoints, status lists and run records.",
+    ),
+]
 OverlapOption = Annotated[
     int,
     typer.Option("--overlap-days", min=0, max=730, help="Days that old keys still sign."),
@@ -42,26 +56,43 @@ OverlapOption = Annotated[
 
 
 @keys.command("new")
-def keys_new(label: LabelOption = "") -> None:
-    """Create a signing key in the key directory."""
+def keys_new(
+    label: LabelOption = "", roles: RolesOption = None, each_role: EachRoleOption = False
+) -> None:
+    """Create a signing key in the key directory, or one for each role."""
+    requested = [frozenset({role}) for role in _roles(roles, each_role=each_role)]
     try:
-        key = _store().new(label)
+        for role in requested or (None,):
+            _print_new(_store().new(label, roles=role))
     except OSError as error:
         stop_unwritable(error.filename, error)
-    out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}", highlight=False)
     say(f"stored in {_store().directory}")
 
 
 @keys.command("rotate")
-def keys_rotate(overlap_days: OverlapOption = OVERLAP.days, label: LabelOption = "") -> None:
-    """Create a new key that signs from now on, and limit the validity of the old ones."""
+def keys_rotate(
+    overlap_days: OverlapOption = OVERLAP.days,
+    label: LabelOption = "",
+    roles: RolesOption = None,
+    each_role: EachRoleOption = False,
+) -> None:
+    """Create new keys that sign from now on, and limit the validity of the old ones.
+
+    Without --role it replaces the key of each role that has one of its own. Keys for certificates
+    alone keep their validity, with which their certificates would end.
+    """
     try:
-        new, shortened = _store().rotate(timedelta(days=overlap_days), label)
+        separate = {role for key in _store().public_keys() for role in key.roles or ()}
+        requested = _roles(roles, each_role=each_role) or sorted(separate)
+        shortened = 0
+        for role in requested or (None,):
+            new, closed = _store().rotate(timedelta(days=overlap_days), label, role=role)
+            _print_new(new)
+            shortened += closed
     except KeyFailure as failure:
         stop(str(failure))
     except OSError as error:
         stop_unwritable(error.filename, error)
-    out.print(f"{new.key_id}  signs until {new.public.not_after:%Y-%m-%d}", highlight=False)
     out.print(f"{shortened} older keys end in {overlap_days} days", highlight=False)
 
 
@@ -69,7 +100,7 @@ def keys_rotate(overlap_days: OverlapOption = OVERLAP.days, label: LabelOption =
 def keys_retire(
     key: Annotated[str, typer.Argument(help="Key id, or a unique prefix.")],
 ) -> None:
-    """End the validity of a key now; its earlier signatures remain valid."""
+    """End the validity of a key now; of a key for certificates alone, also theirs."""
     try:
         retired = _store().retire(key)
     except KeyFailure as failure:
@@ -81,11 +112,13 @@ def keys_retire(
 
 @keys.command("add")
 def keys_add(
-    public: Annotated[Path, typer.Argument(help="Public key, PEM.")], label: LabelOption = ""
+    public: Annotated[Path, typer.Argument(help="Public key, PEM.")],
+    label: LabelOption = "",
+    roles: RolesOption = None,
 ) -> None:
     """Add a key whose private half is on a hardware token or behind a command."""
     try:
-        added = _store().add(public.read_bytes(), label)
+        added = _store().add(public.read_bytes(), label, roles=roles or None)
     except KeyFailure as failure:
         stop(f"{public}: {failure}")
     except OSError as error:
@@ -106,11 +139,26 @@ def keys_list(as_json: JsonOption = False) -> None:
     for key in public_keys:
         out.print(
             f"{key.key_id}  {key.not_before:%Y-%m-%d} to {key.not_after:%Y-%m-%d}  "
-            f"{escape(key.label)}",
+            f"{_signs(key):11}  {escape(key.label)}",
             highlight=False,
         )
     if not public_keys:
         err.print("No keys yet; create one with `affidavit keys new`.", highlight=False)
+
+
+def _roles(roles: list[KeyRole] | None, *, each_role: bool) -> list[KeyRole]:
+    if each_role and roles:
+        stop("give --role or --each-role, not both.")
+    return [*SERVICE_ROLES, KeyRole.RUN] if each_role else roles or []
+
+
+def _signs(key: PublicKey) -> str:
+    return ", ".join(sorted(key.roles)) if key.roles else "everything"
+
+
+def _print_new(key: SigningKey) -> None:
+    role = f"  {_signs(key.public)}" if key.public.roles else ""
+    out.print(f"{key.key_id}  signs until {key.public.not_after:%Y-%m-%d}{role}", highlight=False)
 
 
 def _store() -> KeyStore:

@@ -83,7 +83,7 @@ def verify(
             consistency=read_consistency_file(consistency),
             status=None if status is None else read_file(status),
             require_status=require_status,
-            status_seen={} if status is None else lists.newest(trusted),
+            status_seen={} if status is None else lists.newest(),
         )
         raw = read_bytes(bundle)
         lists.update(options, trusted)

@@ -1,4 +1,4 @@
-"""Who signs: the organisation's newest key, or a development key that says so.
+"""Who signs what: the organisation's newest key for a role, or a development key that says so.
 
 The key directory says which keys there are; ``affidavit keys new`` makes them. It is looked
 at for every certificate, so that a new key or the end of an old one's window needs no
@@ -6,10 +6,10 @@ restart, and read again only when something in it has changed. Where the private
 are kept is a setting (``certificate.signers``). A key that the published keyset revokes
 does not sign.
 
-While there is no key at all, one that lives in this process alone signs instead, and every
+While there is no key at all, keys that live in this process alone sign instead, and every
 certificate that it signs carries the warning ``untrusted``: nobody outside this process
-can know the key, so the signature proves nothing to them. Once there are keys and none of
-them may sign, nothing is signed: falling back to the development key would hide that from
+can know the keys, so the signature proves nothing to them. Once there are keys and none of
+them may sign, nothing is signed: falling back to development keys would hide that from
 those who trust the service.
 """
 
@@ -19,12 +19,15 @@ import logging
 import os
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from affidavit.certificate import (
+    SERVICE_ROLES,
     KeyFailure,
+    KeyRole,
     KeyStore,
     PrivateKeySource,
     PublicKey,
@@ -54,7 +57,7 @@ class Keyring:
         self._store = KeyStore(directory)
         self._halves = halves or self._store
         self._revoked = revoked
-        self._development = development_key()
+        self._development = {role: development_key(role) for role in KeyRole}
         self._lock = Lock()
         self._seen: Fingerprint | None = None
         self._records: tuple[PublicKey, ...] = ()
@@ -64,33 +67,43 @@ class Keyring:
         """The ids of keys whose signatures do not count any more."""
         return self._revoked()
 
-    def current(self) -> SigningPort:
-        """Who signs now. Raises ``KeyFailure`` where nobody can."""
+    def current(self, role: KeyRole = KeyRole.CERTIFICATE) -> SigningPort:
+        """Who signs for ``role`` now. Raises ``KeyFailure`` where nobody can."""
         with self._lock:
             self._look()
             if not self._records:
-                return self._development
+                return self._development[role]
             now, revoked = datetime.now(UTC), self._revoked()
             for public in reversed(self._records):
-                if not public.covers(now) or public.key_id in revoked:
+                if not (public.may(role) and public.covers(now)) or public.key_id in revoked:
                     continue
                 result = self._half_of(public)
                 if result is not None:
                     return result
         raise KeyFailure(
-            f"none of the keys in {self._directory} may sign now: their windows are over, they "
-            "are revoked, or their private halves are not here; run affidavit keys rotate."
+            f"none of the keys in {self._directory} may sign for the role {role} now: there is "
+            "none, their windows are over, they are revoked, or their private halves are not "
+            f"here; run affidavit keys rotate --role {role}."
         )
+
+    def signer(self, role: KeyRole) -> Callable[[], SigningPort]:
+        """Who signs for ``role``, asked each time."""
+        return partial(self.current, role)
+
+    def all_current(self) -> tuple[SigningPort, ...]:
+        """Who signs for each role of a service. Raises ``KeyFailure`` where nobody can."""
+        return tuple(self.current(role) for role in SERVICE_ROLES)
 
     def public_records(self) -> list[dict[str, Any]]:
         """The public records of the directory's keys, and of the development key if it signs."""
         with self._lock:
             self._look()
-            return [key.as_record() for key in self._records or (self._development.public,)]
+            development = (key.public for key in self._development.values())
+            return [key.as_record() for key in self._records or development]
 
     def announce(self) -> None:
         """Say in the log who signs, loudly when it is a development key."""
-        key = self.current()
+        key, *_ = self.all_current()
         if key.public.development:
             log.warning(
                 "UNTRUSTED: there is no signing key in %s; certificates are signed by a "

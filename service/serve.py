@@ -58,7 +58,7 @@ def serve(host: str, port: int, settings: Settings) -> None:
         known = settings.provider is not None or TokenRepository(engine).exist()
     finally:
         engine.dispose()
-    Keyring(settings.key_directory, settings.halves).current()
+    Keyring(settings.key_directory, settings.halves).all_current()
     with listen(host, port) as listening:
         _require_somebody(listening.getsockname()[0], known=known)
         _run(listening, settings)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from affidavit.certificate import KeyRole
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.code_flow import CodeFlow
@@ -63,7 +64,7 @@ class Services:
         self.policies = PolicyStore(self.engine, self.keyring.public_records)
         self.sequencer = Sequencer(
             self.engine,
-            self.keyring.current,
+            self.keyring.signer(KeyRole.CHECKPOINT),
             origin=settings.log_origin,
             published=lambda: published_checkpoints(places),
         )
@@ -96,7 +97,10 @@ class Services:
         )
         self.publisher = CheckpointPublisher(places, self.sequencer.newest)
         self.witness = Witness(
-            self.engine, self.keyring.current, settings.witness_name, settings.witnessed_logs
+            self.engine,
+            self.keyring.signer(KeyRole.WITNESS),
+            settings.witness_name,
+            settings.witnessed_logs,
         )
         self.metrics = Metrics()
         self.log_watch = LogWatch()

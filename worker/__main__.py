@@ -17,7 +17,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from affidavit.certificate import KeyFailure, KeyStore, SigningPort, TrustRoot, home
+from affidavit.certificate import KeyFailure, KeyRole, KeyStore, SigningPort, TrustRoot, home
 from affidavit.certificate.signers import private_key_source
 from affidavit.worker.checkpoint_transfer import place_of
 from affidavit.worker.job import WorkerConfig
@@ -131,7 +131,9 @@ def _place(outputs: Path) -> str:
 
 def _signing_key() -> SigningPort:
     try:
-        key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
+        key = KeyStore(home() / "keys").signing_key(
+            private_key_source(os.environ), role=KeyRole.RUN
+        )
     except KeyFailure as failure:
         _stop(str(failure))
     if key is None:

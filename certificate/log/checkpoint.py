@@ -12,8 +12,8 @@
 The first line, the origin, names the log and its key's signatures. The fourth is an extension
 line: the time of signing, in UTC, because a key counts only within its window.
 
-A log signs with the same keys as its certificates. That is safe: a certificate's signed bytes
-begin with ``DSSEv1`` and a space, which no origin may contain.
+A key that is for every role signs certificates too. Neither passes for the other: a certificate's
+signed bytes begin with ``DSSEv1`` and a space, which no origin may contain.
 
 A witness receives a log's new checkpoint with the proof that it continues the one that the
 witness has (C2SP's ``add-checkpoint``)::
@@ -41,7 +41,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from affidavit.certificate.keys import PublicKey, SigningPort, format_instant, parse_instant
+from affidavit.certificate.keys import (
+    KeyRole,
+    PublicKey,
+    SigningPort,
+    format_instant,
+    parse_instant,
+)
 from affidavit.certificate.log.note import (
     BadNote,
     NoteKey,
@@ -134,12 +140,14 @@ def read_checkpoint(note: str | bytes) -> Checkpoint:
 def open_checkpoint(
     note: str | bytes, trusted: Iterable[PublicKey]
 ) -> tuple[Checkpoint, tuple[PublicKey, ...]]:
-    """The checkpoint in ``note`` and which trusted keys signed it in their log's name.
+    """The checkpoint in ``note`` and which trusted keys for checkpoints signed it in its name.
 
     Raises ``BadNote`` when it is none, or none of them did.
     """
     result = read_checkpoint(note)
-    known = {note_key(result.origin, item): item for item in trusted}
+    known = {
+        note_key(result.origin, item): item for item in trusted if item.may(KeyRole.CHECKPOINT)
+    }
     _, signers = open_note(note, known)
     return result, tuple(known[signer] for signer in signers)
 

@@ -78,7 +78,7 @@ def signed(note: str, trusted: Iterable[PublicKey], origin: str | None, now: dat
         at = checkpoint.signed_at
     except UnknownSigner:
         raise _unsigned(
-            "unknown_checkpoint_key", "no key that you trust signed the checkpoint."
+            "unknown_checkpoint_key", "no key that you trust for checkpoints signed it."
         ) from None
     except BadNote as error:
         raise _unsigned("bad_checkpoint_signature", f"{error}.") from None

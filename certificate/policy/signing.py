@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, read_envelope, sign_envelope
-from affidavit.certificate.keys import PublicKey, SigningPort
+from affidavit.certificate.keys import KeyRole, PublicKey, SigningPort
 from affidavit.plan import MalformedPlan, canonical_json, digest_of, load_json
 
 Kind = Literal["policy", "waiver"]
@@ -45,6 +45,8 @@ def open_document(kind: Kind, envelope: bytes, key: PublicKey) -> dict[str, Any]
         result = read_envelope(load_json(envelope, LARGEST).data)
         if result.payload_type != PAYLOAD_TYPE or result.key_id != key.key_id:
             raise BadSignedDocument("the envelope is of another type or key")
+        if not key.may(KeyRole.CERTIFICATE):
+            raise BadSignedDocument("the key is not for certificates and policies")
         if not key.accepts(result.signature, result.signed_bytes):
             raise BadSignedDocument("the signature does not fit")
         statement = load_json(result.payload, LARGEST).data

@@ -8,6 +8,7 @@ processes that sign at once, one stores its list and both return that one.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from affidavit.certificate import (
     MOST_BYTES,
     TIME_FORMAT,
+    KeyRole,
     SigningPort,
     StatusEntry,
     StatusList,
@@ -49,20 +51,23 @@ class StatusLists:
 
     def at(self, now: datetime) -> bytes:
         """The list that is valid at ``now``; raises ``KeyFailure`` if nothing can be signed."""
-        key = self._signers.current()
+        key = self._signers.current(KeyRole.STATUS)
+        signers = (self._signers.current().key_id, key.key_id)
         with self._reader.connect() as connection:
             newest = _newest(connection)
-            if newest is not None and _is_fresh(newest, _content(connection, key, now), key, now):
+            if newest is not None and _is_fresh(
+                newest, _content(connection, signers, now), key, now
+            ):
                 return bytes(newest.envelope)
         try:
-            return self._sign(key, now)
+            return self._sign(key, signers, now)
         except IntegrityError:  # another process signed one first
             with self._reader.connect() as connection:
                 newest = _newest(connection)
                 assert newest is not None
                 return bytes(newest.envelope)
 
-    def _sign(self, key: SigningPort, now: datetime) -> bytes:
+    def _sign(self, key: SigningPort, signers: Iterable[str], now: datetime) -> bytes:
         """Sign a list under the next number.
 
         The newest list is read before the content. So a list without a concurrent revocation
@@ -70,7 +75,7 @@ class StatusLists:
         """
         with self._writer.begin() as connection:
             newest = _newest(connection)
-            content = _content(connection, key, now)
+            content = _content(connection, signers, now)
             issued_at = now.replace(microsecond=0)
             times = {"issued_at": issued_at, "next_update": issued_at + VALIDITY}
             sequence = 1 if newest is None else newest.sequence + 1
@@ -114,14 +119,14 @@ def _is_fresh(newest: Row[Any], content: dict[str, Any], key: SigningPort, now: 
     )
 
 
-def _content(connection: Connection, key: SigningPort, now: datetime) -> dict[str, Any]:
-    """The list without its number and times."""
+def _content(connection: Connection, signers: Iterable[str], now: datetime) -> dict[str, Any]:
+    """The list without its number and times; ``signers`` are the keys that sign now."""
     key_ids = connection.execute(select(signing_keys.c.key_id)).scalars()
     version = connection.execute(select(sa.func.max(keysets.c.version))).scalar_one()
     listed = [*_revoked(connection, now), *_superseded(connection, now)]
     return {
         "keyset_version": version,
-        "keys": tuple(sorted({*key_ids, key.key_id})),
+        "keys": tuple(sorted({*key_ids, *signers})),
         "listed": tuple(issue.model_dump() for issue in listed),
     }
 

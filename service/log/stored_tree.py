@@ -58,14 +58,18 @@ class StoredCheckpoint:
     key: PublicKey
 
 
-# Built once: building a statement takes as long as running it.
+# Built once: building a statement takes as long as running it. One statement sees one moment, where
+# a checkpoint signed between two would look larger than the newest.
 _LAST = (
-    select(log_checkpoints, signing_keys.c.record)
+    select(
+        log_checkpoints,
+        signing_keys.c.record,
+        select(func.max(log_checkpoints.c.tree_size)).scalar_subquery().label("largest"),
+    )
     .join(signing_keys)
     .order_by(log_checkpoints.c.id.desc())
     .limit(1)
 )
-_LARGEST = select(func.max(log_checkpoints.c.tree_size))
 _KEYS: BindParameter[Any] = bindparam("keys", expanding=True)
 _LEAVES = select(log_leaves.c.leaf_index, log_leaves.c.leaf_hash).where(
     log_leaves.c.leaf_index.in_(_KEYS)
@@ -82,8 +86,7 @@ def last_checkpoint(connection: Connection) -> StoredCheckpoint | None:
     if row is None:
         return None
     stored = open_stored(row.note, row.record)
-    largest = connection.execute(_LARGEST).scalar_one()
-    if not stored.checkpoint.size == row.tree_size == largest:
+    if not stored.checkpoint.size == row.tree_size == row.largest:
         raise LogDamaged("the newest checkpoint is not the largest one")
     return stored
 

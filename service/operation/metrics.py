@@ -206,7 +206,7 @@ def _keyset(services: Services, now: datetime) -> dict[str, float]:
 def _expiry(services: Services) -> Callable[[], float]:
     def seconds() -> float:
         try:
-            ends = services.keyring.current().public.not_after
+            ends = min(key.public.not_after for key in services.keyring.all_current())
         except KeyFailure:
             return -1.0
         return (ends - datetime.now(UTC)).total_seconds()

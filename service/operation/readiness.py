@@ -85,7 +85,7 @@ def check_readiness(
         message = "the database does not answer."
         reasons.append(_reason("database_unavailable", message, "Start it; see DATABASE_URL."))
     try:
-        key = signers.current().public
+        key = signers.all_current()[0].public
     except KeyFailure as failure:
         reasons.append(_reason("signer_unavailable", str(failure), "Fix the key directory."))
     except SQLAlchemyError:

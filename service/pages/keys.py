@@ -18,10 +18,14 @@ router = APIRouter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A key that signs certificates; ``state`` is one of signs, valid, over, revoked, later."""
+    """A key; ``state`` is one of signs, valid, over, revoked, later.
+
+    ``signs`` names its roles; empty, it is for all of them.
+    """
 
     key_id: str
     label: str
+    signs: str
     algorithm: str
     not_before: datetime
     not_after: datetime
@@ -72,7 +76,7 @@ def keys_view(services: Services, now: datetime) -> Keys:
     raw = services.keysets.newest()
     signed = None if raw is None else read_keyset(raw)
     revocations = {} if signed is None else {key.key_id: key for key in signed.keyset.revoked}
-    signing = services.keyring.current().key_id
+    signing = {key.key_id for key in services.keyring.all_current()}
     keys = []
     for public in sorted(
         public_keys.values(), key=lambda key: (key.not_before, key.key_id), reverse=True
@@ -83,6 +87,7 @@ def keys_view(services: Services, now: datetime) -> Keys:
             view_of(
                 Key,
                 public,
+                signs=", ".join(sorted(public.roles or ())),
                 algorithm="ed25519",
                 state=_state(public, signing, since, now),
                 revoked_since=since,
@@ -102,11 +107,11 @@ def keys_view(services: Services, now: datetime) -> Keys:
     return Keys(keys=tuple(keys), keyset=keyset)
 
 
-def _state(public: PublicKey, signing: str, since: str | None, now: datetime) -> str:
+def _state(public: PublicKey, signing: set[str], since: str | None, now: datetime) -> str:
     if since is not None:
         return "revoked"
     if now > public.not_after:
         return "over"
     if now < public.not_before:
         return "later"
-    return "signs" if public.key_id == signing else "valid"
+    return "signs" if public.key_id in signing else "valid"

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from affidavit.certificate.key_store import KeyStore, home, read_public_keys, read_root_key
 from affidavit.certificate.keys import (
     WINDOW,
     KeyFailure,
-    KeyStore,
     PublicKey,
     SigningKey,
     development_key,
-    home,
-    read_public_keys,
-    read_root_key,
 )
 
 

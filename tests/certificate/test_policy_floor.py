@@ -12,7 +12,8 @@ import pytest
 
 from affidavit.certificate.certification import certify
 from affidavit.certificate.issuance import issue
-from affidavit.certificate.keys import SigningKey, read_public_keys
+from affidavit.certificate.key_store import read_public_keys
+from affidavit.certificate.keys import SigningKey
 from affidavit.certificate.policy.document import BUILT_IN, Policy, policy_from
 from affidavit.certificate.policy.evaluation import judge, policy_floor
 from affidavit.certificate.policy.rules import PolicyFacts

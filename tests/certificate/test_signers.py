@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from affidavit.certificate import signers
-from affidavit.certificate.keys import KeyFailure, KeyStore, SigningKey, write_private
+from affidavit.certificate.key_store import KeyStore, write_private
+from affidavit.certificate.keys import KeyFailure, SigningKey
 from affidavit.certificate.signers import (
     COMMAND_VARIABLE,
     KEY_VARIABLE,
@@ -97,7 +98,7 @@ def test_one_place_keeps_the_key() -> None:
 PROGRAM = """
 import base64, os, sys
 from pathlib import Path
-from affidavit.certificate.keys import read_root_key
+from affidavit.certificate.key_store import read_root_key
 key, form = read_root_key(Path(sys.argv[1])), sys.argv[2]
 message = sys.stdin.buffer.read()
 print("a secret of the service", file=sys.stderr)

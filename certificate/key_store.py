@@ -1,0 +1,257 @@
+"""The key directory: where key pairs are kept as files, made, rotated and retired.
+
+A key is two files in the key directory: ``<key id>.pem``, the private half, readable by
+its owner alone, and ``<key id>.json``, the public record that verifiers are given. The
+directory is ``keys`` under ``$AFFIDAVIT_HOME``, by default ``~/.affidavit``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+    Ed25519PrivateKey,
+    Ed25519PublicKey,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
+
+from affidavit.certificate.atomic_write import write_atomically
+from affidavit.certificate.keys import (
+    SERVICE_ROLES,
+    WINDOW,
+    KeyFailure,
+    KeyRole,
+    PrivateKeySource,
+    PublicKey,
+    SigningKey,
+    SigningPort,
+    now_in_seconds,
+)
+
+OVERLAP = timedelta(days=30)
+"""How long older keys may sign after a rotation, unless another time is given."""
+
+
+def home() -> Path:
+    """Where keys and the embedded database are kept."""
+    return Path(os.environ.get("AFFIDAVIT_HOME") or Path.home() / ".affidavit")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyStore:
+    """The key directory."""
+
+    directory: Path
+
+    def find(self, public: PublicKey) -> SigningKey | None:
+        """The pair of ``public`` whose private half is a file here; raises ``KeyFailure``."""
+        path = self.directory / f"{public.key_id}.pem"
+        if not path.exists():
+            return None
+        return SigningKey(private=_private_file(path, public), public=public)
+
+    def new(self, label: str = "", *, roles: Collection[KeyRole] | None = None) -> SigningKey:
+        """Create a key pair for ``roles`` and keep it; its owner alone reads the private file."""
+        key = SigningKey.generate(label, roles=roles)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The private half first: a public record without it would never sign.
+        write_private(self.directory / f"{key.key_id}.pem", key.private)
+        self.keep(key.public)
+        return key
+
+    def keep(self, public: PublicKey) -> None:
+        """Write the record of ``public``, in place of any that is there."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        record = json.dumps(public.as_record(), indent=2) + "\n"
+        write_atomically(self.directory / f"{public.key_id}.json", record.encode())
+
+    def public_keys(self) -> tuple[PublicKey, ...]:
+        """Every public record of the directory, oldest first."""
+        result = [_record_file(path) for path in sorted(self.directory.glob("*.json"))]
+        return tuple(sorted(result, key=lambda key: (key.not_before, key.key_id)))
+
+    def signing_key(
+        self, halves: PrivateKeySource | None = None, *, role: KeyRole = KeyRole.CERTIFICATE
+    ) -> SigningPort | None:
+        """The newest key for ``role`` inside its window whose private half is kept.
+
+        ``halves`` says where: in files here, unless another place is given.
+        """
+        now = datetime.now(UTC)
+        for public in reversed(self.public_keys()):
+            if (
+                public.may(role)
+                and public.covers(now)
+                and (result := (halves or self).find(public)) is not None
+            ):
+                return result
+        return None
+
+    def rotate(
+        self, overlap: timedelta, label: str = "", *, role: KeyRole | None = None
+    ) -> tuple[SigningKey, int]:
+        """Create a key and close the windows of those that it replaces ``overlap`` from now.
+
+        Returns the new key and the number of shortened windows. It replaces the keys of ``role``,
+        and those for every role once each has a key of its own; without ``role``, all of them.
+        Keys for certificates alone keep their windows, with which their certificates would end:
+        they sign no more, because the newest key signs.
+
+        During the overlap both may sign, so a service on another host continues until it has the
+        new key. What a key for every role signed inside its window keeps counting. A key that a
+        stranger may have is revoked by a keyset instead, because its holder can write any date.
+        """
+        earlier = self.public_keys()
+        key = self.new(label, roles=None if role is None else (role,))
+        end = now_in_seconds() + overlap
+        replaced = [public for public in earlier if role is None or self._replaced(public, role)]
+        shortened = [_closed(public, end) for public in replaced if public.not_after > end]
+        for public in shortened:
+            self.keep(public)
+        return key, len(shortened)
+
+    def _replaced(self, public: PublicKey, role: KeyRole) -> bool:
+        if public.roles is not None:
+            return public.roles == {role} and role is not KeyRole.CERTIFICATE
+        has_own = {item for key in self.public_keys() for item in key.roles or ()}
+        return has_own.issuperset(SERVICE_ROLES)
+
+    def retire(self, prefix: str) -> PublicKey:
+        """Close the window of the key whose id begins with ``prefix``; it no longer signs.
+
+        With the window of a key for certificates alone their validity ends. Raises ``KeyFailure``
+        unless exactly one key matches and another key can sign.
+        """
+        keys = self.public_keys()
+        matches = [key for key in keys if prefix and key.key_id.startswith(prefix)]
+        if len(matches) != 1:
+            what = "no key" if not matches else f"{len(matches)} keys"
+            raise KeyFailure(
+                f"{what} in {self.directory} begin with {prefix!r}; give a whole key id."
+            )
+        (key,) = matches
+        now = now_in_seconds()
+        others = [other for other in keys if other.key_id != key.key_id and other.covers(now)]
+        roles = key.roles or {KeyRole.CERTIFICATE}
+        if not all(any(other.may(role) for other in others) for role in roles):
+            raise KeyFailure(
+                "it is the only key that may sign now; run `affidavit keys rotate`, which makes "
+                "another first."
+            )
+        retired = _closed(key, now)
+        self.keep(retired)
+        return retired
+
+    def add(
+        self, pem: bytes, label: str = "", *, roles: Collection[KeyRole] | None = None
+    ) -> PublicKey:
+        """Keep the record of a key whose private half is elsewhere; its window opens now.
+
+        Raises ``KeyFailure`` if ``pem`` is not an Ed25519 public key, or is already known.
+        """
+        try:
+            key = load_pem_public_key(pem)
+        except (ValueError, TypeError):
+            raise KeyFailure("this is not the PEM of a public key.") from None
+        if not isinstance(key, Ed25519PublicKey):
+            raise KeyFailure("this key is not an Ed25519 key.")
+        now = now_in_seconds()
+        public = PublicKey(
+            key=key,
+            not_before=now,
+            not_after=now + WINDOW,
+            label=label,
+            roles=None if roles is None else frozenset(roles),
+        )
+        if public.key_id in {known.key_id for known in self.public_keys()}:
+            raise KeyFailure(f"the key {public.key_id[:16]} is there already.")
+        self.keep(public)
+        return public
+
+
+def read_public_keys(path: Path) -> tuple[PublicKey, ...]:
+    """Keys of a record file, of a list of records, or of what ``GET /v1/keys`` answers.
+
+    Raises ``KeyFailure``.
+    """
+    document = _json_file(path)
+    records = document.get("keys", [document]) if isinstance(document, dict) else document
+    if not isinstance(records, list) or not all(isinstance(item, dict) for item in records):
+        raise KeyFailure(f"{path} does not hold public key records.")
+    return tuple(PublicKey.from_record(record) for record in records)
+
+
+def read_root_key(path: Path) -> SigningKey:
+    """The key pair of a private file that has no record beside it; raises ``KeyFailure``."""
+    try:
+        private = _private_key(path)
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+    now = now_in_seconds()
+    public = PublicKey(key=private.public_key(), not_before=now, not_after=now + WINDOW)
+    return SigningKey(private=private, public=public)
+
+
+def _json_file(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise KeyFailure(f"{path} is not a JSON file of public key records.") from None
+
+
+def _record_file(path: Path) -> PublicKey:
+    record = _json_file(path)
+    if not isinstance(record, dict):
+        raise KeyFailure(f"{path} is not a public key record.")
+    try:
+        return PublicKey.from_record(record)
+    except KeyFailure as failure:
+        raise KeyFailure(f"{path}: {failure}") from None
+
+
+def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
+    private = _private_key(path)
+    if private.public_key() != public.key:
+        raise KeyFailure(f"{path} does not belong to the public record beside it.")
+    return private
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    require_private(path)
+    try:
+        private = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError):
+        raise KeyFailure(f"{path} is not a private key; restore it or make a new key.") from None
+    if not isinstance(private, Ed25519PrivateKey):
+        raise KeyFailure(f"{path} is not an Ed25519 private key.")
+    return private
+
+
+def require_private(path: Path) -> None:
+    """Raise ``KeyFailure`` if others than the owner of ``path`` may read or change it."""
+    if path.stat().st_mode & 0o077:
+        raise KeyFailure(f"{path} is readable by others; run chmod 600 on it, or make a new key.")
+
+
+def write_private(path: Path, private: Ed25519PrivateKey) -> None:
+    """Write a private half for its owner alone."""
+    pem = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(path, pem, mode=0o600)
+
+
+def _closed(key: PublicKey, end: datetime) -> PublicKey:
+    return replace(key, not_after=max(key.not_before, min(key.not_after, end)))
