@@ -50,6 +50,11 @@ def printable(text: str) -> str:
     )
 
 
+def upper_bound(value: float | None) -> str:
+    """A bound as the API states it, which is null where there is none."""
+    return "not bounded" if value is None else decimal_up(value)
+
+
 def headline(assessment: Assessment) -> str:
     """The verdict in one sentence."""
     bound = None

@@ -29,6 +29,7 @@ from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, out, print_json, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
+from affidavit.gate.render import upper_bound
 
 RUN = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 FINAL_STATES = {"settled": Exit.CERTIFIED, "failed": Exit.BLOCKED, "cancelled": Exit.BLOCKED}
@@ -120,7 +121,10 @@ def _event_line(name: str, data: dict[str, Any]) -> str:
         fields = [data.get(field) for field in ("at", "event", "code", "worker", "message")]
         return " ".join(str(field) for field in fields if field)
     spent = data.get("spent")
-    cost = f", ε ≤ {spent['epsilon']} at δ = {spent['delta']} spent" if spent else ""
+    cost = ""
+    if spent:
+        epsilon, delta = upper_bound(spent["epsilon"]), upper_bound(spent["delta"])
+        cost = f", ε ≤ {epsilon} at δ = {delta} spent"
     return f"step {data.get('steps')} of {data.get('certified')}{cost}"
 
 

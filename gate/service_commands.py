@@ -16,11 +16,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from affidavit.accountants import decimal_down
 from affidavit.certificate import BadEnvelope, StatusList, read_envelope
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, out, print_json, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
+from affidavit.gate.render import upper_bound
 
 LEDGER_TIMEOUT = 150.0
 """Seconds; the service may have to compose many runs."""
@@ -62,7 +64,7 @@ def ledger_show(
     if as_json:
         print_json(document)
         return
-    for entry in document["ledgers"]:
+    for entry in document["items"]:
         _print_ledger(entry)
 
 
@@ -207,19 +209,25 @@ def _print_ledger(entry: dict[str, Any]) -> None:
     full = " [red]exhausted[/]" if entry["exhausted"] else ""
     out.print(
         f"{escape(entry['dataset'])}, one {entry['unit']}, {entry['adjacency']}: budget ε = "
-        f"{budget['epsilon']} at δ = {budget['delta']} (version {budget['version']}){full}",
+        f"{decimal_down(budget['epsilon'])} at δ = {decimal_down(budget['delta'])} "
+        f"(version {budget['version']}){full}",
         highlight=False,
     )
     composed = spent["composed"]["epsilon"]
     table = Table("", "ε", box=None)
     for label, epsilon in (
-        ("spent, by the privacy filter (decides)", spent["filter"]["epsilon"]),
+        ("spent, by the privacy filter (decides)", upper_bound(spent["filter"]["epsilon"])),
         (
             "spent, if all runs had been fixed in advance",
-            "not composed by any accountant" if composed is None else f"{composed['upper']:.6g}",
+            "not composed by any accountant"
+            if composed is None
+            else upper_bound(composed["upper"]),
         ),
-        (f"plain sum, δ = {spent['sum']['delta']}", spent["sum"]["epsilon"]),
-        ("remaining, by the privacy filter", entry["remaining"]["epsilon"]),
+        (
+            f"plain sum, δ = {upper_bound(spent['sum']['delta'])}",
+            upper_bound(spent["sum"]["epsilon"]),
+        ),
+        ("remaining, by the privacy filter", decimal_down(entry["remaining"]["epsilon"])),
     ):
         table.add_row(label, epsilon)
     out.print(table)
@@ -241,5 +249,6 @@ def _reservation_line(reservation: dict[str, Any]) -> str:
     progress = f"{steps['run']} of " if steps["run"] is not None else ""
     return (
         f"{reservation['id']} {reservation['state']}: {reservation['name']}, {progress}"
-        f"{steps['certified']} steps, ε ≤ {charged['epsilon']} at δ = {charged['delta']}"
+        f"{steps['certified']} steps, ε ≤ {upper_bound(charged['epsilon'])} at "
+        f"δ = {upper_bound(charged['delta'])}"
     )

@@ -13,7 +13,7 @@ from pydantic import Field, RootModel
 
 from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.models import DIGEST, ProblemReason, ResponseModel, is_none
+from affidavit.service.models import DIGEST, Interval, ProblemReason, ResponseModel, is_none
 
 Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 Identifier = Annotated[str, Field(pattern=DIGEST)]
@@ -37,13 +37,6 @@ class BundleDocument(RootModel[Object]):
     """The signed envelope, and its place in the audit log."""
 
 
-class Interval(ResponseModel):
-    """A lower and an upper bound; null where there is none."""
-
-    lower: float
-    upper: float | None
-
-
 class CertificateSummary(ResponseModel):
     """A certificate's current issue as a list shows it."""
 
@@ -60,13 +53,6 @@ class CertificateSummary(ResponseModel):
     delta: float | None
     created_at: datetime
     not_after: datetime
-
-
-class CertificateList(ResponseModel):
-    """A page of certificates, newest first."""
-
-    items: list[CertificateSummary]
-    next: str | None = Field(description="The path of the next page.")
 
 
 class IssuedCertificate(ResponseModel):

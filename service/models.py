@@ -16,11 +16,20 @@ affidavit.service.errors.MalformedRequest: duplicate_key at /text: ...
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StringConstraints,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from affidavit.plan import Kind, MalformedPlan, Reason, StrictModel, load_json
 from affidavit.service.errors import MalformedRequest
@@ -96,11 +105,38 @@ class ResponseModel(BaseModel):
     )
 
 
+Item = TypeVar("Item")
+
+
+class Page(ResponseModel, Generic[Item]):
+    """One page of a list; ``next`` is the path of the following page, null on the last one."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class Interval(ResponseModel):
+    """A lower and an upper bound; null where there is none."""
+
+    lower: float
+    upper: float | None
+
+
 def is_none(value: object) -> bool:
     """Whether a field is left out of a response."""
     return value is None
 
 
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Bound = Annotated[
+    float,
+    PlainSerializer(_finite),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
+]
+"""A number that is rounded outward; null in JSON where it is not bounded."""
 Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]
 """A line or a column, left out where the text has no positions."""
 

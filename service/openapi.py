@@ -173,7 +173,13 @@ def _document(app: FastAPI) -> Schema:
     document["servers"] = [{"url": "/", "description": "The service that answered."}]
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
-    return document
+    return _with_page_names(document)
+
+
+def _with_page_names(document: Schema) -> Schema:
+    """``document`` with ``RunPage`` for what pydantic calls ``Page_Run_``."""
+    renamed: Schema = json.loads(re.sub(r"\bPage_(\w+?)_\b", r"\1Page", json.dumps(document)))
+    return renamed
 
 
 def _name_operation(operation: Schema, method: str, path: str) -> None:

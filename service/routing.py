@@ -16,11 +16,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
 from typing import Annotated, Any, get_args, get_type_hints
+from urllib.parse import urlencode
 
 from fastapi import Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, AwareDatetime, BeforeValidator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator
 from pydantic_core import PydanticKnownError
 from starlette.requests import ClientDisconnect
 
@@ -168,6 +169,22 @@ async def syntax_of_body(http: Request) -> Syntax:
 async def read_json(request: Request) -> bytes:
     """The body; raises ``Problem`` unless it is declared as JSON."""
     return await _json_content(request, required=True)
+
+
+# ---- pages of a list ----------------------------------------------------------------
+
+
+def next_page(response: Response, path: str, query: BaseModel, **place: Any) -> str | None:
+    """The path of the page at ``place``, with the filters of ``query``; also as ``Link`` header.
+
+    None if a value of ``place`` is None, because there is no such page.
+    """
+    if None in place.values():
+        return None
+    parameters = query.model_dump(mode="json", exclude_none=True, exclude_unset=True) | place
+    following = f"{path}?{urlencode(parameters)}"
+    response.headers["Link"] = f'<{following}>; rel="next"'
+    return following
 
 
 # ---- parameters ---------------------------------------------------------------------

@@ -1,6 +1,6 @@
 r"""Wire models of ledgers and reservations.
 
-ε, δ and costs are decimal strings rounded outward, as in a certificate. Of the three numbers in
+ε, δ and costs are numbers rounded outward, null where they are not bounded. Of the numbers in
 ``spent`` the first decides; the other two are for reading and say so.
 
 >>> BudgetRequest.from_json(b'{"adjacency": "add_remove", "epsilon": 8, "delta": 1e-5}').unit
@@ -31,7 +31,17 @@ from affidavit.accountants.privacy_filter import (
 )
 from affidavit.plan import Integer, Real
 from affidavit.service.ledger.state import Rule, StoredLedger, StoredReservation
-from affidavit.service.models import DIGEST, UUID, Comment, Digest, RequestModel, ResponseModel
+from affidavit.service.models import (
+    DIGEST,
+    UUID,
+    Bound,
+    Comment,
+    Digest,
+    Interval,
+    RequestModel,
+    ResponseModel,
+    is_none,
+)
 
 MOST_ENTRIES = 200
 """Reservations that a ledger lists, the latest first; ``entries_total`` counts all."""
@@ -53,13 +63,8 @@ DatasetName = Annotated[
 ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The reservation's `id`.")]
 Unit = Literal["example", "user"]
 Adjacency = Literal["add_remove", "replace_one", "zero_out"]
-Decimal = Annotated[str, Field(description="A decimal, rounded outward; or Infinity.")]
 Count = Annotated[int, Field(ge=0)]
 CertificateId = Annotated[str, Field(pattern=DIGEST)]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 # ---- requests ------------------------------------------------------------------------
@@ -129,38 +134,31 @@ class Budget(ResponseModel):
     """The budget in force."""
 
     version: Count
-    epsilon: Decimal
-    delta: Decimal
+    epsilon: Bound
+    delta: Bound
 
     @classmethod
     def of(cls, ledger: StoredLedger) -> Self:
         """The budget of ``ledger``."""
         budget = ledger.state.budget
-        return cls(version=budget.number, epsilon=budget.epsilon, delta=budget.delta)
+        return cls(version=budget.number, epsilon=float(budget.epsilon), delta=float(budget.delta))
 
 
 class Reading(ResponseModel):
     """What was spent by one way of counting; ``decides`` tells whether it admits runs."""
 
-    epsilon: Decimal
-    delta: Decimal
+    epsilon: Bound
+    delta: Bound
     decides: bool
     meaning: str
-
-
-class EpsilonInterval(ResponseModel):
-    """Bounds of ε; ``upper`` is null where it is not bounded."""
-
-    lower: float
-    upper: float | None
 
 
 class Composition(ResponseModel):
     """ε of all runs, composed as if fixed in advance; null where no engine bounds it."""
 
     engine: str | None
-    epsilon: EpsilonInterval | None
-    delta: Decimal
+    epsilon: Interval | None
+    delta: Bound
     decides: bool = False
     meaning: str = COMPOSED_MEANING
 
@@ -170,31 +168,31 @@ class Spent(ResponseModel):
 
     filter: Reading
     sum: Reading
-    composed: Annotated[Composition | None, Field(exclude_if=_is_none)] = None
+    composed: Annotated[Composition | None, Field(exclude_if=is_none)] = None
 
 
 class Remaining(ResponseModel):
     """What is left by the filter, rounded down."""
 
-    epsilon: Decimal
+    epsilon: Bound
 
 
 class RunCharge(ResponseModel):
     """A cost in the two forms that people compare: ε with δ, and μ where it is one Gaussian."""
 
-    epsilon: Decimal
-    delta: Decimal
-    mu: str | None
+    epsilon: Bound
+    delta: Bound
+    mu: float | None
 
     @classmethod
     def of(cls, cost: Cost) -> Self:
-        """``cost`` as decimals, rounded up."""
+        """``cost``, rounded up."""
         mu_squared = cost.mu_squared.value(UNIT)
         is_gaussian = math.isfinite(mu_squared)
         return cls(
-            epsilon=decimal_up(cost.epsilon.value(UNIT)),
-            delta=decimal_up(cost.delta.value(DELTA_UNIT)),
-            mu=decimal_up(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
+            epsilon=_up(cost.epsilon.value(UNIT)),
+            delta=_up(cost.delta.value(DELTA_UNIT)),
+            mu=_up(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
         )
 
 
@@ -223,27 +221,21 @@ class LedgerSummary(ScopedModel):
             "exhausted": state.exhausted(ledger.filter),
             "spent": Spent(
                 filter=Reading(
-                    epsilon=decimal_up(spent),
+                    epsilon=_up(spent),
                     delta=budget.delta,
                     decides=True,
                     meaning=FILTER_MEANING,
                 ),
                 sum=Reading(
-                    epsilon=decimal_up(state.spent.epsilon.value(UNIT)),
-                    delta=decimal_up(state.spent.delta.value(DELTA_UNIT)),
+                    epsilon=_up(state.spent.epsilon.value(UNIT)),
+                    delta=_up(state.spent.delta.value(DELTA_UNIT)),
                     decides=False,
                     meaning=SUM_MEANING,
                 ),
                 composed=composed,
             ),
-            "remaining": Remaining(epsilon=decimal_down(_left(float(budget.epsilon), spent))),
+            "remaining": Remaining(epsilon=float(decimal_down(_left(budget.epsilon, spent)))),
         }
-
-
-class LedgerSummaries(ResponseModel):
-    """All ledgers."""
-
-    ledgers: list[LedgerSummary]
 
 
 class StepCounts(ResponseModel):
@@ -327,7 +319,7 @@ class Ledger(LedgerSummary):
 
     entries: list[Reservation]
     entries_total: Count
-    forecast: Annotated[Forecast | None, Field(exclude_if=_is_none)] = None
+    forecast: Annotated[Forecast | None, Field(exclude_if=is_none)] = None
 
     @classmethod
     def with_entries(
@@ -346,13 +338,6 @@ class Ledger(LedgerSummary):
         )
 
 
-class Ledgers(ResponseModel):
-    """The ledgers of a data set."""
-
-    dataset: str
-    ledgers: list[Ledger]
-
-
 def position_of(
     ledger: StoredLedger, cost: Cost | None, *, certain: bool, reason: str | None
 ) -> dict[str, Any]:
@@ -365,7 +350,11 @@ def position_of(
         **ledger.scope.as_dict(),
         "at": "issue",
         "seq": state.seq,
-        "budget": Budget.of(ledger).model_dump(),
+        "budget": {
+            "version": state.budget.number,
+            "epsilon": state.budget.epsilon,
+            "delta": state.budget.delta,
+        },
         "spent": {"epsilon": decimal_up(ledger.spent_epsilon())},
     }
     if cost is None:
@@ -379,6 +368,11 @@ def position_of(
         "with_this_run": {"epsilon": decimal_up(after)},
         "fits": rule is not None,
     }
+
+
+def _up(value: float) -> float:
+    """``value`` rounded up to the digits that a certificate shows."""
+    return float(decimal_up(value))
 
 
 def _left(budget: float, spent: float) -> float:

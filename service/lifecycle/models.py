@@ -120,12 +120,6 @@ class Issue(ResponseModel):
     revocation: Revocation | None
 
 
-class Issues(ResponseModel):
-    """Every issue of a certificate, latest first, trusted before untrusted ones."""
-
-    items: list[Issue]
-
-
 class SignedStatusList(ResponseModel):
     """A DSSE envelope; its payload is the status list, which is valid for an hour."""
 

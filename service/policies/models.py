@@ -16,7 +16,6 @@ from pydantic_core import PydanticCustomError
 
 from affidavit.certificate import parse_instant
 from affidavit.certificate.policy import (
-    BUILT_IN,
     Explanation,
     Instant,
     Person,
@@ -24,7 +23,7 @@ from affidavit.certificate.policy import (
     WaivableRule,
 )
 from affidavit.plan import Name
-from affidavit.service.models import Digest, ProblemReason, RequestModel, ResponseModel
+from affidavit.service.models import Digest, Page, ProblemReason, RequestModel, ResponseModel
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 
@@ -64,18 +63,6 @@ class PolicySummary(PolicyReference):
             "created_by": None if stored is None else stored.created_by,
             "created_at": None if stored is None else stored.created_at,
         }
-
-
-class PolicyList(ResponseModel):
-    """Every version of every policy, newest first; the built-in policy is last."""
-
-    policies: list[PolicySummary]
-
-    @classmethod
-    def of(cls, versions: list[StoredPolicy], policies: PolicySet) -> Self:
-        """The stored ``versions`` and the built-in policy."""
-        summaries = [PolicySummary.of(stored.policy, stored, policies) for stored in versions]
-        return cls(policies=[*summaries, PolicySummary.of(BUILT_IN, None, policies)])
 
 
 class PolicyDocument(RootModel[dict[str, Any]]):
@@ -166,12 +153,6 @@ class WaiverView(ResponseModel):
         )
 
 
-class WaiverList(ResponseModel):
-    """Every waiver, newest first."""
-
-    waivers: list[WaiverView]
-
-
 class VerdictChange(ResponseModel):
     """A certificate whose verdict a draft policy would change, and why."""
 
@@ -184,12 +165,10 @@ class VerdictChange(ResponseModel):
     reasons: list[ProblemReason]
 
 
-class SimulationResult(ResponseModel):
-    """What a draft policy would change on one page of certificates."""
+class SimulationResult(Page[VerdictChange]):
+    """What a draft would change on one page of certificates; ``next`` takes the same body."""
 
     policy: PolicyReference
     judged: int = Field(
         ge=0, description="Certificates of this page that would come under the policy."
     )
-    changes: list[VerdictChange]
-    next: str | None = Field(description="Path of the next page, for the same body.")

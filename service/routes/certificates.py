@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated, Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -13,7 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.plan import Name
 from affidavit.service.certificate_models import (
     BundleDocument,
-    CertificateList,
     CertificateSummary,
     CurvesDocument,
     Identifier,
@@ -25,10 +23,17 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import QueryModel
+from affidavit.service.models import Page, QueryModel
 from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
-from affidavit.service.routing import JSON, CertificateId, Instant, read_body, syntax_of_body
+from affidavit.service.routing import (
+    JSON,
+    CertificateId,
+    Instant,
+    next_page,
+    read_body,
+    syntax_of_body,
+)
 from affidavit.service.services import Services, TheServices
 from affidavit.service.store import Filters, PlanRequest, StoredCertificate, list_certificates
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
@@ -103,17 +108,13 @@ def certificates(
     services: TheServices,
     query: Annotated[CertificateQuery, Query()],
     response: Response,
-) -> CertificateList:
+) -> Page[CertificateSummary]:
     """Current issues, newest first; ``next`` is the path of the following page, or null."""
     filters = Filters(**query.model_dump(exclude={"cursor", "limit"}))
     page = list_certificates(services.store, filters, query.cursor, query.limit)
     items = [CertificateSummary.model_validate(row) for row in page.items]
-    if page.next is None:
-        return CertificateList(items=items, next=None)
-    parameters = query.model_dump(mode="json", exclude_none=True) | {"cursor": page.next}
-    path = f"/v1/certificates?{urlencode(parameters)}"
-    response.headers["Link"] = f'<{path}>; rel="next"'
-    return CertificateList(items=items, next=path)
+    following = next_page(response, "/v1/certificates", query, cursor=page.next)
+    return Page[CertificateSummary](items=items, next=following)
 
 
 def _json(model: type[Any], description: str) -> dict[int | str, dict[str, Any]]:

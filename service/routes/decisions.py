@@ -14,10 +14,11 @@ from affidavit.service.lifecycle.decisions import history
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.models import (
     DecisionRequest,
-    Issues,
+    Issue,
     Revocation,
     RevocationRequest,
 )
+from affidavit.service.models import Page
 from affidavit.service.openapi import JSON, problems
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId, JsonRoute
@@ -85,12 +86,12 @@ def revoke(
     summary="All issues of a certificate",
     responses=problems(404),
 )
-def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Issues:
+def issues(_: Reader, services: TheServices, certificate_id: CertificateId) -> Page[Issue]:
     """Latest first, with approvals and revocation."""
     items = history(services.engine, certificate_id)
     if not items:
         raise no_such(certificate_id)
-    return Issues(items=items)
+    return Page[Issue](items=items)
 
 
 @router.get(

@@ -13,8 +13,7 @@ from affidavit.service.ledger.models import (
     BudgetRequest,
     CommitRequest,
     DatasetName,
-    Ledgers,
-    LedgerSummaries,
+    Ledger,
     LedgerSummary,
     ReleaseRequest,
     Reservation,
@@ -23,6 +22,7 @@ from affidavit.service.ledger.models import (
     SettlementRequest,
 )
 from affidavit.service.ledger.state import LedgerScope
+from affidavit.service.models import Page
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute
@@ -50,10 +50,10 @@ COMMIT, SETTLE_IN_FULL, RELEASE = CommitRequest(), SettlementRequest(), ReleaseR
     responses=problems(401, 403, 503),
     response_description="Budgets and what was spent.",
 )
-def ledgers(_: BudgetReader, services: TheServices) -> LedgerSummaries:
+def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
     """One for each data set, privacy unit and adjacency that has a budget."""
     stored = services.ledger_store.ledgers()
-    return LedgerSummaries(ledgers=[LedgerSummary.of(ledger) for ledger in stored])
+    return Page[LedgerSummary](items=[LedgerSummary.of(ledger) for ledger in stored])
 
 
 @router.get(
@@ -64,14 +64,14 @@ def ledgers(_: BudgetReader, services: TheServices) -> LedgerSummaries:
 )
 async def ledger(
     _: BudgetReader, services: TheServices, dataset: DatasetName, certificate: ForecastFor = None
-) -> Ledgers:
+) -> Page[Ledger]:
     """What was spent by each composition, what is left, and the entries, latest first."""
     result = await services.ledger.ledgers(dataset, certificate)
     if not result:
         raise Problem(
             404, "not_found", f"{dataset} has no budget. GET /v1/ledgers lists all ledgers."
         )
-    return Ledgers(dataset=dataset, ledgers=result)
+    return Page[Ledger](items=result)
 
 
 @router.post(

@@ -15,10 +15,10 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
 from affidavit.service.log.reader import NotLogged
 from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
-from affidavit.service.models import QueryModel, ResponseModel
+from affidavit.service.models import Page, QueryModel, ResponseModel
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
-from affidavit.service.routing import read_body
+from affidavit.service.routing import next_page, read_body
 from affidavit.service.services import TheServices
 
 TEXT = "text/plain"
@@ -85,13 +85,6 @@ class LogEntry(_CamelModel):
     leaf_index: Index
     leaf_hash: Hash
     content: str = Field(description="Canonical JSON, the very bytes that were hashed.")
-
-
-class LogEntries(ResponseModel):
-    """Consecutive entries of the log."""
-
-    entries: list[LogEntry]
-    next: str | None = Field(description="Path of the following entries.")
 
 
 @router.get(
@@ -162,15 +155,14 @@ def entries(
     _: Annotated[Actor, needs(Scope.AUDIT)],
     services: TheServices,
     query: Annotated[EntriesQuery, Query()],
-) -> LogEntries:
+    response: Response,
+) -> Page[LogEntry]:
     """From ``start`` to ``end``, at most 500 at a time; ``next`` is the path of the rest."""
     logged = services.log.entries(query.start, min(query.end, query.start + PAGE_SIZE - 1))
-    next_page = None
-    if len(logged) == PAGE_SIZE and logged[-1].index < query.end:
-        end = "" if query.end == MOST_LEAVES else f"&end={query.end}"
-        next_page = f"/v1/log/entries?start={logged[-1].index + 1}{end}"
-    return LogEntries(
-        entries=[
+    more = len(logged) == PAGE_SIZE and logged[-1].index < query.end
+    start = logged[-1].index + 1 if more else None
+    return Page[LogEntry](
+        items=[
             LogEntry(
                 leaf_index=entry.index,
                 leaf_hash=encode_base64(entry.leaf_hash),
@@ -178,7 +170,7 @@ def entries(
             )
             for entry in logged
         ],
-        next=next_page,
+        next=next_page(response, "/v1/log/entries", query, start=start),
     )
 
 

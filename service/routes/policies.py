@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
@@ -13,18 +12,18 @@ from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, pars
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import QueryModel
+from affidavit.service.models import Page, QueryModel
 from affidavit.service.openapi import body, problems
 from affidavit.service.policies.models import (
-    PolicyList,
     PolicyReference,
+    PolicySummary,
     PolicyVersion,
     SimulationResult,
     VerdictChange,
 )
 from affidavit.service.policies.service import SimulatedChange, activate, simulate
 from affidavit.service.problems import Problem, not_well_formed
-from affidavit.service.routing import read_body, syntax_of_body
+from affidavit.service.routing import next_page, read_body, syntax_of_body
 from affidavit.service.services import TheServices
 
 router = APIRouter()
@@ -49,7 +48,7 @@ def parsed_policy(
 PolicyBody = Annotated[Policy, Depends(parsed_policy)]
 
 
-class Page(QueryModel):
+class PageQuery(QueryModel):
     """Which page of certificates to judge."""
 
     cursor: Annotated[str, Field(max_length=512)] | None = None
@@ -57,9 +56,13 @@ class Page(QueryModel):
 
 
 @router.get("/v1/policies", summary="All policies", responses=problems())
-def policies(_: PolicyReader, services: TheServices) -> PolicyList:
+def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
-    return PolicyList.of(services.policies.versions(), services.policies.policy_set())
+    policies = services.policies.policy_set()
+    items = [
+        PolicySummary.of(stored.policy, stored, policies) for stored in services.policies.versions()
+    ]
+    return Page[PolicySummary](items=[*items, PolicySummary.of(BUILT_IN, None, policies)])
 
 
 @router.get(
@@ -105,6 +108,7 @@ def activate_policy(
     key = services.keyring.current()
     stored, new = activate(services.policies, policy, key, actor=actor.name, at=datetime.now(UTC))
     response.status_code = 201 if new else 200
+    response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
     return PolicyVersion.of(stored.policy, stored, services.policies.policy_set())
 
 
@@ -117,20 +121,17 @@ def activate_policy(
 def simulation(
     _: Annotated[Actor, needs(Scope.ADMIN, Scope.AUDIT)],
     services: TheServices,
-    page: Annotated[Page, Query()],
+    page: Annotated[PageQuery, Query()],
     draft: PolicyBody,
+    response: Response,
 ) -> SimulationResult:
     """Judges stored certificates by the draft, newest first, without accounting or storing."""
     result = simulate(services.policies, services.store, draft, page.cursor, page.limit)
-    next_page = None
-    if result.next is not None:
-        query = urlencode({"cursor": result.next, "limit": page.limit})
-        next_page = f"/v1/policies/simulate?{query}"
     return SimulationResult(
         policy=PolicyReference.model_validate(draft.reference()),
         judged=result.judged,
-        changes=[_verdict_change(change) for change in result.changes],
-        next=next_page,
+        items=[_verdict_change(change) for change in result.changes],
+        next=next_page(response, "/v1/policies/simulate", page, cursor=result.next),
     )
 
 

@@ -13,7 +13,7 @@ from affidavit.mechanisms import all_mechanisms
 from affidavit.service.certificate_models import Object, PlanDocument
 from affidavit.service.identity.access import open_to_all
 from affidavit.service.lifecycle.models import SignedStatusList
-from affidavit.service.models import ResponseModel
+from affidavit.service.models import Page, ResponseModel
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JSON
@@ -23,7 +23,7 @@ router = APIRouter(dependencies=[open_to_all()])
 
 
 class Keys(ResponseModel):
-    """Public key records."""
+    """Public key records: one document, which ``verify --keys`` reads."""
 
     keys: list[Object]
 
@@ -83,21 +83,16 @@ class Mechanism(ResponseModel):
     minimal_plan: PlanDocument
 
 
-class Mechanisms(ResponseModel):
-    """Every optimiser, and what wraps any."""
-
-    mechanisms: list[Mechanism]
-
-
 @router.get(
     "/v1/mechanisms",
     summary="List mechanisms",
     response_class=JSONResponse,
-    responses={200: {"model": Mechanisms}},
+    responses={200: {"model": Page[Mechanism]}},
 )
 def mechanisms() -> JSONResponse:
     """In the order of the registry."""
-    return JSONResponse({"mechanisms": [item.as_dict() for item in all_mechanisms().values()]})
+    items = [item.as_dict() for item in all_mechanisms().values()]
+    return JSONResponse({"items": items, "next": None})
 
 
 @router.get(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Send
 from starlette.types import Scope as ConnectionScope
@@ -17,12 +16,13 @@ from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
+from affidavit.service.models import Page, QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.ledgers import BudgetReader
-from affidavit.service.routing import Instant, JsonRoute
+from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId, RunEvents
-from affidavit.service.runs.models import CancelRequest, Run, RunId, RunRequest, Runs, State
+from affidavit.service.runs.models import CancelRequest, Run, RunId, RunRequest, State
 from affidavit.service.runs.repository import Filters
 from affidavit.service.services import TheServices
 
@@ -34,10 +34,8 @@ NO_REASON = CancelRequest()
 """What an empty body means."""
 
 
-class RunQuery(BaseModel):
+class RunQuery(QueryModel):
     """The parameters; an unknown one is refused, for a misspelt filter would show all."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     state: State | None = None
     queue: Name | None = None
@@ -97,7 +95,7 @@ def runs(
     response: Response,
     services: TheServices,
     query: Annotated[RunQuery, Query()],
-) -> Runs:
+) -> Page[Run]:
     """Latest first; ``next`` is the path of the following page, or null."""
     filters = Filters(
         **query.model_dump(exclude={"certificate", "cursor", "limit"}),
@@ -107,12 +105,8 @@ def runs(
         page, cursor = services.runs.queue.page(filters, query.cursor, query.limit)
     except InvalidCursor as error:
         raise invalid_cursor(error) from None
-    following = None
-    if cursor is not None:
-        parameters = query.model_dump(mode="json", exclude_none=True) | {"cursor": cursor}
-        following = f"/v1/runs?{urlencode(parameters)}"
-        response.headers["Link"] = f'<{following}>; rel="next"'
-    return Runs(runs=[Run.of(run) for run in page], next=following)
+    following = next_page(response, "/v1/runs", query, cursor=cursor)
+    return Page[Run](items=[Run.of(run) for run in page], next=following)
 
 
 @router.get("/v1/runs/{run_id}", summary="A run", responses=problems(401, 403, 404, 422, 503))

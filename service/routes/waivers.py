@@ -10,9 +10,9 @@ from pydantic import Field
 
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import DIGEST, QueryModel
+from affidavit.service.models import DIGEST, Page, QueryModel
 from affidavit.service.openapi import problems
-from affidavit.service.policies.models import WaiverList, WaiverRequest, WaiverView
+from affidavit.service.policies.models import WaiverRequest, WaiverView
 from affidavit.service.policies.service import grant, revoke
 from affidavit.service.problems import Problem
 from affidavit.service.routes.policies import PolicyReader
@@ -34,10 +34,11 @@ class RevocationQuery(QueryModel):
 
 
 @router.get("/v1/waivers", summary="All waivers", responses=problems())
-def waivers(_: PolicyReader, services: TheServices) -> WaiverList:
+def waivers(_: PolicyReader, services: TheServices) -> Page[WaiverView]:
     """Newest first, including expired and revoked ones."""
     now = datetime.now(UTC)
-    return WaiverList(waivers=[WaiverView.of(item, now) for item in services.policies.granted()])
+    items = [WaiverView.of(item, now) for item in services.policies.granted()]
+    return Page[WaiverView](items=items)
 
 
 @router.get(

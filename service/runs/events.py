@@ -143,7 +143,7 @@ class PrivacySpent:
         self._tasks: dict[tuple[str, int], asyncio.Task[RunCharge | None]] = {}
 
     async def after(self, run: StoredRun, steps: int) -> StepsSpent | None:
-        """ε and δ of ``steps`` steps as decimals; None if not known yet."""
+        """ε and δ of ``steps`` steps; None if not known yet."""
         rounded = rounded_up(steps, run.certified_steps)
         key = (run.reservation_id, rounded)
         task = self._tasks.get(key)

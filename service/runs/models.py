@@ -16,7 +16,15 @@ from fastapi import Path as PathParameter
 from pydantic import Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
-from affidavit.service.models import DIGEST, UUID, Comment, Digest, RequestModel, ResponseModel
+from affidavit.service.models import (
+    DIGEST,
+    UUID,
+    Bound,
+    Comment,
+    Digest,
+    RequestModel,
+    ResponseModel,
+)
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
 from affidavit.worker import TEXTS
 
@@ -238,13 +246,6 @@ class Run(ResponseModel):
         )
 
 
-class Runs(ResponseModel):
-    """A page of runs, latest first."""
-
-    runs: list[Run]
-    next: str | None = Field(description="Path of the next page.")
-
-
 class RunEvent(ResponseModel):
     """The data of a server-sent event `state`."""
 
@@ -271,8 +272,8 @@ class StepsSpent(ResponseModel):
     """ε at the certificate's δ, rounded up, of ``steps`` steps: at least those reported."""
 
     steps: Count
-    epsilon: str
-    delta: str
+    epsilon: Bound
+    delta: Bound
 
 
 class RunProgress(ResponseModel):

@@ -20,20 +20,20 @@ RESERVATION = {
     "state": "reserved",
     "name": "quick",
     "steps": {"certified": 10, "run": None},
-    "charged": {"epsilon": "0.5613", "delta": "0.00001", "mu": "0.16"},
+    "charged": {"epsilon": 0.5613, "delta": 1e-5, "mu": 0.16},
 }
 LEDGER = {
     "dataset": "toy",
     "unit": "example",
     "adjacency": "add_remove",
-    "budget": {"version": 1, "epsilon": "2", "delta": "0.0001"},
+    "budget": {"version": 1, "epsilon": 2.0, "delta": 0.0001},
     "exhausted": False,
     "spent": {
-        "filter": {"epsilon": "0.62"},
+        "filter": {"epsilon": 0.62},
         "composed": {"epsilon": {"lower": 0.5, "upper": 0.51}},
-        "sum": {"epsilon": "0.57", "delta": "0.00001"},
+        "sum": {"epsilon": 0.57, "delta": 1e-5},
     },
-    "remaining": {"epsilon": "1.38"},
+    "remaining": {"epsilon": 1.38},
     "entries": [RESERVATION],
     "forecast": {"runs": 3, "message": "3 more runs of this size fit."},
 }
@@ -87,7 +87,7 @@ def run(*arguments: str, **environment: str) -> Any:
 
 
 def test_what_was_spent_is_shown_by_each_composition_and_which_decides() -> None:
-    with answering(200, {"dataset": "toy", "ledgers": [LEDGER]}) as server:
+    with answering(200, {"items": [LEDGER], "next": None}) as server:
         result = run("show", "toy", "--forecast", "sha256:1", "--server", server)
         requested = Service.ASKED[0]
     assert result.exit_code == 0

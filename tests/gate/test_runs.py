@@ -76,7 +76,7 @@ def problem(status: int, code: str) -> httpx.Response:
 
 
 def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) -> None:
-    spent = {"steps": 5, "epsilon": "0.5", "delta": "1e-5"}
+    spent = {"steps": 5, "epsilon": 0.5, "delta": 1e-5}
     requested = answers(
         stream(state("1-0", "queued"), state("2-0", "running", worker="w1")),
         httpx.ConnectError("refused"),

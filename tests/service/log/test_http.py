@@ -91,7 +91,7 @@ def test_a_bundle_proves_its_place_offline(client: Client, certified: Any) -> No
 
 def test_refusals_are_logged_too(client: Client, certified: Any) -> None:
     certified(target={"epsilon": 0.01, "delta": 1e-5})
-    (entry,) = client.get("/v1/log/entries").json()["entries"]
+    (entry,) = client.get("/v1/log/entries").json()["items"]
     assert json.loads(entry["content"])["kind"] == "refusal"
 
 
@@ -101,7 +101,7 @@ def test_a_repeated_request_is_no_second_entry(
     certified()
     assert post(client, plan()).status_code == 200
     certified(steps=7)
-    assert len(client.get("/v1/log/entries").json()["entries"]) == 2
+    assert len(client.get("/v1/log/entries").json()["items"]) == 2
 
 
 def test_the_checkpoint_is_signed_by_a_published_key(client: Client, certified: Any) -> None:
@@ -118,7 +118,7 @@ def test_proofs_of_inclusion_for_every_leaf_and_size(client: Client, certified: 
         certified(steps=number)
         checkpoint = read_checkpoint(client.get("/v1/log/checkpoint").content)
         roots[checkpoint.size] = checkpoint.root_hash
-    entries = client.get("/v1/log/entries").json()["entries"]
+    entries = client.get("/v1/log/entries").json()["items"]
     for size, root in roots.items():
         for entry in entries[:size]:
             leaf = leaf_hash(entry["content"].encode())
@@ -181,12 +181,12 @@ def test_entries_come_in_pages(
     path, result = "/v1/log/entries?end=3", []
     while path is not None:
         page = client.get(path).json()
-        assert len(page["entries"]) <= 2
-        result += [item["leafIndex"] for item in page["entries"]]
+        assert len(page["items"]) <= 2
+        result += [item["leafIndex"] for item in page["items"]]
         path = page["next"]
     assert result == [0, 1, 2, 3]
-    assert client.get("/v1/log/entries?start=99").json() == {"entries": [], "next": None}
-    assert client.get("/v1/log/entries?start=3&end=1").json()["entries"] == []
+    assert client.get("/v1/log/entries?start=99").json() == {"items": [], "next": None}
+    assert client.get("/v1/log/entries?start=3&end=1").json()["items"] == []
 
 
 def test_a_damaged_log_answers_503_and_makes_the_service_not_ready(

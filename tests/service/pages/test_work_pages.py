@@ -237,9 +237,7 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
         yard.request(certificate)
     result = yard.ask("GET", f"/datasets/toy.json?composed=yes&certificate={certificate}", "audit")
     view = result.json()
-    api = yard.ask("GET", f"/v1/ledgers/toy?certificate={certificate}", "audit").json()["ledgers"][
-        0
-    ]
+    api = yard.ask("GET", f"/v1/ledgers/toy?certificate={certificate}", "audit").json()["items"][0]
     assert float(view["shown"]["spent"]) >= float(api["spent"]["filter"]["epsilon"])
     assert float(view["composed"]) >= api["spent"]["composed"]["epsilon"]["upper"]
     assert float(view["composed"]) < float(view["shown"]["sum"])

@@ -44,7 +44,7 @@ def test_an_activated_policy_is_signed_logged_and_listed(house: Any, policy: Doc
     assert (entry["subject"], entry["actor"]) == (digest, "token:ada")
     assert entry["body"]["policy"] == created["policy"]
 
-    listed = house.ask("ann", "GET", "/v1/policies").json()["policies"]
+    listed = house.ask("ann", "GET", "/v1/policies").json()["items"]
     assert [(item["name"], item["active"]) for item in listed] == [
         ("toys", True),
         ("default", True),
@@ -108,7 +108,7 @@ def test_a_new_version_asks_anew_and_the_old_certificate_stays(house: Any, plan:
     stated = statement(certified)
     assert stated["policy"]["version"] == 2
     assert stated["validity"]["not_after"][:4].isdigit()
-    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    listed = house.ask("sam", "GET", "/v1/policies").json()["items"]
     assert [(item["version"], item["active"]) for item in listed[:2]] == [(2, True), (1, False)]
 
 
@@ -121,7 +121,7 @@ def test_a_default_policy_is_for_what_no_other_names(house: Any, plan: Document)
         assert (result["policy"]["name"], result["verdict"]) == ("everything", "refused")
     house.activate(version=2, datasets=[])
     assert house.submit("sam", plan()).json()["policy"]["name"] == "everything"
-    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    listed = house.ask("sam", "GET", "/v1/policies").json()["items"]
     assert (listed[-1]["name"], listed[-1]["active"]) == ("default", False)
 
 
@@ -162,7 +162,7 @@ def test_a_policy_that_cannot_stand_is_refused_and_nothing_is_kept(
     assert house.ask("ada", "POST", "/v1/policies", b"", headers=html).status_code == 415
     assert house.ask("ada", "POST", "/v1/policies", b" " * 2_000_000).status_code == 413
     assert house.entries("policy") == []
-    listed = house.ask("sam", "GET", "/v1/policies").json()["policies"]
+    listed = house.ask("sam", "GET", "/v1/policies").json()["items"]
     assert [item["name"] for item in listed] == ["default"]
 
 

@@ -40,7 +40,7 @@ def test_a_simulation_says_what_activating_does(
     draft = policy(adjacencies=["add_remove"], epsilon_cap=0.8)
     result = simulated(stocked, draft)
     assert (result["judged"], result["next"]) == (5, None)
-    told = {item["certificate_id"]: item for item in result["changes"]}
+    told = {item["certificate_id"]: item for item in result["items"]}
     assert {entry["dataset"] for entry in told.values()} == {"toy"}
 
     stocked.ask("ada", "POST", "/v1/policies", draft)
@@ -66,7 +66,7 @@ def test_a_simulation_says_what_activating_does(
 def test_nothing_is_kept_of_a_simulation(stocked: Any, policy: Document) -> None:
     simulated(stocked, policy(epsilon_cap=0.1, version=77))
     assert stocked.entries("policy") == []
-    listed = stocked.ask("sam", "GET", "/v1/policies").json()["policies"]
+    listed = stocked.ask("sam", "GET", "/v1/policies").json()["items"]
     assert [item["name"] for item in listed] == ["default"]
 
 
@@ -76,7 +76,7 @@ def test_a_draft_for_the_default_is_held_against_what_no_policy_names(
     stocked.activate(epsilon_cap=100)
     result = simulated(stocked, policy(name="rest", datasets="default", epsilon_cap=0.01))
     assert result["judged"] == 2
-    assert {item["dataset"] for item in result["changes"]} == {"other", None}
+    assert {item["dataset"] for item in result["items"]} == {"other", None}
     assert simulated(stocked, policy(name="none", datasets=[]))["judged"] == 0
 
 
@@ -85,7 +85,7 @@ def test_what_a_policy_refused_would_pass_a_laxer_one(
 ) -> None:
     house.activate(epsilon_cap=0.1)
     house.submit("sam", plan())
-    (change,) = simulated(house, policy(version=2, epsilon_cap=3))["changes"]
+    (change,) = simulated(house, policy(version=2, epsilon_cap=3))["items"]
     assert (change["verdict"], change["would_be"], change["reasons"]) == (
         "refused",
         "certified",
@@ -102,7 +102,7 @@ def test_pages_cover_everything_once(stocked: Any, policy: Document) -> None:
         pages.append(answer.json())
     assert len(pages) == 4
     assert sum(page["judged"] for page in pages) == whole["judged"]
-    assert [item for page in pages for item in page["changes"]] == whole["changes"]
+    assert [item for page in pages for item in page["items"]] == whole["items"]
 
 
 def test_a_draft_that_could_not_be_active_is_refused(house: Any, policy: Document) -> None:

@@ -61,7 +61,7 @@ def test_a_waiver_lets_one_reason_pass_and_is_seen(
     assert stated["validity"]["not_after"] == waiver["waiver"]["expires_at"] <= in_days(30)
     assert house.submit("sue", plan()).content == passed.content
     assert house.ask("ann", "GET", f"/v1/waivers/{waiver['id']}").json() == waiver
-    assert house.ask("sam", "GET", "/v1/waivers").json() == {"waivers": [waiver]}
+    assert house.ask("sam", "GET", "/v1/waivers").json() == {"items": [waiver], "next": None}
     (entry,) = house.entries("waiver")
     assert (entry["subject"], entry["actor"]) == (waiver["id"], "token:amy")
     assert entry["body"]["waiver"] == waiver["waiver"]
@@ -230,7 +230,7 @@ def test_a_waiver_that_cannot_be_is_refused_and_nothing_is_kept(house: Any) -> N
     yaml = {"content-type": "application/yaml"}
     assert house.ask("amy", "POST", "/v1/waivers", b"", headers=yaml).status_code == 415
     assert house.entries("waiver") == []
-    assert house.ask("sam", "GET", "/v1/waivers").json() == {"waivers": []}
+    assert house.ask("sam", "GET", "/v1/waivers").json() == {"items": [], "next": None}
 
 
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:

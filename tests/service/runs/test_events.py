@@ -86,11 +86,11 @@ def test_what_is_spent_bounds_the_steps_and_is_below_the_whole_run(
         )
         assert (progress["steps"], progress["certified"]) == (steps, 10)
         assert progress["spent"]["steps"] >= steps
-        result[steps] = float(progress["spent"]["epsilon"])
+        result[steps] = progress["spent"]["epsilon"]
     assert 0 < result[1] < result[7] < result[10]
     reservation = yard.ask("GET", f"/v1/runs/{run}", "audit").json()["reservation"]
     whole = yard.ask("GET", f"/v1/reservations/{reservation}", "audit").json()["reserved"]
-    assert result[10] == float(whole["epsilon"])
+    assert result[10] == whole["epsilon"]
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -14,7 +14,7 @@ from tests.service.runs.conftest import Yard
 def listed(yard: Yard, query: str) -> list[str]:
     answer = yard.ask("GET", f"/v1/runs?{query}", "audit")
     assert answer.status_code == 200, answer.text
-    return [item["id"] for item in answer.json()["runs"]]
+    return [item["id"] for item in answer.json()["items"]]
 
 
 def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
@@ -25,7 +25,7 @@ def test_pages_follow_their_links_and_filters(yard: Yard) -> None:
     while path is not None:
         answer = yard.ask("GET", path, "audit")
         page = answer.json()
-        seen += [element["id"] for element in page["runs"]]
+        seen += [element["id"] for element in page["items"]]
         path = page["next"]
         assert ("link" in answer.headers) == (path is not None)
         if len(seen) == 2:

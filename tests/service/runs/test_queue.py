@@ -87,7 +87,7 @@ def test_a_run_and_its_reservation_are_one_transaction(
     with monkeypatch.context() as patch:
         patch.setattr(queue, "enqueue", die)
         assert yard.request(certificate).status_code == 500
-    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["ledgers"][0]
+    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["items"][0]
     assert ledger["entries_total"] == 0
     key = {"idempotency_key": "nightly"}
     body = {"certificate": certificate, "data": "digits", "model": "mlp:8", "output": "o"}
@@ -95,7 +95,7 @@ def test_a_run_and_its_reservation_are_one_transaction(
     again = yard.ask("POST", "/v1/runs", "submit", body, **key)
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json() == again.json()
-    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["ledgers"][0]
+    ledger = yard.ask("GET", "/v1/ledgers/toy", "audit").json()["items"][0]
     assert ledger["entries_total"] == 1
     assert not replay(yard.engine)
 
