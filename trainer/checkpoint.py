@@ -83,7 +83,7 @@ def load(run_log: RunLog) -> State:
         (entry["step"], name, content)
         for name in (NAME, PARTIAL)
         if (content := _content(run_log.folder / name)) is not None
-        and (entry := run_log.standing.checkpoints.get(digest_of_bytes(content))) is not None
+        and (entry := run_log.progress.checkpoints.get(digest_of_bytes(content))) is not None
     ]
     if not result:
         raise RunFailure(

@@ -175,7 +175,7 @@ class Run:
             state = checkpoint.load(run_log)
             opening = RunSecrets.of_state(state["secrets"]).opening
             self._open_writer = RunWriter(run_log, opening)
-            return checkpoint.packed(state), run_log.standing.charged
+            return checkpoint.packed(state), run_log.progress.charged
 
         content, charged = self._peers.led(reopen)
         state = checkpoint.unpacked(content)
@@ -316,12 +316,12 @@ class Run:
 
     def _ended(self, training: TrainingState, ended: str) -> Outcome:
         self._writer.end(ended, training)
-        standing = self._writer.run_log.standing
+        progress = self._writer.run_log.progress
         return Outcome(
             ended=ended,
-            charged=standing.charged,
-            released=standing.released,
-            head=standing.head,
+            charged=progress.charged,
+            released=progress.released,
+            head=progress.head,
             guarantee=self.config.summary,
         )
 
@@ -334,11 +334,11 @@ class Run:
 
 
 def _require_going_on(run_log: RunLog) -> None:
-    if run_log.standing.ended is not None:
+    if run_log.progress.ended is not None:
         checkpoint.remove(run_log.folder)  # the run may have died just before it did that
         raise RunFailure(
             "ended",
-            f"the run in {run_log.folder} has ended ({run_log.standing.ended}); there is nothing "
+            f"the run in {run_log.folder} has ended ({run_log.progress.ended}); there is nothing "
             "to resume.",
         )
 

@@ -8,7 +8,7 @@ never acted upon, and is taken off when the run goes on.
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as folder, RunLog.begun(Path(folder)) as run_log:
 ...     run_log.append({"type": "checkpoint", "step": 0, "checkpoint": "", "parameters": ""})
-...     list(run_log.standing.checkpoints)
+...     list(run_log.progress.checkpoints)
 ['']
 """
 
@@ -36,7 +36,7 @@ LOCK = "lock"
 
 
 @dataclass
-class Standing:
+class RecordProgress:
     """What the lines so far come to; ``checkpoints`` has the entry of each by its digest.
 
     Only those that lead to the keys of the last charge: where a run went on it stirred its key,
@@ -83,8 +83,8 @@ class Standing:
 class RunLog:
     """The open record of a run."""
 
-    def __init__(self, folder: Path, lock: int, stream: int, standing: Standing) -> None:
-        self.folder, self.standing = folder, standing
+    def __init__(self, folder: Path, lock: int, stream: int, progress: RecordProgress) -> None:
+        self.folder, self.progress = folder, progress
         self._lock, self._stream = lock, stream
         self._length = os.fstat(stream).st_size
 
@@ -106,7 +106,7 @@ class RunLog:
                     f"{folder} holds a run already. Resume it with --resume, or choose another "
                     "folder.",
                 )
-            return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), Standing())
+            return cls(folder, lock, _opened(folder, os.O_CREAT | os.O_TRUNC), RecordProgress())
         except BaseException:
             os.close(lock)
             raise
@@ -118,11 +118,11 @@ class RunLog:
             raise RunFailure("no_run", f"{folder} holds no run to resume.")
         lock = _locked(folder)
         try:
-            standing, length = _read(folder / NAME)
+            progress, length = _read(folder / NAME)
             stream = _opened(folder, 0)
             os.ftruncate(stream, length)
             os.fsync(stream)
-            return cls(folder, lock, stream, standing)
+            return cls(folder, lock, stream, progress)
         except BaseException:
             os.close(lock)
             raise
@@ -132,7 +132,7 @@ class RunLog:
 
         Raises ``RunFailure`` where it cannot be written; then nothing of the line is left.
         """
-        line, digest = encode_line(entry, self.standing.head)
+        line, digest = encode_line(entry, self.progress.head)
         try:
             write_all(self._stream, line)
             if durable:
@@ -142,7 +142,7 @@ class RunLog:
                 os.ftruncate(self._stream, self._length)
             raise unwritable(self.folder / NAME, error) from None
         self._length += len(line)
-        self.standing.take(entry, digest)
+        self.progress.take(entry, digest)
 
     def close(self) -> None:
         """Give the folder back."""
@@ -179,23 +179,23 @@ def _holds_a_run(path: Path) -> bool:
     return True
 
 
-def _read(path: Path) -> tuple[Standing, int]:
+def _read(path: Path) -> tuple[RecordProgress, int]:
     """What the whole lines come to, and how many bytes they have."""
     *lines, _cut_off = path.read_bytes().split(b"\n")
-    standing = Standing()
+    progress = RecordProgress()
     for number, line in enumerate(lines, start=1):
         try:
-            entry = decode_line(line + b"\n", standing.head)
+            entry = decode_line(line + b"\n", progress.head)
         except BrokenLine as error:
             raise RunFailure(
                 "broken_record",
                 f"{path}, line {number}: {error} The run cannot be shown to go on from here; "
                 "start a new one in another folder. Every certified step of this one is spent.",
             ) from None
-        standing.take(entry, entry["digest"])
-    if not standing.begun:
+        progress.take(entry, entry["digest"])
+    if not progress.begun:
         raise RunFailure("no_run", f"nothing was run in {path.parent} yet. Start without --resume.")
-    return standing, sum(len(line) + 1 for line in lines)
+    return progress, sum(len(line) + 1 for line in lines)
 
 
 def _locked(folder: Path) -> int:

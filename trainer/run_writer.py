@@ -123,7 +123,7 @@ class RunWriter:
         self, config: RunConfig, training: TrainingState, data: DataAdapter
     ) -> None:
         """Raise ``RunFailure`` unless the record is of this certificate, data and model."""
-        header = self.run_log.standing.header
+        header = self.run_log.progress.header
         assert header is not None  # a record without one is not resumed
         for what, then, now_ in (
             ("certificate", header["certificate_id"], config.certificate_id),
@@ -206,7 +206,7 @@ class RunWriter:
 
     def end(self, ended: str, training: TrainingState) -> None:
         """Weights unless the run diverged, the last line, and no checkpoint any more."""
-        standing = self.run_log.standing
+        progress = self.run_log.progress
         if ended != "diverged":
             path = self.run_log.folder / WEIGHTS
             partial = path.with_suffix(".part")
@@ -216,8 +216,8 @@ class RunWriter:
             {
                 "type": "final",
                 "ended": ended,
-                "charged": standing.charged,
-                "released": standing.released,
+                "charged": progress.charged,
+                "released": progress.released,
                 "parameters": training.digest(),
                 "at": now(),
                 "noise_test": training.noise_test.as_entry(),
