@@ -8,6 +8,9 @@ from .assessment import verdict_sentence as verdict_sentence
 from .atomic_write import fsync_directory as fsync_directory
 from .atomic_write import write_atomically as write_atomically
 from .certification import certify as certify
+from .clip_adaptation import FLAT as FLAT
+from .clip_adaptation import ClipAdaptation as ClipAdaptation
+from .clip_adaptation import block_name as block_name
 from .conformance import Conformance as Conformance
 from .conformance import ConformanceFinding as ConformanceFinding
 from .conformance import check_conformance as check_conformance

@@ -49,9 +49,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from affidavit.certificate.clip_adaptation import ClipAdaptation
 from affidavit.certificate.execution import Execution, StepRequirement, certified_plan
 from affidavit.certificate.run_record import (
     START,
@@ -61,8 +62,12 @@ from affidavit.certificate.run_record import (
     decode_line,
     invalid_fields,
     is_guarded,
+    is_number,
 )
-from affidavit.plan import canonical_json, digest_of
+from affidavit.plan import Plan, canonical_json, digest_of
+
+FOLLOWED = 1e-9
+"""By how much of itself a clip norm may be above what the recorded counts steer it to."""
 
 NOTED = frozenset({"diverged", "stopped"})
 """Findings that leave the guarantee as it is."""
@@ -217,6 +222,8 @@ class RecordCheck:
         self._keys: dict[str, int] = {}
         self._parameters: str | None = None
         self._checkpoints: dict[int, str] = {}
+        self._adaptation = _adaptation_of(self.plan)
+        self._factors: dict[int, dict[str, float]] = {}
         self._open = self.ended = self._guarded = False
 
     def of(self, number: int, entry: RecordEntry) -> Mismatches:
@@ -331,6 +338,8 @@ class RecordCheck:
             yield "wrong_weights", "the checkpoint's parameters are not those of the last step."
         # A release may say nothing of its weights; the checkpoint after it always does.
         self._parameters = self._checkpoints[entry["step"]] = entry["parameters"]
+        if self._adaptation is not None:
+            self._factors[entry["step"]] = dict(self._adaptation.factors)
 
     def _resumed(self, entry: RecordEntry) -> Mismatches:
         step, before = entry["step"], entry["from_step"]
@@ -339,6 +348,8 @@ class RecordCheck:
         if self._checkpoints.get(before) != entry["parameters"]:
             yield "wrong_weights", f"the run went on from no checkpoint of step {before}."
         self._open, self._parameters = False, entry["parameters"]
+        if self._adaptation is not None and before in self._factors:
+            self._adaptation.factors = dict(self._factors[before])
 
     def _charge(self, entry: RecordEntry) -> Mismatches:
         step = entry["step"]
@@ -356,7 +367,11 @@ class RecordCheck:
         if self.charged > self.execution.steps:
             yield "too_many_steps", f"{self.execution.steps} steps were certified."
             return
-        yield from _parameters(entry, self.execution.at(self.charged - 1))
+        required = self.execution.at(self.charged - 1)
+        if self._adaptation is None:
+            yield from _parameters(entry, required)
+        else:
+            yield from _adapted_parameters(entry, required, self._adaptation)
 
     def _release(self, entry: RecordEntry) -> Mismatches:
         if not self._open or entry["step"] != self.charged - 1:
@@ -364,6 +379,17 @@ class RecordCheck:
         self._open = False
         self.released += 1
         self._parameters = entry["parameters"]
+        yield from self._counts(entry)
+
+    def _counts(self, entry: RecordEntry) -> Mismatches:
+        """The counts of a release, which the clip norms of the next step follow from."""
+        counts, adaptation = entry.get("clip_counts"), self._adaptation
+        requested = set() if adaptation is None else adaptation.factors.keys()
+        if (counts or {}).keys() != requested or not all(map(is_number, (counts or {}).values())):
+            what = "no counts of clipped records were" if adaptation is None else "a count is"
+            yield "unknown_fields", f"clip_counts: {what} certified for every block."
+        elif adaptation is not None and counts is not None:
+            adaptation.follow(counts, self.execution.at(entry["step"]))
 
     def _final(self, entry: RecordEntry) -> Mismatches:
         self.ended = True
@@ -393,6 +419,30 @@ class RecordCheck:
 def _same(recorded: Any, certified: Any) -> bool:
     """Whether they are one JSON value; to Python, ``True`` would be 1."""
     return canonical_json(recorded) == canonical_json(certified)
+
+
+def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
+    """None also where a plan does not say which count steers which clip norm: norms are fixed."""
+    try:
+        return ClipAdaptation.of(plan)
+    except ValueError:
+        return None
+
+
+def _adapted_parameters(
+    entry: RecordEntry, required: StepRequirement, adaptation: ClipAdaptation
+) -> Mismatches:
+    """The same where clip norms follow the counts: the noise is relative to each as recorded."""
+    here = adaptation.at(required)
+    # The path of the norms is steered by released values; e^x may differ in its last digits.
+    norms = {name: norm * (1 + FOLLOWED) for name, norm in here.clip_norm.items()}
+    stds = here.noise_std
+    if entry["clip_norm"].keys() == norms.keys():
+        stds = {
+            name: adaptation.noise_for(name, norm, required) if norm > 0 else stds[name]
+            for name, norm in entry["clip_norm"].items()
+        }
+    yield from _parameters(entry, replace(required, clip_norm=norms, noise_std=stds))
 
 
 def _parameters(entry: RecordEntry, required: StepRequirement) -> Mismatches:

@@ -123,9 +123,12 @@ class Execution:
         ]
 
 
-def noise_std(release: Release) -> float:
-    """σ_g C_g of the noise on the sum, rounded up; raises ``ValueError`` where it is open."""
-    exact = noise_multiplier(release) * Fraction(release.clip_norm)
+def noise_std(release: Release, clip_norm: float | None = None) -> float:
+    """σ_g C_g of the noise on the sum, rounded up; raises ``ValueError`` where it is open.
+
+    C_g is the release's own ``clip_norm`` where none is named.
+    """
+    exact = noise_multiplier(release) * Fraction(clip_norm or release.clip_norm)
     nearest = float(exact)
     return nearest if Fraction(nearest) >= exact else math.nextafter(nearest, math.inf)
 

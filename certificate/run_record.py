@@ -84,8 +84,11 @@ FIELDS: dict[str, frozenset[str]] = {
 }
 """The fields of every type of entry, beside ``type``, ``previous`` and ``digest``."""
 
-MAY_HAVE: dict[str, frozenset[str]] = {"final": frozenset({"noise_test"})}
-"""Fields that a type of entry may have or not: older records have none of them."""
+MAY_HAVE: dict[str, frozenset[str]] = {
+    "final": frozenset({"noise_test"}),
+    "release": frozenset({"clip_counts"}),
+}
+"""Fields that a type of entry may have or not; ``clip_counts`` where clip norms are adapted."""
 
 KINDS: dict[str, dict[str, str]] = {
     "header": {
@@ -134,7 +137,7 @@ _DIGEST = re.compile("sha256:[0-9a-f]{64}")
 _TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is one, always finite as ``load_json`` reads it; ``true`` is not 1 here."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -148,10 +151,10 @@ _IS: dict[str, Callable[[Any], bool]] = {
     "a time": lambda value: isinstance(value, str) and _TIME.fullmatch(value) is not None,
     "a digest": _digest,
     "a digest or null": lambda value: value is None or _digest(value),
-    "a number": _number,
-    "an integer": lambda value: isinstance(value, int) and _number(value),
+    "a number": is_number,
+    "an integer": lambda value: isinstance(value, int) and is_number(value),
     "a number for each release": lambda value: (
-        isinstance(value, dict) and all(map(_number, value.values()))
+        isinstance(value, dict) and all(map(is_number, value.values()))
     ),
 }
 

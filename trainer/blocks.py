@@ -19,15 +19,12 @@ from typing import Any
 
 from torch import nn
 
-from affidavit.certificate import Execution, StepRequirement
+from affidavit.certificate import FLAT, Execution, StepRequirement, block_name
 from affidavit.plan import Phase
 from affidavit.trainer.adapters import Group, ModelAdapter
 from affidavit.trainer.clipping.private import BlockSpec
 from affidavit.trainer.errors import NotCertified
 from affidavit.trainer.noise.source import TensorNoise
-
-FLAT = "all"
-"""The name of the one block of flat clipping."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,25 +49,26 @@ class Layout:
             names = tuple(name for of in self.tensors.values() for name in of)
             (clip_norm,) = set(required.clip_norm.values())
             return (BlockSpec(name=FLAT, clip_norm=clip_norm, names=names),)
-        return tuple(
-            BlockSpec(
-                name=block_name(release, place),
-                clip_norm=required.clip_norm[release],
-                names=group.names,
-                uses={
-                    path: share * required.clip_norm[release] for path, share in group.uses.items()
-                },
-            )
-            for release, groups in self.groups.items()
-            for place, group in enumerate(groups)
-        )
+        result = []
+        for release, groups in self.groups.items():
+            for place, group in enumerate(groups):
+                clip_norm = of_block(required.clip_norm, release, place)
+                uses = {path: share * clip_norm for path, share in group.uses.items()}
+                name = block_name(release, place)
+                spec = BlockSpec(name=name, clip_norm=clip_norm, names=group.names, uses=uses)
+                result.append(spec)
+        return tuple(result)
 
     def noise(self, required: StepRequirement) -> dict[str, TensorNoise]:
         """The noise of every tensor, in the order of ``tensors``."""
         return {
-            name: TensorNoise(shape=tuple(tensor.shape), scale=required.noise_std[release])
-            for release, of in self.tensors.items()
-            for name, tensor in of.items()
+            name: TensorNoise(
+                shape=tuple(self.parameters[name].shape),
+                scale=of_block(required.noise_std, release, place),
+            )
+            for release, groups in self.groups.items()
+            for place, group in enumerate(groups)
+            for name in group.names
         }
 
     def as_entries(self) -> list[dict[str, Any]]:
@@ -88,9 +86,10 @@ class Layout:
         ]
 
 
-def block_name(release: str, place: int) -> str:
-    """The name of one block of a release."""
-    return f"{release}[{place}]"
+def of_block(values: Mapping[str, float], release: str, place: int) -> float:
+    """What ``values`` has for a block: its own, or that of its release."""
+    block = block_name(release, place)
+    return values[block] if block in values else values[release]
 
 
 def layout_of(execution: Execution, model: ModelAdapter) -> Layout:

@@ -302,7 +302,7 @@ class Run:
             self._peers.require_same(digest)
 
         def say() -> None:
-            self._writer.release(step, records, digest)
+            self._writer.release(step, records, digest, training.clip_counts)
             if due.keep:
                 with self._checkpoints.timed():
                     self._writer.checkpoint(training, step + 1, secrets)

@@ -10,7 +10,7 @@ this trainer cannot keep is refused here, before anything is read of the data:
 * a data set of another size than the plan's;
 * an obligation that this release does not know;
 * correlated noise whose coefficients come out otherwise here than where it was certified;
-* events beside training that belong into the loop (adaptive clipping, repeat and select).
+* events beside training that belong around the loop (repeat and select).
 
 >>> OBLIGATIONS >= {"noise_once_per_lot", "empty_lot_counts"}
 True
@@ -51,11 +51,11 @@ OBLIGATIONS = STEP_OBLIGATIONS | {
     "error_feedback_form",
     "one_divisor",
     "error_state_is_private",
+    "recentred_clipping_count",
 }
 """The codes of the obligations that this trainer fulfils."""
 
 NOT_HERE = {
-    "adaptive_clipping_quantile": "clip norms are not adapted by this trainer",
     "repeat_and_select": "a run is not repeated and selected from by this trainer",
 }
 """Extra events that are part of the loop, and are not built into this one."""

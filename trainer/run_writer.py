@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -185,8 +186,18 @@ class RunWriter:
             durable=durable,
         )
 
-    def release(self, step: int, records: int, parameters: str | None) -> None:
-        """What ``step`` came to; ``records`` of its lot are committed to."""
+    def release(
+        self,
+        step: int,
+        records: int,
+        parameters: str | None,
+        clip_counts: Mapping[str, float] | None = None,
+    ) -> None:
+        """What ``step`` came to; ``records`` of its lot are committed to.
+
+        ``clip_counts`` are the noisy counts that clip norms follow, where they are adapted.
+        """
+        counts = {} if clip_counts is None else {"clip_counts": dict(clip_counts)}
         self.run_log.append(
             {
                 "type": "release",
@@ -195,6 +206,7 @@ class RunWriter:
                     self._opening, f"lot size of step {step}", str(records)
                 ),
                 "parameters": parameters,
+                **counts,
             },
             durable=False,
         )

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from affidavit.certificate import StepRequirement
+from affidavit.certificate import ClipAdaptation, StepRequirement
 from affidavit.plan import Plan
 from affidavit.trainer.adapters import (
     DataAdapter,
@@ -38,9 +38,9 @@ from affidavit.trainer.blocks import layout_of
 from affidavit.trainer.clipping.private import PrivateModel, UnsupportedModel
 from affidavit.trainer.clipping.probe import MORE, probe
 from affidavit.trainer.distributed import Peers
-from affidavit.trainer.errors import Diverged
+from affidavit.trainer.errors import Diverged, NotCertified
 from affidavit.trainer.lot_sampler import LotSampler
-from affidavit.trainer.noise.source import NoiseSource
+from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.numerics import all_finite
 from affidavit.trainer.optimizers.dice import ErrorFeedback
 from affidavit.trainer.optimizers.disk import DiSK
@@ -83,8 +83,12 @@ class TrainingState:
         if optimizer is not None:
             require_trained(optimizer, self.module)
             self._rates = lambda _: float(optimizer.param_groups[0]["lr"])
-        first = config.execution.at(0)
-        self.private = PrivateModel(self.module, self.layout.specs(first))
+        self._adaptation = _adaptation_of(config.plan)
+        self.clip_counts: dict[str, float] | None = None
+        self._records = 0
+        self.private = PrivateModel(self.module, self.layout.specs(self._required(0)))
+        if self._adaptation is not None:
+            self.private.count_within()
         if settings.compile:
             self.module.compile()
         self._masters = {} if optimizer is not None else _masters(self._trained)
@@ -115,6 +119,11 @@ class TrainingState:
             "peers": self._peers,
             "autocast": self._settings.autocast,
         }
+        if self._adaptation is not None and plan.optimizer.name in ("dp_disk", "dp_dice"):
+            raise UnsupportedModel(
+                f"{plan.optimizer.name} clips gradients in a way of its own, and its clip norms "
+                "cannot be adapted. Leave adaptive_clipping_quantile out of extra."
+            )
         if isinstance(self.optimizer, DiSK):
             if self._masters:
                 raise UnsupportedModel(
@@ -167,6 +176,14 @@ class TrainingState:
     def public(self, step: int) -> dict[str, Any]:
         """The public parameters of ``step``, as the training will really use them."""
         required = self._enter(step)
+        if self._adaptation is not None:
+            return {
+                "phase": required.phase,
+                "clip_norm": required.clip_norm,
+                "noise_std": required.noise_std,
+                "divisor": required.divisor,
+                "learning_rate": self._rates(step),
+            }
         norms = {spec.name: spec.clip_norm for spec in self.private.specs}
         blocks = {entry["name"]: entry["block"] for entry in self.layout.as_entries()}
         scales = self._noise[required.phase].scales()
@@ -184,8 +201,13 @@ class TrainingState:
             "learning_rate": self._rates(step),
         }
 
-    def _enter(self, step: int) -> StepRequirement:
+    def _required(self, step: int) -> StepRequirement:
+        """What ``step`` must be, with the clip norms of now where they are adapted."""
         required = self._config.execution.at(step)
+        return required if self._adaptation is None else self._adaptation.at(required)
+
+    def _enter(self, step: int) -> StepRequirement:
+        required = self._required(step)
         specs = self.layout.specs(required)
         if specs != self.private.specs:
             self.private.set_clip_norms(specs)
@@ -211,6 +233,8 @@ class TrainingState:
             microbatch=self._settings.microbatch,
             dropout_key=ratchet.key_for(f"dropout of rank {self._peers.rank}"),
         )
+        self.private.take_within()
+        self._records = len(mine.records)
         return mine, len(lot)
 
     def batch(self, lot: Lot, place: int, records: Tensor) -> Any:
@@ -231,17 +255,34 @@ class TrainingState:
 
         Each has the shape of its parameter. Raises ``Diverged``.
         """
-        required = self._config.execution.at(step)
-        before = self.noise_test.before(sums)
-        self._source(required, ratchet).add_to(sums)
+        required = self._required(step)
+        noise_std = {name: item.scale for name, item in self.layout.noise(required).items()}
+        before = self.noise_test.entries(sums, noise_std)
+        self._source(required, ratchet).add_to(sums, noise_std if self._adaptation else None)
         self.noise_test.see(
             before,
             sums,
-            required.noise_std,
+            noise_std,
             strategy=self._config.strategies[required.phase],
             place=required.place,
         )
         self._update(sums, required, self._rates(step))
+        if self._adaptation is not None:
+            self.clip_counts = self._noisy_counts(self._adaptation, ratchet)
+            self._adaptation.follow(self.clip_counts, required)
+
+    def _noisy_counts(self, adaptation: ClipAdaptation, ratchet: Ratchet) -> dict[str, float]:
+        """By block, how many records were within the clip norm, each as ±1/2, with noise."""
+        within = self.private.take_within()
+        sums = torch.tensor(
+            [within[block] - self._records / 2 for block in adaptation.factors],
+            device=self._peers.device,
+        )
+        self._peers.add_up({"counts": sums})
+        noise = TensorNoise(shape=tuple(sums.shape), scale=adaptation.event.noise_std)
+        key, device = ratchet.key_for("clipping counts"), str(self._peers.device)
+        NoiseSource(key, {"counts": noise}, device=device).add_to({"counts": sums})
+        return dict(zip(adaptation.factors, sums.tolist(), strict=True))
 
     def pass_over(self, step: int, ratchet: Ratchet) -> None:
         """Go past ``step``, which was charged and is lost."""
@@ -298,6 +339,7 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "noise": [source.state_dict() for source in self._noise],
             "error": error,
+            "clip_factors": dict(self._adaptation.factors) if self._adaptation else {},
             "extra": {name: item.state_dict() for name, item in self.extra.items()},
         }
 
@@ -312,6 +354,8 @@ class TrainingState:
             source.load_state_dict(stored)
         if isinstance(self._gradient, ErrorFeedbackGradient):
             self._feedback.load_private_state_dict(state["error"])
+        if self._adaptation is not None:
+            self._adaptation.factors = dict(state["clip_factors"])
         self._stored = state.get("extra", {})
 
     def keep(self, name: str, item: Any) -> None:
@@ -323,6 +367,14 @@ class TrainingState:
     def close(self) -> None:
         """Give the model its own layers back."""
         self.private.detach()
+
+
+def _adaptation_of(plan: Plan) -> ClipAdaptation | None:
+    """Raises ``NotCertified`` where the plan does not say which count steers which norm."""
+    try:
+        return ClipAdaptation.of(plan)
+    except ValueError as error:
+        raise NotCertified("unsupported", f"/extra: {error}, and certify the plan again.") from None
 
 
 def _masters(trained: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -185,4 +185,4 @@ def test_a_refusal_has_its_exit_code(status: int, code: Exit) -> None:
 
 def test_a_service_that_is_not_there_decides_nothing() -> None:
     assert run("show", "toy", "--server", "http://127.0.0.1:9").exit_code == Exit.UNDECIDED
-    assert run("show", "toy", "--server", "nonsense").exit_code == Exit.UNDECIDED
+    assert run("show", "toy", "--server", "nonsense").exit_code == Exit.USAGE

@@ -22,9 +22,9 @@ Reference for the bound: the moment generating function of x y is (1 - u²)^(-1/
 >>> drawn = torch.Generator().manual_seed(1)
 >>> for step in range(20):
 ...     sums = {"w": torch.zeros(1000)}
-...     before = test.before(sums)
+...     before = test.entries(sums, {"w": 3.0})
 ...     sums["w"] += 3 * torch.randn(1000, generator=drawn)
-...     test.see(before, sums, {"all": 3.0})
+...     test.see(before, sums, {"w": 3.0})
 >>> round(test.as_entry()["scale"]["all"], 1)
 1.0
 """
@@ -80,10 +80,17 @@ class NoiseTest:
         self._matrix: Array | None = None
         self._seen: dict[int, dict[str, Tensor]] = {}
 
-    def before(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of the entries that are read, by release; each sum has its tensor's shape."""
+    def entries(
+        self, sums: Mapping[str, Tensor], noise_std: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        """Copies of the entries that are read, by release, over ``noise_std`` of their tensor.
+
+        Each sum has its tensor's shape.
+        """
         return {
-            release: torch.cat([sums[name].reshape(-1)[: self._read[name]].double() for name in of])
+            release: torch.cat(
+                [sums[n].reshape(-1)[: self._read[n]].double() / noise_std[n] for n in of]
+            )
             for release, of in self._names.items()
         }
 
@@ -98,13 +105,12 @@ class NoiseTest:
     ) -> None:
         """Test the noise of a step, ``place`` in its phase, that ``sums`` have and ``before`` not.
 
-        Each sum has its tensor's shape. Raises ``RunFailure`` (``noise_not_certified``).
+        ``before`` are their ``entries`` before it was added, and ``noise_std`` its certified
+        deviation, by tensor. Each sum has its tensor's shape. Raises ``RunFailure``
+        (``noise_not_certified``).
         """
-        after = self.before(sums)
-        noise = {
-            release: ((after[release] - before[release]) / noise_std[release]).cpu()
-            for release in after
-        }
+        after = self.entries(sums, noise_std)
+        noise = {release: (after[release] - before[release]).cpu() for release in after}
         if strategy is not None:
             z_of = self._independent(noise, strategy, place)
             if z_of is None:

@@ -74,10 +74,16 @@ class Target:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """What is clipped together to ``clip_norm``: all uses that its taps catch."""
+    """What is clipped together to ``clip_norm``: all uses that its taps catch.
+
+    Where ``counted``, ``within`` grows by the records of a norm of at most ``clip_norm``; their
+    gradients are then kept until the backward pass is over, as those of several uses are.
+    """
 
     name: str
     clip_norm: float
+    counted: bool = False
+    within: int = 0
     uses: int = 0
     caught: int = 0
     kept: list[tuple[Target, Factors]] = field(default_factory=list)
@@ -93,7 +99,7 @@ class Block:
                 f"block {self.name}: {self.caught} gradients for {self.uses} uses in the forward "
                 "pass; a layer ran where it could not be counted."
             )
-        if self.uses > 1:
+        if self.uses > 1 or self.counted:
             self.kept.append((target, factors))
         else:
             target.add(factors.clipped_sum(self.clip_norm))
@@ -110,6 +116,8 @@ class Block:
         weights = clip_weights(
             joint_norm([norm_of_uses(use) for use in uses.values()]), self.clip_norm
         )
+        if self.counted:
+            self.within += int((weights == 1).sum())
         for target, item in uses.items():
             while item:
                 target.add(item.pop().weighted_sum(weights))

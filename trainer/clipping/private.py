@@ -78,7 +78,7 @@ class PrivateModel:
         self._lifted: dict[int, str] = {}
         self._folds: set[str] = set()
         self._wide: dict[str, Tensor] = {}
-        self._hidden = False
+        self._hidden = self._counted = False
         self._attach()
 
     def _attach(self) -> None:
@@ -178,7 +178,9 @@ class PrivateModel:
         key = (spec.name, path if spec.uses else "")
         clip_norm = spec.uses.get(path, spec.clip_norm)
         name = f"{spec.name} ({path})" if spec.uses else spec.name
-        block = self._blocks.setdefault(key, Block(name=name, clip_norm=clip_norm))
+        block = self._blocks.setdefault(
+            key, Block(name=name, clip_norm=clip_norm, counted=self._counted)
+        )
         return GradientHook(target=target, block=block, lot=self._lot, path=path)
 
     def _run(
@@ -316,6 +318,28 @@ class PrivateModel:
         self._wide.clear()
         for target in self._targets.values():
             target.parameter.grad = None
+
+    def count_within(self) -> None:
+        """From now on count, by block, the records whose norm is at most the clip norm.
+
+        Raises ``UnsupportedModel`` for a tensor of which each use is clipped by itself.
+        """
+        for spec in self.specs:
+            if spec.uses:
+                raise UnsupportedModel(
+                    f"block {spec.name}: each use of its tensor is clipped by itself, and its clip "
+                    "norms cannot be adapted. Leave uses out, or adaptive_clipping_quantile."
+                )
+        self._counted = True
+        for block in self._blocks.values():
+            block.counted = True
+
+    def take_within(self) -> dict[str, int]:
+        """The counts since they were last taken, by block."""
+        result = {}
+        for (name, _), block in self._blocks.items():
+            result[name], block.within = block.within, 0
+        return result
 
     def observe(self, losses: Callable[[], Tensor], *, records: int) -> bool:
         """Run the model as it is, and note which inputs of its modules are of records.

@@ -91,8 +91,10 @@ class NoiseSource:
         """Draw what is to come from another key; needed after a crash."""
         self._key = key
 
-    def add_to(self, sums: Mapping[str, Tensor]) -> None:
+    def add_to(self, sums: Mapping[str, Tensor], scales: Mapping[str, float] | None = None) -> None:
         """Add this step's noise to the clipped sum of every tensor, in place, and go on.
+
+        ``scales`` are those of this step, where clip norms are adapted and the noise with them.
 
         Raises ``WrongState`` after the last step of the strategy and ``ValueError`` where the
         sums are not those of all tensors; then nothing was added.
@@ -107,13 +109,14 @@ class NoiseSource:
         if wrong:
             raise ValueError(f"{', '.join(sorted(wrong))}: not the tensors that noise is made for")
         at, self._step = self._step, self._step + 1
+        scales = self.scales() if scales is None else scales
         with torch.no_grad():
             if self._is_z and all(sums[name].is_contiguous() for name in self._tensors):
-                self._add_pieces(at, sums)
+                self._add_pieces(at, sums, scales)
                 return
             for place, (name, tensor) in enumerate(self._tensors.items()):
                 noise = self._recurrence(at, self._z(at, place, tensor), self._kept[name])
-                sums[name].add_(noise, alpha=tensor.scale)
+                sums[name].add_(noise, alpha=scales[name])
 
     def pass_over(self) -> None:
         """Go past a step whose release was lost in a crash: its noise is kept, not added.
@@ -142,9 +145,9 @@ class NoiseSource:
         )
         return drawn.to(self._dtype)
 
-    def _add_pieces(self, at: int, sums: Mapping[str, Tensor]) -> None:
+    def _add_pieces(self, at: int, sums: Mapping[str, Tensor], scales: Mapping[str, float]) -> None:
         """The same where the noise is z itself: no tensor is ever written in full."""
-        into = [(sums[name].view(-1), item.scale) for name, item in self._tensors.items()]
+        into = [(sums[name].view(-1), scales[name]) for name in self._tensors]
         counts = {place: len(sums) for place, (sums, _) in enumerate(into)}
         for place, first, z in pieces(self._key, step=at, counts=counts, device=self._device):
             flat, scale = into[place]

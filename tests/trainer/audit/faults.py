@@ -73,9 +73,9 @@ class _AllButOne:
     def __init__(self, source: NoiseSource) -> None:
         self._source = source
 
-    def add_to(self, sums: Mapping[str, Tensor]) -> None:
+    def add_to(self, sums: Mapping[str, Tensor], *scales: Any) -> None:
         stored = sums["norm.bias"].clone()
-        self._source.add_to(sums)
+        self._source.add_to(sums, *scales)
         sums["norm.bias"].copy_(stored)
 
 

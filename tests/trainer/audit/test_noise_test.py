@@ -16,7 +16,7 @@ from affidavit.trainer.noise.source import NoiseSource, TensorNoise
 from affidavit.trainer.run_config import strategies_of
 from tests.trainer.loop.made import Made, entries_of, plan_with, ran
 
-STD = {"hidden": 2.0, "auxiliary": 0.5}
+STD = {"w": 2.0, "v": 2.0, "b": 0.5}
 RELEASES = {"w": "hidden", "v": "hidden", "b": "auxiliary"}
 SHAPES = {"w": (40, 40), "v": (300,), "b": (700,)}
 SIZES = {"w": 1600, "v": 300, "b": 700}
@@ -32,9 +32,9 @@ def released(steps: int, noise: Any, seed: int = 0) -> NoiseTest:
     test, drawn = NoiseTest(RELEASES, SIZES), torch.Generator().manual_seed(seed)
     for step in range(steps):
         sums = {name: item + 50 for name, item in zeros().items()}
-        before = test.before(sums)
+        before = test.entries(sums, STD)
         for name, z in noise(step, drawn).items():
-            sums[name] += STD[RELEASES[name]] * z
+            sums[name] += STD[name] * z
         test.see(before, sums, STD)
     return test
 
@@ -121,9 +121,9 @@ def test_correlated_noise_is_solved_for_what_it_is_made_of(fault: str | None) ->
     def go() -> None:
         for step in range(steps):
             sums = {"w": torch.zeros(2000)}
-            before = test.before(sums)
+            before = test.entries(sums, {"w": 3.0})
             source.add_to(sums)
-            test.see(before, sums, {"all": 3.0}, strategy=strategy, place=step)
+            test.see(before, sums, {"w": 3.0}, strategy=strategy, place=step)
 
     if fault is None:
         go()
@@ -145,9 +145,9 @@ def test_a_run_with_less_noise_is_stopped_before_it_releases(
 ) -> None:
     add_to = NoiseSource.add_to
 
-    def less(self: NoiseSource, sums: dict[str, Tensor]) -> None:
+    def less(self: NoiseSource, sums: dict[str, Tensor], *scales: Any) -> None:
         before = {name: item.clone() for name, item in sums.items()}
-        add_to(self, sums)
+        add_to(self, sums, *scales)
         for name, item in sums.items():
             item.copy_(before[name] + 0.1 * (item - before[name]))
 

@@ -8,7 +8,6 @@ import signal
 import stat
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,12 +18,17 @@ from torch.func import functional_call, grad, vmap
 from affidavit.certificate import check_conformance
 from affidavit.trainer import sampling
 from affidavit.trainer.checkpoint import NAME
-from affidavit.trainer.errors import Diverged, Interrupted, RunFailure
+from affidavit.trainer.distributed import Peers
+from affidavit.trainer.errors import Diverged, RunFailure
 from affidavit.trainer.noise.normal import standard_normal
 from affidavit.trainer.ratchet import Ratchet, committed
+from affidavit.trainer.run_config import bind
 from affidavit.trainer.run_writer import RunSecrets
+from affidavit.trainer.settings import Settings
 from affidavit.trainer.sources import UnknownSource, data_of
+from affidavit.trainer.training_state import RunKeys, TrainingState
 from tests.trainer.loop.made import (
+    KEY,
     RECORDS,
     STEPS,
     Made,
@@ -304,14 +308,25 @@ def test_updates_below_the_precision_of_a_parameter_add_up(
     assert torch.allclose(narrow.values.float(), exact.values, rtol=2**-8, atol=1e-4)
 
 
-def test_the_masters_of_narrow_parameters_outlast_a_stop(run: Run, tmp_path: Path) -> None:
-    plan, out = plan_with(optimizer={"name": "dp_sgd", "learning_rate": 1e-4}), tmp_path / "run"
-    bundle = bundle_of(plan)
-    whole = run(plan, model=Narrow(), bundle=bundle, seed=3)
-    with pytest.raises(Interrupted):
-        run(plan, model=Narrow(), bundle=bundle, out=out, data=Stopping(), seed=3)
-    again = run(plan, model=Narrow(), bundle=bundle, out=out, resume=True)
-    assert torch.equal(again.values, whole.values)
+def test_the_masters_of_narrow_parameters_are_in_a_checkpoint() -> None:
+    plan = plan_with(optimizer={"name": "dp_sgd", "learning_rate": 1e-4})
+    bound = bind(bundle_of(plan), [KEY.public], plan, records=RECORDS)
+
+    def fresh() -> TrainingState:
+        return TrainingState(
+            bound, Narrow(), Made(), settings=Settings(), peers=Peers.alone("cpu"),
+            keys=RunKeys(lots=bytes(32), probes=bytes(32)),
+        )  # fmt: skip
+
+    one, two, ratchet = fresh(), fresh(), secrets_of(3).ratchet
+    one.step(0, ratchet, lambda _: None)
+    two.load(one.state())
+    for training in (one, two):
+        training.step(1, ratchet.next(), lambda _: None)
+    rounded = dict(one.module.named_parameters())
+    for name, master in one.state()["masters"].items():
+        assert torch.equal(master, two.state()["masters"][name])
+        assert not torch.equal(master, rounded[name].float())
 
 
 class Stopping(Made):

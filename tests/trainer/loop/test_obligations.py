@@ -11,7 +11,6 @@ from affidavit.plan import plan_from
 from affidavit.trainer.run_config import OBLIGATIONS
 
 EXTRAS: list[dict[str, Any]] = [
-    {"kind": "adaptive_clipping_quantile", "name": "q", "noise_std": 10},
     {"kind": "repeat_and_select", "name": "r", "distribution": "poisson", "mean": 3},
 ]
 
