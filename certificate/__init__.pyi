@@ -97,6 +97,9 @@ from .status import sign_status as sign_status
 from .strategy_comparison import MechanismCost as MechanismCost
 from .strategy_comparison import StrategyComparison as StrategyComparison
 from .strategy_comparison import compare as compare
+from .trust_policy import BadTrustPolicy as BadTrustPolicy
+from .trust_policy import TrustPolicy as TrustPolicy
+from .trust_policy import parse_trust_policy as parse_trust_policy
 from .trust_root import TrustRoot as TrustRoot
 from .trust_root import accept_keyset as accept_keyset
 from .trust_root import read_anchor as read_anchor

@@ -11,6 +11,8 @@ a log includes them whose checkpoint another key signed, because whoever holds t
 any date on what it signs. Its checkpoints and status lists count no more. A revocation names the
 first moment at which a stranger may have had the key, and the window's start where nobody knows.
 
+``trust`` is the default trust policy of those who verify by the keyset.
+
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 
 >>> from datetime import UTC, datetime
@@ -53,6 +55,7 @@ from affidavit.certificate.keys import (
     format_instant,
     parse_instant,
 )
+from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.plan import MalformedPlan, canonical_json, load_json
 
 KEYSET_TYPE = "https://affidavit.dev/keyset/v1"
@@ -172,6 +175,11 @@ class Keyset(_Part):
     roots: Roots
     keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MOST_KEYS)]
     revoked: Annotated[tuple[Revocation, ...], Field(max_length=MOST_KEYS)] = ()
+    trust: TrustPolicy | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(handler(self), *(() if self.trust else ("trust",)))
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -182,6 +190,8 @@ class Keyset(_Part):
         known = _unique(self.keys, "key")
         if shared := known & {key.key_id for key in self.roots.keys}:
             raise ValueError(f"{min(shared)[:16]} is a root key and cannot sign certificates")
+        if self.trust and (name := self.trust.dependent(key.public() for key in self.keys)):
+            raise ValueError(f"the witness {name} has a key of this keyset, and witnesses itself")
         if missing := _unique(self.revoked, "revoked key") - known:
             raise ValueError(f"the revoked key {min(missing)[:16]} is not among the keys")
         for key in self.keys:
@@ -228,6 +238,7 @@ def draft_keyset(
     revoked: Iterable[Revocation],
     issued_at: datetime,
     expires_at: datetime,
+    trust: TrustPolicy | None = None,
 ) -> SignedKeyset:
     """The version after ``previous``, without a signature; raises ``KeysetError``."""
     document = {
@@ -239,6 +250,7 @@ def draft_keyset(
         "roots": roots.model_dump(mode="json"),
         "keys": [_without(key.as_record(), "development") for key in keys],
         "revoked": [item.model_dump(mode="json") for item in revoked],
+        **({} if trust is None else {"trust": trust.model_dump(mode="json")}),
     }
     keyset = read_model(Keyset, document)
     payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))

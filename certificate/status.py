@@ -179,8 +179,9 @@ def check_status(
     ``stale_status``, ``status_rollback``, ``other_status``, ``revoked`` and ``superseded``.
     """
     _require_approved(predicate)
+    hours = None if options.trust is None else options.trust.freshness.status_hours
     if options.status is None:
-        if options.require_status:
+        if options.require_status or hours is not None:
             raise _error(
                 "no_status",
                 "no status list is at hand.",
@@ -188,6 +189,13 @@ def check_status(
             )
         return StatusCheck("revocation not checked: no status list at hand", False)
     status_list, _ = current_status(options.status, trusted, options.status_seen, now)
+    issued_at = parse_instant(status_list.issued_at)
+    if options.trust is not None and options.trust.stale(hours, issued_at, now):
+        raise _error(
+            "stale_status",
+            f"the status list is of {status_list.issued_at}, longer ago than {hours} hours.",
+            _FETCH,
+        )
     if envelope.key_id not in status_list.keys:
         raise _error(
             "other_status",

@@ -30,6 +30,7 @@ from affidavit.certificate.keyset import (
     read_keyset,
     read_model,
 )
+from affidavit.certificate.trust_policy import TrustPolicy
 from affidavit.certificate.verification_options import VerificationError
 from affidavit.plan import MalformedPlan, load_json
 
@@ -45,7 +46,11 @@ class TrustRoot:
     root: Path | None = None
 
     def public_keys(self) -> tuple[PublicKey, ...]:
-        """The trusted keys.
+        """The trusted keys; raises as ``load`` does."""
+        return self.load()[0]
+
+    def load(self) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
+        """The trusted keys, and the keyset's default trust policy if it has one.
 
         Raises ``KeyFailure`` for files that cannot be used, and ``VerificationError``, as
         the step that looks for the key, when the keyset does not count.
@@ -60,13 +65,14 @@ class TrustRoot:
         if self.root is not None:
             return self._of_keyset(self.root)
         if not self.keys:
-            return KeyStore(home() / "keys").public_keys()
-        return tuple(key for file in self.keys for key in read_public_keys(file))
+            return KeyStore(home() / "keys").public_keys(), None
+        return tuple(key for file in self.keys for key in read_public_keys(file)), None
 
-    def _of_keyset(self, root: Path) -> tuple[PublicKey, ...]:
+    def _of_keyset(self, root: Path) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
         try:
             chain = [read_keyset(_read(path)) for path in self.keysets]
-            return accept_keyset(chain, read_anchor(_read(root)), datetime.now(UTC)).public_keys()
+            keyset = accept_keyset(chain, read_anchor(_read(root)), datetime.now(UTC))
+            return keyset.public_keys(), keyset.trust
         except KeysetError as error:
             raise VerificationError(KEY_STEP, error.code, error.message, error.remedy) from None
 

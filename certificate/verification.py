@@ -6,7 +6,7 @@
 4. signature: it is that key's, over the payload as it stands
 5. statement: version, predicate, subject and every critical field are understood
 6. key window: the certificate was issued while the key might sign; under a key that was revoked
-   since, only a log that another key signed shows that it is not backdated
+   since, only witnesses who cosigned the log before show that it is not backdated
 7. plan: the subject is the plan carried inside, and the plan at hand if one is given
 8. accountants and policy: not below what the verifier asks
 9. validity: now lies between the certificate's dates
@@ -78,14 +78,15 @@ def verify(
     report.passed(5, f"verdict {predicate['verdict']}")
     not_before, not_after = _dates(predicate)
     now = now or datetime.now(UTC)
-    _window(key, not_before, now, logged=log is not None)
+    cosigned = log_steps.cosigned(log, trusted, options)
+    _window(key, not_before, now, log, cosigned, options)
     report.passed(6, f"issued {predicate['validity']['not_before']}")
     subject = _plan(statement, plan)
     report.passed(7, subject + ("" if plan is not None else " (no plan at hand to compare)"))
     report.passed(8, _rules(predicate, options))
     not_after = _validity(key, not_before, not_after, now)
     report.passed(9, f"until {format_instant(not_after)}")
-    last_checkpoint = _log(envelope, statement, log, trusted, options, now, report)
+    last_checkpoint = _log(envelope, statement, log, trusted, cosigned, options, now, report)
     status = check_status(envelope, predicate, trusted, options, now)
     (report.passed if status.checked else report.unchecked)(13, status.detail)
     return VerifiedCertificate(
@@ -241,30 +242,64 @@ def _dates(predicate: dict[str, Any]) -> tuple[datetime, datetime]:
     return not_before, not_after
 
 
-def _window(key: PublicKey, issued_at: datetime, now: datetime, *, logged: bool) -> None:
+def _window(
+    key: PublicKey,
+    issued_at: datetime,
+    now: datetime,
+    log: Inclusion | None,
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+) -> None:
+    revoked = "" if key.revoked_from is None else f"{key.revoked_from:%Y-%m-%d %H:%M:%S}Z"
     if key.revoked_at(issued_at):
         raise VerificationError(
             6,
             "key_revoked",
-            f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and it was "
-            "issued after that.",
+            f"its key was revoked from {revoked} on, and it was issued after that.",
             "Ask for a certificate signed by a current key, and why the key was revoked.",
         )
-    if key.revoked_at(now) and not logged:
-        raise VerificationError(
-            6,
-            "key_revoked",
-            f"its key was revoked from {key.revoked_from:%Y-%m-%d %H:%M:%S}Z on, and that it was "
-            "issued before is said by that key alone.",
-            "Fetch its bundle from the service again: a log that a current key signed shows that "
-            "it is not backdated. Or certify the plan again.",
-        )
+    if key.revoked_at(now):
+        _require_dated(key, revoked, log, cosigned, options)
     if not key.covers(issued_at):
         raise VerificationError(
             6,
             "key_outside_window",
             "it was issued when its key might not sign.",
             "Ask for a certificate signed by a current key.",
+        )
+
+
+def _require_dated(
+    key: PublicKey,
+    revoked: str,
+    log: Inclusion | None,
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+) -> None:
+    """Somebody else says that a certificate of a key that was revoked since is older than that.
+
+    Where witnesses are known, or the key is for certificates alone, only witnesses do; that the
+    certificate is in what they cosigned is step 10. For a key for everything, as all were before,
+    a log that another key signed does (step 11).
+    """
+    witnessed = key.roles is not None or (options.trust and options.trust.witnesses)
+    if log is None or (witnessed and cosigned is None):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {revoked} on, and that it was issued before is said by that "
+            f"key{'' if log is None else ' and the log'} alone.",
+            "Fetch its bundle from the service again: with the log's checkpoint of then, and the "
+            "cosignatures of witnesses that your trust policy names (--trust), it shows that it "
+            "is not backdated. Or certify the plan again.",
+        )
+    if witnessed and cosigned is not None and key.revoked_at(cosigned[0]):
+        raise VerificationError(
+            6,
+            "key_revoked",
+            f"its key was revoked from {revoked} on, and witnesses saw it in the log only at "
+            f"{cosigned[0]:%Y-%m-%d %H:%M:%S}Z.",
+            "Certify the plan again.",
         )
 
 
@@ -361,6 +396,7 @@ def _log(
     statement: dict[str, Any],
     part: Inclusion | None,
     trusted: tuple[PublicKey, ...],
+    cosigned: tuple[datetime, datetime] | None,
     options: VerificationOptions,
     now: datetime,
     report: _Report,
@@ -373,8 +409,10 @@ def _log(
         return None
     checkpoint = log_steps.included(envelope, statement, part)
     report.passed(10, f"leaf {part.leaf_index} of {checkpoint.size}")
-    key = log_steps.signed(part.checkpoint, trusted, options.log_origin, now)
-    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}")
+    key = log_steps.signed(part.checkpoint, trusted, options.log_origin, now, cosigned)
+    dated = by_id(trusted)[envelope.key_id].revoked_at(now)
+    witnesses = log_steps.require_trusted(checkpoint, cosigned, options, now, dated=dated)
+    report.passed(11, f"{checkpoint.origin}, key {key.key_id[:16]}{witnesses}")
     link = log_steps.consistent(checkpoint, options)
     (report.passed if link.checked else report.unchecked)(12, link.detail)
     return part.checkpoint if link.keep else None

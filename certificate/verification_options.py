@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from affidavit.certificate.log.entry import Consistency
 from affidavit.certificate.policy.document import Policy
+from affidavit.certificate.trust_policy import TrustPolicy
 
 STEPS = (
     "size and form",
@@ -61,7 +62,8 @@ class VerificationOptions:
     names the only log accepted. ``seen`` are the last checkpoints seen, signed notes by
     origin, and ``consistency`` the proof that links one of them to the bundle's.
     ``status`` is a signed status list and ``status_seen`` the newest lists seen before, by issuer.
-    With ``require_status`` it cannot be left out.
+    With ``require_status`` it cannot be left out. ``trust`` says which log counts, who witnesses
+    it, and how fresh all of it has to be; under it nothing of that is left unchecked.
     """
 
     accountants: Mapping[str, str] = field(default_factory=dict)
@@ -74,6 +76,7 @@ class VerificationOptions:
     status: bytes | None = None
     require_status: bool = False
     status_seen: Mapping[str, SeenStatus | tuple[int, str]] = field(default_factory=dict)
+    trust: TrustPolicy | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

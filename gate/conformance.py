@@ -22,6 +22,7 @@ from affidavit.certificate import (
     PlanNotClosed,
     TrustRoot,
     VerificationError,
+    VerificationOptions,
     check_conformance,
     verify,
 )
@@ -43,9 +44,9 @@ def conformance(
     content, bundle = read_file(record), read_file(certificate)
     started_at = _started_at(record, content)
     try:
-        verified = verify(
-            bundle, TrustRoot(keys or [], keyset or [], root).public_keys(), now=started_at
-        )
+        trusted, policy = TrustRoot(keys or [], keyset or [], root).load()
+        options = VerificationOptions(trust=None if policy is None else policy.of_any_age())
+        verified = verify(bundle, trusted, now=started_at, options=options)
         report = check_conformance(content, verified.predicate)
     except VerificationError as error:
         err.print(

@@ -35,6 +35,7 @@ from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import err, out, read_file, say, stop, write
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.keys import read_roots
+from affidavit.gate.verify_options import read_trust_policy
 
 keyset = typer.Typer(
     help="Keysets: the keys that may sign, themselves signed by root keys.",
@@ -69,6 +70,10 @@ def keyset_new(
         list[str] | None,
         typer.Option("--revoke", help="KEY_ID, or KEY_ID=YYYY-MM-DDThh:mm:ssZ: from then on."),
     ] = None,
+    trust: Annotated[
+        Path | None,
+        typer.Option("--trust", help="Default trust policy (YAML); default: the previous one."),
+    ] = None,
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
     """Draft the next version, or without --previous the first one."""
@@ -81,6 +86,7 @@ def keyset_new(
             revoked=_revoked(last, signing, revoke or []),
             issued_at=(now := datetime.now(UTC)),
             expires_at=now + timedelta(days=days),
+            trust=read_trust_policy(trust) or (None if last is None else last.keyset.trust),
         )
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))

@@ -32,9 +32,11 @@ from affidavit.gate.verify_options import (
     RequireStatusOption,
     StatusOption,
     StoreOption,
+    TrustOption,
     accepted_policies,
     minimum_versions,
     read_consistency_file,
+    read_trust_policy,
     required_policies,
 )
 from affidavit.plan import MalformedPlan, plan_from
@@ -65,14 +67,15 @@ def verify(
     consistency: ConsistencyOption = None,
     status: StatusOption = None,
     require_status: RequireStatusOption = False,
+    trust: TrustOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Verify a certificate offline, step by step; exits 0 only if it verifies and certifies."""
     file = None if plan is None else read(plan, as_json=False)
-    trust = TrustRoot(keys or [], keyset or [], root)
+    anchors = TrustRoot(keys or [], keyset or [], root)
     checkpoints, lists = CheckpointStore(checkpoint_store), StatusStore()
     try:
-        trusted = trust.public_keys()
+        trusted, default_policy = anchors.load()
         options = VerificationOptions(
             accountants=minimum_versions(accountants),
             policies=accepted_policies(policies),
@@ -84,6 +87,7 @@ def verify(
             status=None if status is None else read_file(status),
             require_status=require_status,
             status_seen={} if status is None else lists.newest(),
+            trust=read_trust_policy(trust) or default_policy,
         )
         raw = read_bytes(bundle)
         lists.update(options, trusted)

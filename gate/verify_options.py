@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from affidavit.accountants import NAMES
+from affidavit.certificate import BadTrustPolicy, TrustPolicy, parse_trust_policy
 from affidavit.certificate.log import BadLogPart, Consistency, read_consistency
 from affidavit.certificate.policy import Policy
 from affidavit.gate.console import read_file, stop
@@ -66,6 +67,14 @@ RequireStatusOption = Annotated[
     typer.Option("--require-status", help="Reject a bundle without a revocation check."),
 ]
 
+TrustOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trust",
+        help="Trust policy (YAML): the log, its witnesses, and how fresh; else the keyset's own.",
+    ),
+]
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VERSION = re.compile(r"([a-z_]+)=([0-9]+(?:\.[0-9]+)*)")
 
@@ -105,3 +114,13 @@ def read_consistency_file(path: Path | None) -> Consistency | None:
         stop(f"{path}: {error.reasons[0].message}")
     except BadLogPart as error:
         stop(f"{path} is not a consistency proof: {error}.")
+
+
+def read_trust_policy(path: Path | None) -> TrustPolicy | None:
+    """The trust policy in a file."""
+    if path is None:
+        return None
+    try:
+        return parse_trust_policy(read_file(path))
+    except BadTrustPolicy as error:
+        stop(f"{path} is not a trust policy: {error}.")

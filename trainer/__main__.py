@@ -16,7 +16,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from affidavit.certificate import KeyFailure, TrustRoot, VerificationError, VerificationOptions
+from affidavit.certificate import (
+    KeyFailure,
+    PublicKey,
+    TrustPolicy,
+    TrustRoot,
+    VerificationError,
+    VerificationOptions,
+)
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
@@ -153,7 +160,9 @@ def main(
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
+    trusted, policy = _trusted(keys or [], keyset or [], root)
     options = VerificationOptions(
+        trust=policy,
         status=None if status is None else _bytes(status),
         require_status=status is not None,
         require_log=require_log,
@@ -162,7 +171,7 @@ def main(
     try:
         outcome = train(
             bundle=bundle,
-            trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),
+            trusted=trusted,
             options=options,
             plan=read,
             data=records,
@@ -179,8 +188,6 @@ def main(
         _end(Exit.BLOCKED, failure.code, str(failure))
     except RunFailure as failure:
         _end(OF_FAILURE.get(failure.code, Exit.USAGE), failure.code, str(failure))
-    except KeyFailure as failure:
-        _end(Exit.USAGE, "bad_keys", str(failure))
     except VerificationError as failure:
         _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
     except PlanError as failure:
@@ -220,6 +227,18 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         _end(Exit.USAGE, "unreadable", f"{path} cannot be read: {error.strerror}.")
+
+
+def _trusted(
+    keys: list[Path], keyset: list[Path], root: Path | None
+) -> tuple[tuple[PublicKey, ...], TrustPolicy | None]:
+    """The trusted keys, and the trust policy of their keyset."""
+    try:
+        return TrustRoot(keys, keyset, root).load()
+    except KeyFailure as failure:
+        _end(Exit.USAGE, "bad_keys", str(failure))
+    except VerificationError as failure:
+        _end(Exit.BLOCKED, failure.code, f"{failure.message} {failure.remedy}")
 
 
 def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:

@@ -15,31 +15,15 @@ line: the time of signing, in UTC, because a key counts only within its window.
 A key that is for every role signs certificates too. Neither passes for the other: a certificate's
 signed bytes begin with ``DSSEv1`` and a space, which no origin may contain.
 
-A witness receives a log's new checkpoint with the proof that it continues the one that the
-witness has (C2SP's ``add-checkpoint``)::
-
-    old 900
-    base64 hash
-    base64 hash
-
-    example.com/log
-    1204
-    ...
-
-It signs, with the time, that as far as it has seen the log has only grown. The signed text
-begins with ``cosignature/v1``, so it is neither a checkpoint nor a certificate, although one key
-signs all three; the key hash is computed with 0x04.
-
-References: C2SP, tlog-checkpoint.md, tlog-witness.md and tlog-cosignature.md.
+Reference: C2SP, tlog-checkpoint.md.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from affidavit.certificate.keys import (
     KeyRole,
@@ -51,7 +35,6 @@ from affidavit.certificate.keys import (
 from affidavit.certificate.log.note import (
     BadNote,
     NoteKey,
-    NoteSignature,
     decode_base64,
     encode_base64,
     open_note,
@@ -150,74 +133,3 @@ def open_checkpoint(
     }
     _, signers = open_note(note, known)
     return result, tuple(known[signer] for signer in signers)
-
-
-COSIGNATURE = b"\x04"
-MOST_HASHES = 63
-_OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Addition:
-    """A checkpoint that a log wants witnessed, and the proof since size ``old``."""
-
-    old: int
-    proof: tuple[bytes, ...]
-    note: str
-    checkpoint: Checkpoint
-
-
-def read_addition(raw: bytes) -> Addition:
-    """What ``raw`` asks for; raises ``BadNote``."""
-    try:
-        head, blank, note = raw.decode().partition("\n\n")
-    except UnicodeDecodeError:
-        raise BadNote("the request is not UTF-8") from None
-    first, *lines = head.split("\n")
-    old = _OLD.fullmatch(first)
-    if old is None or not blank or len(lines) > MOST_HASHES:
-        raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
-    proof = tuple(decode_base64(line, "the proof") for line in lines)
-    if any(len(item) != HASH_BYTES for item in proof):
-        raise BadNote("the proof holds what is no hash")
-    checkpoint = read_checkpoint(note)
-    if int(old[1]) > checkpoint.size:
-        raise BadNote("the old size is larger than the checkpoint's")
-    return Addition(old=int(old[1]), proof=proof, note=note, checkpoint=checkpoint)
-
-
-def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
-    """The signature line of a witness of that name under ``note``."""
-    require_name(name)
-    seconds = int(at.timestamp())
-    signature = key.sign(_message(parse_note(note).text, seconds))
-    raw = _key_hash(name, key.public) + seconds.to_bytes(8, "big") + signature
-    return f"— {name} {encode_base64(raw)}\n"
-
-
-def cosigned(note: str, name: str, key: PublicKey) -> datetime | None:
-    """When the witness of that name cosigned ``note``; None if it did not.
-
-    Raises ``BadNote`` for a line that says it is this witness's and is not.
-    """
-    result = parse_note(note)
-    for line in result.signatures:
-        if (line.name, line.key_hash) == (name, _key_hash(name, key)):
-            return _checked(line, result.text, key)
-    return None
-
-
-def _checked(line: NoteSignature, text: str, key: PublicKey) -> datetime:
-    seconds = int.from_bytes(line.signature[:8], "big")
-    if len(line.signature) != 72 or not key.accepts(line.signature[8:], _message(text, seconds)):
-        raise BadNote(f"the cosignature of {line.name} does not fit the text")
-    return datetime.fromtimestamp(seconds, UTC)
-
-
-def _message(text: str, seconds: int) -> bytes:
-    return f"cosignature/v1\ntime {seconds}\n{text}".encode()
-
-
-def _key_hash(name: str, key: PublicKey) -> bytes:
-    raw = key.key.public_bytes_raw()
-    return hashlib.sha256(name.encode() + b"\n" + COSIGNATURE + raw).digest()[:4]

@@ -23,13 +23,78 @@ from affidavit.certificate.verification_options import VerificationError, Verifi
 
 def require_logged(options: VerificationOptions) -> None:
     """Reject a bundle without a log part where the verifier asks for one."""
-    if options.require_log:
+    if options.require_log or options.trust is not None:
         raise VerificationError(
             10,
             "not_logged",
             "the bundle does not say where in a log the certificate stands.",
             "Fetch it from the service, which adds the proof within seconds of issuing it.",
         )
+
+
+def cosigned(
+    part: Inclusion | None, trusted: Iterable[PublicKey], options: VerificationOptions
+) -> tuple[datetime, datetime] | None:
+    """When enough witnesses of the trust policy cosigned, first and last; None if they did not.
+
+    Raises ``VerificationError`` of step 11.
+    """
+    if part is None or options.trust is None:
+        return None
+    if (name := options.trust.dependent(trusted)) is not None:
+        raise VerificationError(
+            11,
+            "witness_not_independent",
+            f"the witness {name} has a key of the log that it witnesses.",
+            "Name witnesses that others run.",
+        )
+    try:
+        return options.trust.cosigned(part.checkpoint)
+    except BadNote as error:
+        raise _unsigned("bad_cosignature", f"{error}.") from None
+
+
+def require_trusted(
+    checkpoint: Checkpoint,
+    cosigned: tuple[datetime, datetime] | None,
+    options: VerificationOptions,
+    now: datetime,
+    *,
+    dated: bool,
+) -> str:
+    """Step 11 under a trust policy: its log, witnessed, and fresh; says what was seen.
+
+    ``dated`` is for a certificate whose key was revoked since: its checkpoint is to be old. Raises
+    ``VerificationError`` of that step.
+    """
+    trust = options.trust
+    if trust is None:
+        return ""
+    if checkpoint.origin != trust.origin:
+        raise VerificationError(
+            11,
+            "wrong_origin",
+            f"the checkpoint is of the log {checkpoint.origin!r}, not of {trust.origin!r}.",
+            "Ask for a bundle of the log that you follow.",
+        )
+    if trust.witnesses is not None and cosigned is None:
+        raise VerificationError(
+            11,
+            "not_witnessed",
+            f"fewer than {trust.witnesses.threshold} of the {len(trust.witnesses.keys)} witnesses "
+            "that you trust cosigned the checkpoint.",
+            "Fetch the bundle again in a minute; if it stays so, ask the witnesses what they saw.",
+        )
+    last = cosigned[1] if cosigned is not None else checkpoint.signed_at
+    if not dated and last is not None and trust.stale(trust.freshness.checkpoint_hours, last, now):
+        raise VerificationError(
+            11,
+            "stale_checkpoint",
+            f"the checkpoint is of {last:%Y-%m-%d %H:%M:%S}Z, longer ago than "
+            f"{trust.freshness.checkpoint_hours} hours.",
+            "Fetch the bundle again.",
+        )
+    return "" if trust.witnesses is None else f", {trust.witnesses.threshold} or more witnesses"
 
 
 def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> Checkpoint:
@@ -67,11 +132,17 @@ def included(envelope: Envelope, statement: dict[str, Any], part: Inclusion) -> 
     return checkpoint
 
 
-def signed(note: str, trusted: Iterable[PublicKey], origin: str | None, now: datetime) -> PublicKey:
+def signed(
+    note: str,
+    trusted: Iterable[PublicKey],
+    origin: str | None,
+    now: datetime,
+    cosigned: tuple[datetime, datetime] | None = None,
+) -> PublicKey:
     """Step 11: a trusted key signed the checkpoint inside its window; that key.
 
-    A key that is revoked by ``now`` does not count, whatever date it signed. Raises
-    ``VerificationError`` of that step.
+    A key that is revoked by ``now`` does not count, whatever date it signed, unless witnesses
+    cosigned the checkpoint before that. Raises ``VerificationError`` of that step.
     """
     try:
         checkpoint, signers = open_checkpoint(note, trusted)
@@ -95,7 +166,8 @@ def signed(note: str, trusted: Iterable[PublicKey], origin: str | None, now: dat
     if not keys:
         raise _unsigned("untrusted_checkpoint_key", "a development key signed the checkpoint.")
     for key in keys:
-        if key.covers(at) and not key.revoked_at(now):
+        seen = now if cosigned is None else cosigned[0]
+        if key.covers(at) and not key.revoked_at(seen):
             return key
     if any(key.revoked_at(now) for key in keys):
         raise _unsigned(
@@ -127,6 +199,9 @@ def consistent(checkpoint: Checkpoint, options: VerificationOptions) -> Link:
         if older.size != newer.size:
             proof = options.consistency
             if proof is None or (proof.first, proof.second) != (older.size, newer.size):
+                if options.trust is not None and options.trust.witnesses is not None:
+                    grew = checkpoint.size >= last.size
+                    return Link("the witnesses saw that the log only grew", True, grew)
                 return Link(_unlinked(older, newer, options), False, False)
             hashes = proof.hashes
         _require_consistency(older, newer, hashes)

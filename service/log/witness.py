@@ -10,7 +10,6 @@ Reference: C2SP, tlog-witness.md.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
@@ -21,33 +20,13 @@ from affidavit.certificate.log import (
     Addition,
     Checkpoint,
     NoteKey,
-    ProofError,
-    UnknownSigner,
     cosign,
-    open_note,
     read_checkpoint,
-    verify_consistency,
+    require_extension,
+    require_signed,
 )
 from affidavit.service.database import hold, writer
 from affidavit.service.log.log_tables import log_witnessed
-
-log = logging.getLogger("affidavit.service.log")
-
-
-class UnknownLog(Exception):
-    """This witness is not configured for that log."""
-
-
-class NotSigned(Exception):
-    """None of the log's keys signed the checkpoint."""
-
-
-class SizeConflict(Exception):
-    """The witness's last checkpoint of the log has another size, ``size`` leaves."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(str(size))
-        self.size = size
 
 
 class Witness:
@@ -67,18 +46,12 @@ class Witness:
         Raises ``UnknownLog``, ``NotSigned`` (or ``BadNote``, for an invalid signature),
         ``SizeConflict`` and ``ProofError``.
         """
+        require_signed(request, self._logs)
         origin = request.checkpoint.origin
-        keys = [key for key in self._logs if key.name == origin]
-        if not keys:
-            raise UnknownLog(origin)
-        try:
-            open_note(request.note, keys)
-        except UnknownSigner:
-            raise NotSigned(origin) from None
         now = datetime.now(UTC)
         with self._writer.begin() as connection:
             last = _last(connection, origin)
-            _require_extension(last, request)
+            require_extension(last, request)
             if last is None or last.size < request.checkpoint.size:
                 connection.execute(
                     insert(log_witnessed).values(
@@ -97,30 +70,3 @@ def _last(connection: Connection, origin: str) -> Checkpoint | None:
     order = log_witnessed.c.tree_size.desc(), log_witnessed.c.id.desc()
     note = connection.execute(query.order_by(*order).limit(1)).scalar()
     return None if note is None else read_checkpoint(note)
-
-
-def _require_extension(last: Checkpoint | None, request: Addition) -> None:
-    size = 0 if last is None else last.size
-    if request.old != size:
-        raise SizeConflict(size)
-    if last is None or last.size == 0:
-        if request.proof:
-            raise ProofError("a proof from the empty log must be empty")
-        return
-    new = request.checkpoint
-    if new.size == last.size and new.root_hash != last.root_hash:
-        log.critical("THE LOG %s WAS FORKED: two roots for %d leaves", new.origin, new.size)
-        raise SizeConflict(size)
-    try:
-        verify_consistency(
-            first=last.size,
-            second=new.size,
-            first_root=last.root_hash,
-            second_root=new.root_hash,
-            proof=request.proof,
-        )
-    except ProofError as error:
-        log.critical(
-            "THE LOG %s DOES NOT EXTEND its last witnessed checkpoint: %s", new.origin, error
-        )
-        raise

@@ -9,12 +9,20 @@ from pydantic import ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate.log import MOST_LEAVES, BadNote, ProofError, encode_base64, read_addition
+from affidavit.certificate.log import (
+    MOST_LEAVES,
+    BadNote,
+    NotSigned,
+    ProofError,
+    SizeConflict,
+    UnknownLog,
+    encode_base64,
+    read_addition,
+)
 from affidavit.service.identity.access import Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
 from affidavit.service.log.reader import NotLogged
-from affidavit.service.log.witness import NotSigned, SizeConflict, UnknownLog
 from affidavit.service.models import Page, QueryModel, ResponseModel
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem

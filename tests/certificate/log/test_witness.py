@@ -9,20 +9,24 @@ from datetime import UTC, datetime
 import pytest
 
 from affidavit.certificate.keys import SigningKey
-from affidavit.certificate.log.checkpoint import (
+from affidavit.certificate.log.checkpoint import sign_checkpoint
+from affidavit.certificate.log.cosignature import (
     MOST_HASHES,
+    WitnessKey,
     cosign,
-    cosigned,
     read_addition,
-    sign_checkpoint,
 )
-from affidavit.certificate.log.note import BadNote
+from affidavit.certificate.log.note import BadNote, parse_note
 
 NAME = "witness.example.com"
 AT = datetime(2026, 11, 21, 12, tzinfo=UTC)
 LOG, WITNESS = SigningKey.generate("log"), SigningKey.generate("witness")
 NOTE = sign_checkpoint(LOG, origin="example.com/log", size=9, root_hash=bytes(32), at=AT)
 TEXT = NOTE.partition("\n\n")[0] + "\n"
+
+
+def cosigned(note: str, name: str, key: SigningKey) -> datetime | None:
+    return WitnessKey.of(name, key).cosigned(parse_note(note))
 
 
 def line_of(kind: bytes, said: str, seconds: int, name: str = NAME) -> str:
@@ -41,25 +45,25 @@ def test_a_cosignature_is_that_of_the_specification() -> None:
     seconds = int(AT.timestamp())
     line = cosign(NOTE, NAME, WITNESS, AT)
     assert line == line_of(b"\x04", message(seconds), seconds)
-    assert cosigned(NOTE + line, NAME, WITNESS.public) == AT
+    assert cosigned(NOTE + line, NAME, WITNESS) == AT
 
 
 def test_only_a_cosignature_of_that_key_and_name_counts() -> None:
     seconds = int(AT.timestamp())
     good = cosign(NOTE, NAME, WITNESS, AT)
-    assert cosigned(NOTE, NAME, WITNESS.public) is None
-    assert cosigned(NOTE + good, "another.example.com", WITNESS.public) is None
-    assert cosigned(NOTE + good, NAME, LOG.public) is None
+    assert cosigned(NOTE, NAME, WITNESS) is None
+    assert cosigned(NOTE + good, "another.example.com", WITNESS) is None
+    assert cosigned(NOTE + good, NAME, LOG) is None
     # The hash of a log's own key, 0x01, is not a witness's.
     as_a_log = line_of(b"\x01", message(seconds), seconds)
-    assert cosigned(NOTE + as_a_log, NAME, WITNESS.public) is None
+    assert cosigned(NOTE + as_a_log, NAME, WITNESS) is None
     for false in (
         line_of(b"\x04", message(seconds + 1), seconds),
         line_of(b"\x04", TEXT, seconds),
         line_of(b"\x04", message(seconds).replace("\n9\n", "\n8\n"), seconds),
     ):
         with pytest.raises(BadNote, match="does not fit"):
-            cosigned(NOTE + false, NAME, WITNESS.public)
+            cosigned(NOTE + false, NAME, WITNESS)
 
 
 def request(first: str = "old 3", hashes: int = 0, note: str = NOTE) -> bytes:

@@ -1,0 +1,214 @@
+"""A witness's part: it signs that a log has only grown since it last looked.
+
+A witness receives a log's new checkpoint with the proof that it continues the one that the
+witness has (C2SP's ``add-checkpoint``)::
+
+    old 900
+    base64 hash
+    base64 hash
+
+    example.com/log
+    1204
+    ...
+
+Its answer is one signature line, to be put under the checkpoint, which names the time. The signed
+text begins with ``cosignature/v1``, so it is neither a checkpoint nor a certificate; the key hash
+is computed with 0x04. A witness's verifier key is written ``name+hash+base64(0x04 || key)``.
+
+References: C2SP, tlog-witness.md and tlog-cosignature.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from affidavit.certificate.keys import SigningPort
+from affidavit.certificate.log.checkpoint import Checkpoint, read_checkpoint
+from affidavit.certificate.log.note import (
+    BadNote,
+    Note,
+    NoteKey,
+    NoteSignature,
+    UnknownSigner,
+    decode_base64,
+    encode_base64,
+    open_note,
+    parse_note,
+    require_name,
+)
+from affidavit.certificate.log.tree import HASH_BYTES, ProofError, verify_consistency
+
+COSIGNATURE = b"\x04"
+MOST_HASHES = 63
+_OLD = re.compile(r"old (0|[1-9][0-9]{0,15})")
+
+log = logging.getLogger("affidavit.witness")
+
+
+@dataclass(frozen=True, slots=True)
+class WitnessKey:
+    """A witness's public key, its 32 bytes, by the name under which it cosigns."""
+
+    name: str
+    raw: bytes
+
+    def __post_init__(self) -> None:
+        require_name(self.name)
+
+    @property
+    def key_hash(self) -> bytes:
+        """Four bytes that tell keys apart where nobody means ill."""
+        return hashlib.sha256(self.name.encode() + b"\n" + COSIGNATURE + self.raw).digest()[:4]
+
+    def __str__(self) -> str:
+        return f"{self.name}+{self.key_hash.hex()}+{encode_base64(COSIGNATURE + self.raw)}"
+
+    @classmethod
+    def of(cls, name: str, key: SigningPort) -> WitnessKey:
+        """The key of a witness that signs with ``key``."""
+        return cls(name, key.public.key.public_bytes_raw())
+
+    @classmethod
+    def parse(cls, text: str) -> WitnessKey:
+        """The key of a verifier key; raises ``BadNote``."""
+        name, _, rest = text.partition("+")
+        key_hash, _, encoded = rest.partition("+")
+        raw = decode_base64(encoded, "the witness's verifier key")
+        if len(raw) != 33 or raw[:1] != COSIGNATURE:
+            raise BadNote("the verifier key is not that of a witness (Ed25519, type 0x04)")
+        result = cls(name, raw[1:])
+        if result.key_hash.hex() != key_hash:
+            raise BadNote("the verifier key's hash is not that of its name and key")
+        return result
+
+    def cosigned(self, note: Note) -> datetime | None:
+        """When this witness cosigned ``note``, first if more than once; None if it did not.
+
+        Raises ``BadNote`` for a line that says it is this witness's and is not.
+        """
+        times = [
+            self._checked(line, note.text)
+            for line in note.signatures
+            if (line.name, line.key_hash) == (self.name, self.key_hash)
+        ]
+        return min(times, default=None)
+
+    def _checked(self, line: NoteSignature, text: str) -> datetime:
+        try:
+            seconds = int.from_bytes(line.signature[:8], "big")
+            key = Ed25519PublicKey.from_public_bytes(self.raw)
+            key.verify(line.signature[8:], _message(text, seconds))
+            return datetime.fromtimestamp(seconds, UTC)
+        except (InvalidSignature, ValueError, OverflowError, OSError):
+            raise BadNote(f"the cosignature of {line.name} does not fit the text") from None
+
+
+def cosign(note: str, name: str, key: SigningPort, at: datetime) -> str:
+    """The signature line of a witness of that name under ``note``."""
+    seconds = int(at.timestamp())
+    signature = key.sign(_message(parse_note(note).text, seconds))
+    raw = WitnessKey.of(name, key).key_hash + seconds.to_bytes(8, "big") + signature
+    return f"— {name} {encode_base64(raw)}\n"
+
+
+def _message(text: str, seconds: int) -> bytes:
+    return f"cosignature/v1\ntime {seconds}\n{text}".encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Addition:
+    """A checkpoint that a log wants witnessed, and the proof since size ``old``."""
+
+    old: int
+    proof: tuple[bytes, ...]
+    note: str
+    checkpoint: Checkpoint
+
+
+def read_addition(raw: bytes) -> Addition:
+    """What ``raw`` asks for; raises ``BadNote``."""
+    try:
+        head, blank, note = raw.decode().partition("\n\n")
+    except UnicodeDecodeError:
+        raise BadNote("the request is not UTF-8") from None
+    first, *lines = head.split("\n")
+    old = _OLD.fullmatch(first)
+    if old is None or not blank or len(lines) > MOST_HASHES:
+        raise BadNote("the request is not 'old SIZE', a proof, a blank line and a checkpoint")
+    proof = tuple(decode_base64(line, "the proof") for line in lines)
+    if any(len(item) != HASH_BYTES for item in proof):
+        raise BadNote("the proof holds what is no hash")
+    checkpoint = read_checkpoint(note)
+    if int(old[1]) > checkpoint.size:
+        raise BadNote("the old size is larger than the checkpoint's")
+    return Addition(old=int(old[1]), proof=proof, note=note, checkpoint=checkpoint)
+
+
+class UnknownLog(Exception):
+    """This witness is not configured for that log."""
+
+
+class NotSigned(Exception):
+    """None of the log's keys signed the checkpoint."""
+
+
+class SizeConflict(Exception):
+    """The witness's last checkpoint of the log has another size, ``size`` leaves."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(str(size))
+        self.size = size
+
+
+def require_signed(request: Addition, logs: Iterable[NoteKey]) -> None:
+    """Raise unless a key of the log, one of those witnessed, signed the checkpoint.
+
+    Raises ``UnknownLog``, ``NotSigned``, or ``BadNote`` for an invalid signature.
+    """
+    origin = request.checkpoint.origin
+    keys = [key for key in logs if key.name == origin]
+    if not keys:
+        raise UnknownLog(origin)
+    try:
+        open_note(request.note, keys)
+    except UnknownSigner:
+        raise NotSigned(origin) from None
+
+
+def require_extension(last: Checkpoint | None, request: Addition) -> None:
+    """Raise unless the checkpoint extends ``last``, the newest that this witness has seen.
+
+    Raises ``SizeConflict`` and ``ProofError``; a log that forked is reported loudly.
+    """
+    size = 0 if last is None else last.size
+    if request.old != size:
+        raise SizeConflict(size)
+    if last is None or last.size == 0:
+        if request.proof:
+            raise ProofError("a proof from the empty log must be empty")
+        return
+    new = request.checkpoint
+    if new.size == last.size and new.root_hash != last.root_hash:
+        log.critical("THE LOG %s WAS FORKED: two roots for %d leaves", new.origin, new.size)
+        raise SizeConflict(size)
+    try:
+        verify_consistency(
+            first=last.size,
+            second=new.size,
+            first_root=last.root_hash,
+            second_root=new.root_hash,
+            proof=request.proof,
+        )
+    except ProofError as error:
+        log.critical(
+            "THE LOG %s DOES NOT EXTEND its last witnessed checkpoint: %s", new.origin, error
+        )
+        raise
