@@ -23,7 +23,7 @@ from affidavit.certificate.log import (
     read_addition,
     sign_checkpoint,
 )
-from affidavit.certificate.log.checkpoint import cosigned
+from affidavit.certificate.log.cosignature import WitnessKey
 from affidavit.certificate.log.note import parse_note
 from affidavit.service.__main__ import main
 from affidavit.service.database import open_engine
@@ -189,7 +189,7 @@ def test_a_log_that_grows_is_cosigned(log: Log, witness: Any) -> None:
         200,
         "text/plain; charset=utf-8",
     )
-    at = cosigned(first.note + answer.text, NAME, key)
+    at = WitnessKey(NAME, key.key.public_bytes_raw()).cosigned(parse_note(first.note + answer.text))
     assert at is not None
     assert abs((datetime.now(UTC) - at).total_seconds()) < 60
     for _ in range(2):  # the second time it is known already
@@ -207,12 +207,22 @@ def test_a_cosignature_is_of_one_note_one_name_and_one_key(log: Log, witness: An
     note = log.grow(3).note
     line = ask(witness, addition(note)).text
     key = KeyStore(witness.app.state.services.keyring._directory).public_keys()[0]
-    assert cosigned(note + line, NAME, key) is not None
-    assert cosigned(note + line, "another.example.com", key) is None
-    assert cosigned(note + line, NAME, KEY.public) is None
-    assert cosigned(note, NAME, key) is None
+    assert (
+        WitnessKey(NAME, key.key.public_bytes_raw()).cosigned(parse_note(note + line)) is not None
+    )
+    assert (
+        WitnessKey("another.example.com", key.key.public_bytes_raw()).cosigned(
+            parse_note(note + line)
+        )
+        is None
+    )
+    assert (
+        WitnessKey(NAME, KEY.public.key.public_bytes_raw()).cosigned(parse_note(note + line))
+        is None
+    )
+    assert WitnessKey(NAME, key.key.public_bytes_raw()).cosigned(parse_note(note)) is None
     with pytest.raises(BadNote, match="does not fit"):
-        cosigned(log.grow(1).note + line, NAME, key)
+        WitnessKey(NAME, key.key.public_bytes_raw()).cosigned(parse_note(log.grow(1).note + line))
     # Nor does a reader take it for the log's own signature.
     assert len(parse_note(note + line).signatures) == 2
 
