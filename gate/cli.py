@@ -60,6 +60,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "backup": ("programs", "Back up the embedded database."),
         "tokens": ("programs", "Access tokens."),
         "audit": ("programs", "Verify the log, and export its checkpoints."),
+        "witness": ("programs", "Cosign the checkpoints of other logs."),
     },
 }
 """By section, every command: the module that defines a function or group of that name, and what

@@ -90,6 +90,22 @@ def verifier_key() -> None:
     _exec("service", "audit", "verifier-key")
 
 
+def witness(
+    state: Annotated[Path, typer.Option(help="Folder of this witness: its key and its memory.")],
+    name: Annotated[str, typer.Option(help="Name of the witness, like witness.example.org.")],
+    log: Annotated[
+        list[str],
+        typer.Option(help="Verifier key of a log (`affidavit audit verifier-key`); repeatable."),
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.")] = 8322,
+) -> None:
+    """Cosign checkpoints of other logs, if they extend the last ones seen."""
+    logs = [f"--log={key}" for key in log]
+    options = [f"--state={state}", f"--name={name}", *logs, f"--host={host}", f"--port={port}"]
+    _exec("service", "witness", *options)
+
+
 tokens = typer.Typer(
     help="Manage the service's access tokens.", no_args_is_help=True, add_completion=False
 )

@@ -19,9 +19,10 @@ from affidavit.certificate import KeyFailure
 from affidavit.service.identity import commands as tokens
 from affidavit.service.identity.loopback_auth import NoIdentities
 from affidavit.service.identity.token_repository import TokenError
-from affidavit.service.log import audit_command
+from affidavit.service.log import audit_command, witness_server
 from affidavit.service.log.audit_command import AuditCommandError
 from affidavit.service.log.checkpoint_publisher import PublishError
+from affidavit.service.log.witness_server import WitnessError
 from affidavit.service.migrate import SchemaNotAtHead, head, upgrade
 from affidavit.service.operation.database_admin import BackupError, back_up, grant_application
 from affidavit.service.settings import Settings, SettingsError
@@ -36,6 +37,7 @@ EXPECTED = (
     AuditCommandError,
     PublishError,
     BackupError,
+    WitnessError,
 )
 """What the operator must fix; each message says what."""
 
@@ -107,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     backing_up.set_defaults(run=_backup)
     tokens.add_parser(commands)
     audit_command.add_parser(commands)
+    witness_server.add_parser(commands)
     return parser
 
 

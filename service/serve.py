@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from affidavit.service.app import create_app
@@ -67,11 +68,22 @@ def serve(host: str, port: int, settings: Settings) -> None:
 def _run(listening: socket.socket, settings: Settings) -> None:
     configure_logging()
     tracing = open_tracing(os.environ)
+    app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
+    prepare_process()
+    try:
+        run_until_stopped(app, listening, app.state.services.run_events.watcher.stop)
+    finally:
+        if tracing is not None:
+            tracing.close()
+
+
+def run_until_stopped(
+    app: ASGIApp, listening: socket.socket, end_streams: Callable[[], None] = lambda: None
+) -> None:
+    """Serve ``app``; ``end_streams`` is called before it waits for answers in progress."""
     # uvicorn ends its own process by the signal that stopped it; to have been asked to
     # stop is no failure, so that the signal no longer means anything then.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    app = create_app(replace(settings, loopback=is_loopback(listening.getsockname()[0])), tracing)
-    prepare_process()
     config = uvicorn.Config(
         app,
         http=_Protocol,
@@ -83,11 +95,7 @@ def _run(listening: socket.socket, settings: Settings) -> None:
         proxy_headers=False,
         timeout_graceful_shutdown=GRACE_SECONDS,
     )
-    try:
-        _Server(config, app.state.services.run_events.watcher.stop).run(sockets=[listening])
-    finally:
-        if tracing is not None:
-            tracing.close()
+    _Server(config, end_streams).run(sockets=[listening])
 
 
 def prepare_process() -> None:

@@ -25,6 +25,7 @@ from affidavit.service.log.checkpoint_publisher import (
     destinations,
     published_checkpoints,
 )
+from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.reader import LogReader
 from affidavit.service.log.sequencer import Sequencer
 from affidavit.service.log.witness import Witness
@@ -58,7 +59,7 @@ class Services:
         self.pool = AccountingPool(settings.workers, settings.time_limit)
         self.keysets = KeysetStore(self.engine)
         self.log = LogReader(self.engine)
-        places = destinations(settings.checkpoint_export, self.log)
+        places = destinations(settings.checkpoint_export, self.log, Cosignatures(self.engine))
         self.ledger_store = LedgerStore(self.engine)
         self.keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(self.keysets))
         self.policies = PolicyStore(self.engine, self.keyring.public_records)

@@ -9,9 +9,10 @@ that is kept elsewhere. The setting lists destinations, separated by commas:
     the checkpoint in the file, or nothing is signed.
 ``https://...``
     Each new checkpoint is posted as it is, ``text/plain``.
-``witness+https://...``
+``witness+https://...#KEY``
     Posted as C2SP's ``add-checkpoint``, with the proof that it extends the witness's last
-    one. The witness is another service's ``POST /v1/log/witness``, or any other.
+    one. The witness is ``affidavit witness``, another service's ``POST /v1/log/witness``, or any
+    other. Its cosignatures are kept and served if they are by ``KEY``, its verifier key.
 
 Publishing runs in a thread of its own, so that a network that hangs does not stop the log.
 What cannot be delivered is logged and retried; a checkpoint that is superseded meanwhile is
@@ -31,13 +32,22 @@ from typing import Protocol
 import httpx
 
 from affidavit.certificate import write_atomically
-from affidavit.certificate.log import BadNote, Checkpoint, encode_base64, read_checkpoint
+from affidavit.certificate.log import (
+    BadNote,
+    Checkpoint,
+    WitnessKey,
+    encode_base64,
+    read_checkpoint,
+)
+from affidavit.service.log.cosignatures import Cosignatures, NotCosigned
 from affidavit.service.log.reader import LogReader, NotLogged
 from affidavit.service.log.stored_tree import LogDamaged, StoredCheckpoint
 
 TIMEOUT = 10.0
 TEXT = "text/plain; charset=utf-8"
 SIZE_TYPE = "text/x.tlog.size"
+MOST_CHARACTERS = 10_000
+"""Of a witness's answer that are read."""
 PERIOD = 0.5
 RETRY = 10.0
 """Seconds before a failed delivery is retried."""
@@ -120,9 +130,17 @@ class UrlDestination:
 class WitnessDestination(UrlDestination):
     """A witness, which accepts a checkpoint only if it extends the last one."""
 
-    def __init__(self, url: str, log: LogReader) -> None:
+    def __init__(
+        self,
+        url: str,
+        log: LogReader,
+        key: WitnessKey | None = None,
+        cosignatures: Cosignatures | None = None,
+    ) -> None:
         super().__init__(url)
         self._log = log
+        self._key = key
+        self._cosignatures = cosignatures
         self._size = 0
 
     def send(self, stored: StoredCheckpoint) -> None:
@@ -138,6 +156,12 @@ class WitnessDestination(UrlDestination):
         if response.status_code != httpx.codes.OK:
             raise PublishError(f"the witness {self.name} answered {response.status_code}")
         self._size = stored.checkpoint.size
+        if self._key is None or self._cosignatures is None:
+            return
+        try:
+            self._cosignatures.keep(stored.note, response.text[:MOST_CHARACTERS], self._key)
+        except (NotCosigned, BadNote) as error:
+            raise PublishError(f"the witness {self.name}: {error}") from None
 
     def _body(self, stored: StoredCheckpoint) -> str:
         size = stored.checkpoint.size
@@ -155,15 +179,28 @@ class WitnessDestination(UrlDestination):
         return f"old {self._size}\n{lines}\n{stored.note}"
 
 
-def destinations(setting: str, log: LogReader) -> tuple[Destination, ...]:
-    """The destinations in a setting, separated by commas."""
+def destinations(
+    setting: str, log: LogReader, cosignatures: Cosignatures | None = None
+) -> tuple[Destination, ...]:
+    """The destinations in a setting, separated by commas.
+
+    Raises ``PublishError`` for a witness's verifier key that is none.
+    """
     parts = (part.strip() for part in setting.split(","))
-    return tuple(_destination(part, log) for part in parts if part)
+    return tuple(_destination(part, log, cosignatures) for part in parts if part)
 
 
-def _destination(text: str, log: LogReader) -> Destination:
+def _destination(text: str, log: LogReader, cosignatures: Cosignatures | None) -> Destination:
     if text.startswith(("witness+http://", "witness+https://")):
-        return WitnessDestination(text.removeprefix("witness+"), log)
+        url, _, key = text.removeprefix("witness+").partition("#")
+        try:
+            witness = WitnessKey.parse(key) if key else None
+        except BadNote as error:
+            raise PublishError(
+                f"AFFIDAVIT_CHECKPOINT_EXPORT: {error}; give witness+URL#KEY with the verifier key "
+                "that the witness prints."
+            ) from None
+        return WitnessDestination(url, log, witness, cosignatures)
     if text.startswith(("http://", "https://")):
         return UrlDestination(text)
     return FileDestination(Path(text))

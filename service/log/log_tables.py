@@ -14,6 +14,8 @@
     a proof needs about 2 log2 n keys.
 ``log_checkpoints``
     Every signed checkpoint.
+``log_cosignatures``
+    The signature lines of witnesses under our checkpoints, each by its verifier key.
 ``log_witnessed``
     Checkpoints of other logs for which this service is a witness.
 """
@@ -83,6 +85,21 @@ log_checkpoints = Table(
     Column("note", Text, nullable=False),
     CheckConstraint("id > 0", name="log_checkpoints_id_positive"),
     Index("log_checkpoints_by_size", "tree_size"),
+)
+
+log_cosignatures = Table(
+    "log_cosignatures",
+    metadata,
+    Column(
+        "checkpoint_id",
+        Sequence,
+        ForeignKey("log_checkpoints.id"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    Column("witness", String(400), primary_key=True),
+    Column("cosigned_at", UtcDateTime, nullable=False),
+    Column("line", Text, nullable=False),
 )
 
 log_witnessed = Table(

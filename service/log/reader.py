@@ -27,6 +27,7 @@ from affidavit.certificate.log import (
 )
 from affidavit.plan import canonical_json
 from affidavit.service.database import reader
+from affidavit.service.log.cosignatures import from_before, published, revoked_since
 from affidavit.service.log.entries import entry_of
 from affidavit.service.log.log_tables import log_entries, log_leaves
 from affidavit.service.log.stored_tree import (
@@ -71,6 +72,11 @@ class LogReader:
         with self._reader.connect() as connection:
             return _latest(connection)
 
+    def published(self) -> StoredCheckpoint:
+        """The checkpoint for everybody, with its cosignatures; raises ``NotLogged``."""
+        with self._reader.connect() as connection:
+            return published(connection, _latest(connection))
+
     def inclusion(self, index: int | None, leaf: bytes | None, size: int | None) -> InclusionProof:
         """The proof for a leaf, by index or by hash, in the tree of ``size``, else the newest.
 
@@ -98,15 +104,16 @@ class LogReader:
 
     def inclusion_of(self, bundle: bytes) -> Inclusion | None:
         """The log part of a bundle; None while its certificate's entry is not sequenced."""
-        leaf = entry_of(bundle).leaf_hash
+        entry = entry_of(bundle)
         with self._reader.connect() as connection:
-            index = _index_of(connection, leaf)
+            index = _index_of(connection, entry.leaf_hash)
             newest = None if index is None else last_checkpoint(connection)
             if index is None or newest is None or index >= newest.checkpoint.size:
                 return None
-            proof = _prove_inclusion(connection, index, newest.checkpoint.size, newest)
+            shown = _shown(connection, index, str(entry.body["key_id"]), newest)
+            proof = _prove_inclusion(connection, index, shown.checkpoint.size, shown)
         return Inclusion(
-            leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=newest.note
+            leaf_index=index, tree_size=proof.size, proof=proof.hashes, checkpoint=shown.note
         )
 
     def entries(self, start: int, end: int) -> list[LoggedEntry]:
@@ -146,6 +153,18 @@ def _latest(connection: Connection) -> StoredCheckpoint:
     if newest is None:
         raise NotLogged("the log has no checkpoint yet")
     return newest
+
+
+def _shown(
+    connection: Connection, index: int, key_id: str, newest: StoredCheckpoint
+) -> StoredCheckpoint:
+    """The checkpoint that shows most of the leaf of a certificate that this key signed."""
+    since = revoked_since(connection, key_id)
+    before = None if since is None else from_before(connection, index, since)
+    if before is not None:
+        return before
+    shown = published(connection, newest)
+    return shown if index < shown.checkpoint.size else newest
 
 
 def _size_or_newest(size: int | None, newest: StoredCheckpoint) -> int:

@@ -108,9 +108,9 @@ class LogEntry(_CamelModel):
     },
 )
 def checkpoint(_: Reader, services: TheServices) -> Response:
-    """Keep it outside the service, to detect later that the log was rewritten."""
+    """With its witnesses' cosignatures; keep it elsewhere, to detect that the log was rewritten."""
     try:
-        note = services.log.latest().note
+        note = services.log.published().note
     except NotLogged as error:
         raise not_logged(error) from None
     return Response(note, headers={"Content-Type": f"{TEXT}; charset=utf-8"})

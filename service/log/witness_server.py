@@ -1,0 +1,254 @@
+"""``affidavit witness``: a witness for logs, as a small server with a folder of its own.
+
+Whoever runs it should be somebody else than the log's operator, on another machine. The folder
+holds its key (``keys``, made at the first start) and the last checkpoint of each log
+(``checkpoints.json``), which is on the disk before a cosignature leaves: a witness that is killed
+at any moment, and started again, cosigns no second history. One process at a time has the folder.
+A folder that was restored from a backup has forgotten what it saw since; start another witness
+instead, with another name.
+
+``POST /add-checkpoint`` is that of C2SP's tlog-witness: 200 with the cosignature, 400 for what is
+no request, 403 where no known key of the log signed, 404 for an unknown log, 409 with the
+size that the witness has seen, 422 for a proof that does not hold.
+
+Reference: C2SP, tlog-witness.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from affidavit.certificate import KeyRole, KeyStore, SigningPort, write_atomically
+from affidavit.certificate.log import (
+    Addition,
+    BadNote,
+    Checkpoint,
+    NoteKey,
+    NotSigned,
+    ProofError,
+    SizeConflict,
+    UnknownLog,
+    WitnessKey,
+    cosign,
+    read_addition,
+    read_checkpoint,
+    require_extension,
+    require_name,
+    require_signed,
+)
+from affidavit.service.log.checkpoint_publisher import SIZE_TYPE, TEXT
+
+MOST_BYTES = 64 * 1024
+READ_SECONDS = 10.0
+VERSION = 1
+
+log = logging.getLogger("affidavit.witness")
+
+
+class WitnessError(Exception):
+    """The witness cannot be started; the text says what to do."""
+
+
+class WitnessFolder:
+    """What a witness remembers, for one process; raises ``WitnessError`` if another has it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = folder / "checkpoints.json"
+        self._held = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._held.close()
+            raise WitnessError(
+                f"another witness is using {folder}; give --state another."
+            ) from None
+        try:
+            self._notes = self._read()
+            self.key = self._signer(KeyStore(folder / "keys"))
+        except BaseException:
+            self._held.close()
+            raise
+
+    def last(self, origin: str) -> Checkpoint | None:
+        """The newest checkpoint of that log."""
+        note = self._notes.get(origin)
+        return None if note is None else read_checkpoint(note)
+
+    def keep(self, origin: str, note: str) -> None:
+        """Have ``note`` on the disk as the newest of that log; raises ``OSError``."""
+        notes = {**self._notes, origin: note}
+        document = {"version": VERSION, "checkpoints": notes}
+        content = (json.dumps(document, indent=1) + "\n").encode()
+        write_atomically(self._file, content, mode=0o600)
+        self._notes = notes
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        self._held.close()
+
+    def _signer(self, keys: KeyStore) -> SigningPort:
+        if not keys.public_keys():
+            if self._notes:  # made anew, it would be another witness
+                raise WitnessError(f"{keys.directory} has no key; restore it.")
+            keys.new("witness", roles=(KeyRole.WITNESS,))
+        # Its window is nobody's concern: trust policies name the key itself.
+        key = keys.find(keys.public_keys()[0])
+        if key is None:
+            raise WitnessError(f"the private half of the key in {keys.directory} is not there.")
+        return key
+
+    def _read(self) -> dict[str, str]:
+        try:
+            document: Any = json.loads(self._file.read_text(encoding="utf-8"))
+            if document["version"] != VERSION:
+                raise ValueError("another version")
+            notes = {str(origin): str(note) for origin, note in document["checkpoints"].items()}
+            if any(read_checkpoint(note).origin != origin for origin, note in notes.items()):
+                raise ValueError("a checkpoint of another log")
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, BadNote) as error:
+            raise WitnessError(
+                f"{self._file} cannot be read ({error}): what was witnessed is not known. Start a "
+                "witness with another folder and another name."
+            ) from None
+        return notes
+
+
+class FolderWitness:
+    """A witness of ``logs`` under ``name``; safe to ask from several threads."""
+
+    def __init__(self, folder: WitnessFolder, name: str, logs: Sequence[NoteKey]) -> None:
+        self._folder = folder
+        self._name = name
+        self._logs = tuple(logs)
+        self._turn = Lock()
+
+    def add(self, request: Addition) -> str:
+        """Remember a checkpoint and return the cosignature.
+
+        Raises ``UnknownLog``, ``NotSigned``, ``BadNote``, ``SizeConflict``, ``ProofError``, and
+        ``OSError`` if it cannot be remembered.
+        """
+        require_signed(request, self._logs)
+        origin = request.checkpoint.origin
+        with self._turn:
+            last = self._folder.last(origin)
+            require_extension(last, request)
+            if last is None or last.size < request.checkpoint.size:
+                self._folder.keep(origin, request.note)
+            return cosign(request.note, self._name, self._folder.key, datetime.now(UTC))
+
+
+def witness_app(witness: FolderWitness) -> Starlette:
+    """The server's one route."""
+
+    async def add_checkpoint(request: Request) -> Response:
+        content = await _body(request)
+        if content is None:
+            return _text(413, f"the request has more than {MOST_BYTES} bytes, or did not arrive")
+        return await run_in_threadpool(_answer, witness, content)
+
+    return Starlette(routes=[Route("/add-checkpoint", add_checkpoint, methods=["POST"])])
+
+
+def _answer(witness: FolderWitness, content: bytes) -> Response:
+    try:
+        addition = read_addition(content)
+    except BadNote as error:
+        return _text(400, f"{error}")
+    try:
+        return Response(witness.add(addition), headers={"Content-Type": TEXT})
+    except UnknownLog:
+        return _text(404, "this witness does not know that log")
+    except (NotSigned, BadNote):
+        return _text(403, "no known key of that log signed the checkpoint")
+    except SizeConflict as conflict:
+        return Response(f"{conflict.size}\n", 409, headers={"Content-Type": SIZE_TYPE})
+    except ProofError as error:
+        return _text(422, f"the proof does not hold: {error}")
+    except OSError as error:
+        log.error("a checkpoint could not be remembered: %s", error)
+        return _text(503, "the checkpoint could not be remembered")
+
+
+async def _body(request: Request) -> bytes | None:
+    content = b""
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            async for part in request.stream():
+                content += part
+                if len(content) > MOST_BYTES:
+                    return None
+    except (TimeoutError, ClientDisconnect):
+        return None
+    return content
+
+
+def _text(status: int, text: str) -> Response:
+    return Response(f"{text}\n", status, headers={"Content-Type": TEXT})
+
+
+# ---- The command -----------------------------------------------------------------------
+
+
+def add_parser(commands: Any) -> None:
+    """Add ``witness`` to the service's commands."""
+    parser = commands.add_parser("witness", help="cosign the checkpoints of other logs")
+    parser.add_argument("--state", type=Path, required=True, help="folder of this witness")
+    parser.add_argument("--name", type=_name, required=True, help="like witness.example.org")
+    parser.add_argument(
+        "--log", type=_log_key, action="append", required=True, help="a log's verifier key"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8322, help="0: any free one")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace, _settings: Any) -> None:
+    from affidavit.service.operation.telemetry import configure_logging
+    from affidavit.service.serve import listen, run_until_stopped
+
+    folder = WitnessFolder(options.state)
+    try:
+        with listen(options.host, options.port) as listening:
+            configure_logging()
+            print(WitnessKey.of(options.name, folder.key), file=sys.stdout, flush=True)  # noqa: T201
+            app = witness_app(FolderWitness(folder, options.name, options.log))
+            run_until_stopped(app, listening)
+    finally:
+        folder.close()
+
+
+def _name(text: str) -> str:
+    try:
+        require_name(text)
+    except BadNote as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _log_key(text: str) -> NoteKey:
+    try:
+        return NoteKey.parse(text)
+    except BadNote as error:
+        raise argparse.ArgumentTypeError(
+            f"{error}; the log's operator prints it with: affidavit audit verifier-key"
+        ) from None
