@@ -68,7 +68,11 @@ EVENTS = {
     "allocation": RandomAllocationGaussian(bins=40, noise_multiplier=1.0),
     "mixed": Composed(events=(gaussian(4.0), poisson(0.05, 1.5, 100))),
 }
-everywhere = pytest.mark.parametrize("name", NAMES)
+everywhere = pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak) if name == "prv" else name for name in NAMES],
+)
+"""Every engine; the slowest, which decides no answer, in ``make soak``."""
 events = pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS.keys())
 
 

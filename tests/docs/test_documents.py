@@ -94,7 +94,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_demo(stem: str) -> None:
         assert all(f"{release.required:.7g}" in readme for release in result.releases)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tour.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", pytest.param("docs/tour.md", marks=pytest.mark.soak)]
+)
 def test_every_command_line_of_the_readme_and_the_tour_runs(page: str, tmp_path: Path) -> None:
     """Each line of the first block with the program, in order, as a person would paste it."""
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)

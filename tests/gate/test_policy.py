@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,25 +156,3 @@ def test_the_waiver_on_the_page_is_one_that_the_service_takes() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
     provided = json.loads(shown) | {"plan_digest": "sha256:" + "0" * 64}
     assert WaiverRequest.from_json(json.dumps(provided).encode()).rule == "policy_epsilon_cap"
-
-
-def test_every_command_of_the_page_runs(tmp_path: Path) -> None:
-    """In order, as a person would paste them, with a key of their own."""
-    home = tmp_path / "of-the-page"
-    environment = {"AFFIDAVIT_HOME": str(home), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
-    python = f"{shlex.quote(sys.executable)} -m affidavit.gate"
-    (block,) = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    for line in ["affidavit keys new", *block.strip().splitlines()]:
-        command = re.sub(r"^affidavit", python, line).replace(
-            "bundle.json", str(tmp_path / "bundle.json")
-        )
-        finished = subprocess.run(
-            ["bash", "-c", command],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert finished.returncode == 0, (line, finished.stdout, finished.stderr)
-        assert ("blocked: 1" in finished.stdout) == ("||" in line)

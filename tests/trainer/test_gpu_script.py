@@ -25,6 +25,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.soak
 def test_the_twin_checks_and_measures_everything() -> None:
     finished = run("--twin")
     assert finished.returncode == 0, finished.stderr

@@ -122,6 +122,7 @@ def test_a_bias_without_noise_is_found_within_a_few_releases(outcomes: dict[str,
     assert result["released"] <= 2
 
 
+@pytest.mark.soak
 def test_the_example_runs_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/guard.md").read_text()
     (shown,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)

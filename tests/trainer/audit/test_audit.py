@@ -38,7 +38,9 @@ def attacked(stage: Stage, claims: Claims, build: Build, sizes: Sizes | None = N
     return audit(stage, claims[stage.name], key=key, build=build, sizes=sizes)
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+@pytest.mark.parametrize(
+    "stage", [SILENT, pytest.param(OPPOSED, marks=pytest.mark.soak)], ids=lambda stage: stage.name
+)
 def test_the_trainer_passes(stage: Stage, claims: Claims) -> None:
     result = attacked(stage, claims, training_of, FEW)
     assert not result.falsified

@@ -116,6 +116,7 @@ def test_a_rank_that_dies_stops_all_and_the_step_stays_charged(
     assert result.steps_charged == STEPS
 
 
+@pytest.mark.soak
 def test_ranks_that_compute_otherwise_are_stopped(
     folder: Path,
 ) -> None:
