@@ -75,6 +75,7 @@ from .serialization import canonical_json as canonical_json
 from .serialization import digest as digest
 from .serialization import digest_of as digest_of
 from .serialization import plan_schemas as plan_schemas
+from .serialization import with_keywords as with_keywords
 from .strategies import NOISE_KINDS as NOISE_KINDS
 from .strategies import Bidiagonal as Bidiagonal
 from .strategies import BufferedLinearToeplitz as BufferedLinearToeplitz

@@ -61,6 +61,13 @@ def digest(plan: PlanDocument) -> str:
 
 
 Schema = dict[str, Any]
+KEYWORDS = {
+    "ge": "minimum",
+    "le": "maximum",
+    "gt": "exclusiveMinimum",
+    "lt": "exclusiveMaximum",
+}
+"""JSON Schema's keyword of each bound."""
 
 
 def plan_schemas(ref_template: str) -> dict[str, Schema]:
@@ -80,4 +87,21 @@ def plan_schemas(ref_template: str) -> dict[str, Schema]:
         },
         "required": sorted({*phased["required"], *phase["required"]} - {"phases"}),
     }
-    return {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts}
+    schemas: dict[str, Schema] = with_keywords(
+        {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts}
+    )
+    return schemas
+
+
+def with_keywords(schema: Any) -> Any:
+    """``schema`` with the keywords of JSON Schema for the bounds that pydantic leaves in its own.
+
+    It does so where a bound follows a validator, as in every bound of an ``Integer``.
+    """
+    if isinstance(schema, list):
+        return [with_keywords(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = {name: with_keywords(part) for name, part in schema.items() if name not in KEYWORDS}
+    bounds = {KEYWORDS[name]: part for name, part in schema.items() if name in KEYWORDS}
+    return result | bounds

@@ -23,7 +23,7 @@ from pydantic import Field
 from pydantic.json_schema import models_json_schema
 
 from affidavit.certificate.policy import Policy
-from affidavit.plan import plan_schemas
+from affidavit.plan import plan_schemas, with_keywords
 from affidavit.service.certificate_models import DiagnosisRequest
 from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
@@ -171,15 +171,24 @@ def _document(app: FastAPI) -> Schema:
             _name_operation(operation, method, path)
     document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
     document["servers"] = [{"url": "/", "description": "The service that answered."}]
-    for name in ("HTTPValidationError", "ValidationError"):
+    for name in ("HTTPValidationError", "ValidationError", "PlanDocument", "PolicyDocument"):
         components["schemas"].pop(name, None)
-    return _with_page_names(document)
+    return _with_public_names(document)
 
 
-def _with_page_names(document: Schema) -> Schema:
-    """``document`` with ``RunPage`` for what pydantic calls ``Page_Run_``."""
-    renamed: Schema = json.loads(re.sub(r"\bPage_(\w+?)_\b", r"\1Page", json.dumps(document)))
+def _with_public_names(document: Schema) -> Schema:
+    """``document`` with ``RunPage`` for ``Page_Run_``, and the plan's own schema for a document."""
+    text = re.sub(r"\bPage_(\w+?)_\b", r"\1Page", json.dumps(document))
+    text = re.sub(r"schemas/(Plan|Policy)Document\b", r"schemas/\1", text)
+    renamed: Schema = with_keywords(json.loads(text, object_hook=_without_object_default))
     return renamed
+
+
+def _without_object_default(part: Schema) -> Schema:
+    """``part`` without a default that is an object, which generators of clients do not take."""
+    if isinstance(part.get("default"), dict) and "title" in part:
+        del part["default"]
+    return part
 
 
 def _name_operation(operation: Schema, method: str, path: str) -> None:
@@ -250,9 +259,7 @@ def _schemas() -> dict[str, Schema]:
         **own,
         **plan_schemas(REF),
         "Plan": {"anyOf": [_ref("PlanOfOnePhase"), _ref("PlanOfPhases")]},
-        "PlanDocument": _ref("Plan"),
         **_policy_schemas(),
-        "PolicyDocument": _ref("Policy"),
     }
 
 
