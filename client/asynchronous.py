@@ -10,6 +10,7 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
+from affidavit.client.models import Ledger, Reservation, Run, RunEvent, RunProgress
 from affidavit.client.responses import CertificateAnswer, EventReader, Unreachable, error_of
 
 
@@ -46,11 +47,9 @@ class AsyncClient:
         """Certify a plan document; waits for the answer."""
         return await self.send(calls.submit(plan))
 
-    async def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> Any:
+    async def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> CertificateAnswer:
         """Approve or reject a certificate."""
-        return await self.post(
-            f"/v1/certificates/{calls.segment(certificate_id)}/approvals", decision
-        )
+        return await self.send(calls.approve(certificate_id, decision))
 
     async def revoke(self, certificate_id: str, revocation: Mapping[str, Any]) -> tuple[Any, bool]:
         """Revoke a certificate; the revocation, and whether it is new."""
@@ -68,33 +67,42 @@ class AsyncClient:
         """Publish a signed keyset."""
         return await self.post("/v1/keysets", envelope)
 
-    async def ledgers(self, dataset: str, certificate: str | None = None) -> Any:
+    async def ledgers(self, dataset: str, certificate: str | None = None) -> list[Ledger]:
         """The ledgers of a data set, with a forecast for ``certificate``."""
-        query = {} if certificate is None else {"certificate": certificate}
-        return await self.get(f"/v1/ledgers/{calls.segment(dataset)}", query)
+        return (await self.send(calls.ledgers(dataset, certificate))).items
 
-    async def reserve(self, dataset: str, certificate: str, key: str | None = None) -> Any:
+    async def reserve(self, dataset: str, certificate: str, key: str | None = None) -> Reservation:
         """Reserve the cost of a certified run; ``key`` is an idempotency key, a new one if None."""
         return await self.send(calls.reserve(dataset, certificate, key))
 
-    async def release(self, reservation: str, reason: str, key: str | None = None) -> Any:
+    async def release(self, reservation: str, reason: str, key: str | None = None) -> Reservation:
         """Release a reservation; ``key`` is an idempotency key, a new one if None."""
         return await self.send(calls.release(reservation, reason, key))
 
-    async def request_run(self, run: Mapping[str, Any], key: str | None = None) -> Any:
+    async def request_run(self, run: Mapping[str, Any], key: str | None = None) -> Run:
         """Request a training run; ``key`` is an idempotency key, a new one if None."""
-        return await self.post("/v1/runs", run, key or calls.new_key())
+        return await self.send(calls.request_run(run, key))
 
-    async def run(self, run_id: str) -> Any:
+    async def run(self, run_id: str) -> Run:
         """The state of a run."""
-        return await self.get(f"/v1/runs/{calls.segment(run_id)}")
+        return await self.send(calls.run(run_id))
 
-    async def cancel_run(self, run_id: str, reason: str) -> Any:
+    async def runs(self, **filters: str) -> AsyncIterator[Run]:
+        """Every run that the filters of ``GET /v1/runs`` let through, the latest first."""
+        page = await self.send(calls.runs("/v1/runs", filters))
+        while True:
+            for run in page.items:
+                yield run
+            if page.next is None:
+                return
+            page = await self.send(calls.runs(page.next, {}))
+
+    async def cancel_run(self, run_id: str, reason: str) -> Run:
         """Cancel a run."""
-        return await self.post(f"/v1/runs/{calls.segment(run_id)}/cancel", {"reason": reason})
+        return await self.send(calls.cancel_run(run_id, reason))
 
-    async def run_events(self, run_id: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Server-sent events of a run, name and data, until the service says that it is over.
+    async def run_events(self, run_id: str) -> AsyncIterator[RunEvent | RunProgress]:
+        """Events of a run, its states and its progress, until the service says that it is over.
 
         Reconnects after the last event; a service that keeps failing raises.
         """

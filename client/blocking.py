@@ -10,6 +10,7 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
+from affidavit.client.models import Ledger, Reservation, Run, RunEvent, RunProgress
 from affidavit.client.responses import CertificateAnswer, EventReader, Unreachable, error_of
 
 
@@ -35,9 +36,9 @@ class Client:
         """Certify a plan document; waits for the answer."""
         return self.send(calls.submit(plan))
 
-    def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> Any:
+    def approve(self, certificate_id: str, decision: Mapping[str, Any]) -> CertificateAnswer:
         """Approve or reject a certificate."""
-        return self.post(f"/v1/certificates/{calls.segment(certificate_id)}/approvals", decision)
+        return self.send(calls.approve(certificate_id, decision))
 
     def revoke(self, certificate_id: str, revocation: Mapping[str, Any]) -> tuple[Any, bool]:
         """Revoke a certificate; the revocation, and whether it is new."""
@@ -55,33 +56,41 @@ class Client:
         """Publish a signed keyset."""
         return self.post("/v1/keysets", envelope)
 
-    def ledgers(self, dataset: str, certificate: str | None = None) -> Any:
+    def ledgers(self, dataset: str, certificate: str | None = None) -> list[Ledger]:
         """The ledgers of a data set, with a forecast for ``certificate``."""
-        query = {} if certificate is None else {"certificate": certificate}
-        return self.get(f"/v1/ledgers/{calls.segment(dataset)}", query)
+        return self.send(calls.ledgers(dataset, certificate)).items
 
-    def reserve(self, dataset: str, certificate: str, key: str | None = None) -> Any:
+    def reserve(self, dataset: str, certificate: str, key: str | None = None) -> Reservation:
         """Reserve the cost of a certified run; ``key`` is an idempotency key, a new one if None."""
         return self.send(calls.reserve(dataset, certificate, key))
 
-    def release(self, reservation: str, reason: str, key: str | None = None) -> Any:
+    def release(self, reservation: str, reason: str, key: str | None = None) -> Reservation:
         """Release a reservation; ``key`` is an idempotency key, a new one if None."""
         return self.send(calls.release(reservation, reason, key))
 
-    def request_run(self, run: Mapping[str, Any], key: str | None = None) -> Any:
+    def request_run(self, run: Mapping[str, Any], key: str | None = None) -> Run:
         """Request a training run; ``key`` is an idempotency key, a new one if None."""
-        return self.post("/v1/runs", run, key or calls.new_key())
+        return self.send(calls.request_run(run, key))
 
-    def run(self, run_id: str) -> Any:
+    def run(self, run_id: str) -> Run:
         """The state of a run."""
-        return self.get(f"/v1/runs/{calls.segment(run_id)}")
+        return self.send(calls.run(run_id))
 
-    def cancel_run(self, run_id: str, reason: str) -> Any:
+    def runs(self, **filters: str) -> Iterator[Run]:
+        """Every run that the filters of ``GET /v1/runs`` let through, the latest first."""
+        page = self.send(calls.runs("/v1/runs", filters))
+        while True:
+            yield from page.items
+            if page.next is None:
+                return
+            page = self.send(calls.runs(page.next, {}))
+
+    def cancel_run(self, run_id: str, reason: str) -> Run:
         """Cancel a run."""
-        return self.post(f"/v1/runs/{calls.segment(run_id)}/cancel", {"reason": reason})
+        return self.send(calls.cancel_run(run_id, reason))
 
-    def run_events(self, run_id: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Server-sent events of a run, name and data, until the service says that it is over.
+    def run_events(self, run_id: str) -> Iterator[RunEvent | RunProgress]:
+        """Events of a run, its states and its progress, until the service says that it is over.
 
         Reconnects after the last event; a service that keeps failing raises.
         """

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
 
-from affidavit.client.responses import CertificateAnswer, certificate_of, document_of
+from affidavit.client.models import Ledger, Page, Reservation, Run
+from affidavit.client.responses import (
+    CertificateAnswer,
+    Model,
+    certificate_of,
+    document_of,
+    reader_of,
+)
 
 TIMEOUT = 30.0
 """Seconds."""
@@ -104,6 +111,12 @@ def certificate(certificate_id: str) -> Call[CertificateAnswer]:
     return Call(method="GET", path=path, read=certificate_of, repeatable=True)
 
 
+def approve(certificate_id: str, decision: Mapping[str, Any]) -> Call[CertificateAnswer]:
+    """Approve or reject a certificate."""
+    path = f"/v1/certificates/{segment(certificate_id)}/approvals"
+    return replace(post(path, decision), read=certificate_of)
+
+
 def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Any, bool]]:
     """Revoke a certificate; the revocation, and whether it is new."""
     return Call(
@@ -122,16 +135,51 @@ def status_list() -> Call[bytes]:
     return Call(method="GET", path="/v1/status", read=lambda r: r.content, repeatable=True)
 
 
-def reserve(dataset: str, certificate_id: str, key: str | None) -> Call[Any]:
+def ledgers(dataset: str, certificate_id: str | None) -> Call[Page[Ledger]]:
+    """Read the ledgers of a data set, with a forecast for a certificate."""
+    query = {} if certificate_id is None else {"certificate": certificate_id}
+    path = f"/v1/ledgers/{segment(dataset)}"
+    return _read(path, Page[Ledger], query)
+
+
+def reserve(dataset: str, certificate_id: str, key: str | None) -> Call[Reservation]:
     """Reserve the cost of a certified run."""
     path = f"/v1/ledgers/{segment(dataset)}/reservations"
-    return post(path, {"certificate": certificate_id}, key or new_key())
+    return _change(path, Reservation, {"certificate": certificate_id}, key or new_key())
 
 
-def release(reservation: str, reason: str, key: str | None) -> Call[Any]:
+def release(reservation: str, reason: str, key: str | None) -> Call[Reservation]:
     """Release a reservation."""
     path = f"/v1/reservations/{segment(reservation)}/release"
-    return post(path, {"reason": reason}, key or new_key())
+    return _change(path, Reservation, {"reason": reason}, key or new_key())
+
+
+def run(run_id: str) -> Call[Run]:
+    """Read a run."""
+    return _read(f"/v1/runs/{segment(run_id)}", Run)
+
+
+def runs(path: str, filters: Mapping[str, str]) -> Call[Page[Run]]:
+    """Read the page of runs at ``path``."""
+    return _read(path, Page[Run], filters)
+
+
+def request_run(document: Mapping[str, Any], key: str | None) -> Call[Run]:
+    """Request a training run."""
+    return _change("/v1/runs", Run, document, key or new_key())
+
+
+def cancel_run(run_id: str, reason: str) -> Call[Run]:
+    """Cancel a run; not repeated, for its answer says whether the run was stopped by it."""
+    return _change(f"/v1/runs/{segment(run_id)}/cancel", Run, {"reason": reason})
+
+
+def _read(path: str, model: type[Model], query: Mapping[str, str] | None = None) -> Call[Model]:
+    return Call(method="GET", path=path, read=reader_of(model), query=query, repeatable=True)
+
+
+def _change(path: str, model: type[Model], document: Any, key: str | None = None) -> Call[Model]:
+    return replace(post(path, document, key), read=reader_of(model))
 
 
 def segment(name: str) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
+from pydantic import BaseModel
+
+from affidavit.client.models import Interval, RunEvent, RunProgress
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Unreachable(Exception):
@@ -21,6 +26,33 @@ class Problem(Exception):
         super().__init__(f"{code}: {detail}")
         self.status = status
         self.code = code
+
+
+class _PolicyForm(BaseModel):
+    name: str
+    version: int
+
+
+class _WaivedForm(BaseModel):
+    waiver: dict[str, Any] = {}
+
+
+class _IssueForm(BaseModel):
+    id: str
+    status: str
+    bundle: dict[str, Any]
+
+
+class _CertificateForm(BaseModel):
+    """What must hold of a certificate's document before anything is read from it."""
+
+    verdict: str
+    epsilon: Interval | None = None
+    delta: Interval | None = None
+    reasons: list[dict[str, Any]] = []
+    waived: list[_WaivedForm] = []
+    policy: _PolicyForm | None = None
+    certificate: _IssueForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +96,26 @@ def document_of(response: httpx.Response) -> Any:
         raise Unreachable(f"{response.url} did not return JSON") from None
 
 
+def reader_of(model: type[Model]) -> Callable[[httpx.Response], Model]:
+    """What reads a response as ``model``; it raises ``Unreachable`` where it is none."""
+
+    def read(response: httpx.Response) -> Model:
+        try:
+            return model.model_validate_json(response.content)
+        except ValueError:
+            name = model.__name__
+            raise Unreachable(f"{response.url} did not return a {name} document") from None
+
+    return read
+
+
 def certificate_of(response: httpx.Response) -> CertificateAnswer:
     """The certificate of a response; raises ``Unreachable`` where it has none."""
     document = document_of(response)
-    certificate = document.get("certificate") if isinstance(document, dict) else None
-    if not isinstance(certificate, dict) or "id" not in certificate or "verdict" not in document:
-        raise Unreachable(f"{response.url} did not return a certificate")
+    try:
+        _CertificateForm.model_validate(document)
+    except ValueError:
+        raise Unreachable(f"{response.url} did not return a certificate") from None
     return CertificateAnswer(document)
 
 
@@ -81,8 +127,12 @@ def error_of(response: httpx.Response) -> Exception:
     return Problem(response.status_code, str(document["code"]), str(document["detail"]))
 
 
+EVENTS: dict[str, type[RunEvent] | type[RunProgress]] = {"state": RunEvent, "progress": RunProgress}
+"""The model of each kind of event; other kinds are passed over."""
+
+
 class EventReader:
-    """Server-sent events as names and data; ``last`` is the id after which to reconnect."""
+    """Server-sent events as models; ``last`` is the id after which to reconnect."""
 
     def __init__(self) -> None:
         self.last = ""
@@ -92,7 +142,7 @@ class EventReader:
         """Forget the event that a broken connection left incomplete."""
         self._fields = {}
 
-    def read(self, line: str) -> tuple[str, dict[str, Any]] | None:
+    def read(self, line: str) -> RunEvent | RunProgress | None:
         """The event that ``line`` completes (WHATWG HTML, section 9.2); raises ``ValueError``."""
         name, _, value = line.partition(":")
         if name:
@@ -104,9 +154,12 @@ class EventReader:
         self.last = fields.get("id", self.last)
         if "data" not in fields:
             return None
-        return fields.get("event", "message"), dict(json.loads(fields["data"]))
+        if "event" not in fields:
+            raise ValueError("an event of a run has a name")
+        model = EVENTS.get(fields["event"])
+        return None if model is None else model.model_validate_json(fields["data"])
 
-    def all(self, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def all(self, lines: Iterable[str]) -> Iterator[RunEvent | RunProgress]:
         """Every event of ``lines``; raises ``ValueError``."""
         self.restart()
         for line in lines:

@@ -16,6 +16,7 @@ Reference: docs/reference/certificate.md describes every field of a certificate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -52,7 +53,7 @@ def printable(text: str) -> str:
 
 def upper_bound(value: float | None) -> str:
     """A bound as the API states it, which is null where there is none."""
-    return "not bounded" if value is None else decimal_up(value)
+    return "not bounded" if value is None or math.isinf(value) else decimal_up(value)
 
 
 def headline(assessment: Assessment) -> str:

@@ -25,8 +25,9 @@ from affidavit.certificate import (
     decode_line,
     read_provenance,
 )
+from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import fail, out, print_json, say, stop
+from affidavit.gate.console import fail, print_json, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
 from affidavit.gate.render import upper_bound
@@ -50,14 +51,14 @@ def watch(run: RunArgument, server: ServerOption = SERVER, as_json: JsonOption =
     _require_id(run)
     state = None
     with connect(server) as client:
-        for name, data in client.run_events(run):
+        for event in client.run_events(run):
             if as_json:
-                out.print(json.dumps({"event": name, **data}), markup=False, highlight=False)
-            elif line := _event_line(name, data):
-                say(line)
-            state = data.get("state") if name == "state" else state
+                print_json({"event": "progress", **event.model_dump(mode="json")})
+            else:
+                say(_event_line(event))
+            state = event.state if isinstance(event, RunEvent) else state
         if state not in FINAL_STATES:  # the event was sent before we connected
-            state = client.run(run)["state"]
+            state = client.run(run).state
     raise typer.Exit(FINAL_STATES.get(str(state), Exit.UNDECIDED))
 
 
@@ -71,11 +72,11 @@ def cancel(
     """Cancel a run: at once if it is queued, after the current step if it is training."""
     _require_id(run)
     with connect(server) as client:
-        document = client.cancel_run(run, reason)
+        cancelled = client.cancel_run(run, reason)
     if as_json:
-        print_json(document)
+        print_json(cancelled.model_dump(mode="json"))
     else:
-        say(f"{document['state']}, cancellation requested")
+        say(f"{cancelled.state}, cancellation requested")
 
 
 @runs.command("verify")
@@ -115,17 +116,15 @@ def verify(
     raise typer.Exit(Exit.CERTIFIED if report.conformant else Exit.BLOCKED)
 
 
-def _event_line(name: str, data: dict[str, Any]) -> str:
-    """An event as a line; empty if there is nothing to print."""
-    if name == "state":
-        fields = [data.get(field) for field in ("at", "event", "code", "worker", "message")]
-        return " ".join(str(field) for field in fields if field)
-    spent = data.get("spent")
+def _event_line(event: RunEvent | RunProgress) -> str:
+    if isinstance(event, RunEvent):
+        at = event.model_dump(mode="json")["at"]
+        return " ".join(filter(None, (at, event.event, event.code, event.worker, event.message)))
     cost = ""
-    if spent:
-        epsilon, delta = upper_bound(spent["epsilon"]), upper_bound(spent["delta"])
+    if event.spent is not None:
+        epsilon, delta = upper_bound(event.spent.epsilon), upper_bound(event.spent.delta)
         cost = f", ε ≤ {epsilon} at δ = {delta} spent"
-    return f"step {data.get('steps')} of {data.get('certified')}{cost}"
+    return f"step {event.steps} of {event.certified}{cost}"
 
 
 def _require_weights(report: RunProvenance, path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from affidavit.accountants import decimal_down
 from affidavit.certificate import BadEnvelope, StatusList, read_envelope
+from affidavit.client import CertificateAnswer, Ledger, Reservation
 from affidavit.gate.client import SERVER, ServerOption, connect
 from affidavit.gate.console import fail, out, print_json, say, stop, write
 from affidavit.gate.exit_codes import Exit
@@ -60,11 +61,11 @@ def ledger_show(
 ) -> None:
     """Show what a data set's budgets have spent, by each composition, and what remains."""
     with connect(server, timeout=LEDGER_TIMEOUT, malformed=Exit.USAGE) as client:
-        document = client.ledgers(dataset, certificate)
+        ledgers = client.ledgers(dataset, certificate)
     if as_json:
-        print_json(document)
+        print_json({"items": [entry.model_dump(mode="json") for entry in ledgers]})
         return
-    for entry in document["items"]:
+    for entry in ledgers:
         _print_ledger(entry)
 
 
@@ -110,7 +111,7 @@ def approve(
     _require_digest("a certificate id", certificate)
     if digest is None:
         with connect(server) as client:
-            _print_certificate(client.certificate(certificate).document)
+            _print_certificate(client.certificate(certificate))
         stop("nothing was decided; pass the digest above with --digest to approve exactly that.")
     _require_digest("--digest", digest)
     if reject and not comment.strip():
@@ -121,7 +122,7 @@ def approve(
             certificate, {"decision": decision, "envelope": digest, "comment": comment}
         )
     if as_json:
-        print_json(result)
+        print_json(result.document)
     else:
         _print_certificate(result)
 
@@ -192,63 +193,56 @@ def _require_digest(name: str, value: str) -> None:
         stop(f"{name} must be sha256: and 64 hexadecimal digits.")
 
 
-def _print_certificate(result: Any) -> None:
+def _print_certificate(answer: CertificateAnswer) -> None:
     """What an approver decides about, in a few lines."""
-    certificate = result.get("certificate") if isinstance(result, dict) else None
-    if not isinstance(certificate, dict):
-        stop("the service did not return a certificate.")
+    result, certificate = answer.document, answer.document["certificate"]
     epsilon, delta = result.get("epsilon"), result.get("delta")
     bound = f", ε ≤ {epsilon['upper']} at δ = {delta['upper']}" if epsilon and delta else ""
-    say(f"{result.get('verdict')}{bound} under {result.get('adjacency')}")
+    say(f"{answer.verdict}{bound} under {result.get('adjacency')}")
     for name in ("id", "issue", "status", "envelope_digest"):
         say(f"{name} {certificate.get(name)}")
 
 
-def _print_ledger(entry: dict[str, Any]) -> None:
-    budget, spent = entry["budget"], entry["spent"]
-    full = " [red]exhausted[/]" if entry["exhausted"] else ""
+def _print_ledger(entry: Ledger) -> None:
+    budget, spent = entry.budget, entry.spent
+    full = " [red]exhausted[/]" if entry.exhausted else ""
     out.print(
-        f"{escape(entry['dataset'])}, one {entry['unit']}, {entry['adjacency']}: budget ε = "
-        f"{decimal_down(budget['epsilon'])} at δ = {decimal_down(budget['delta'])} "
-        f"(version {budget['version']}){full}",
+        f"{escape(entry.dataset)}, one {entry.unit}, {entry.adjacency}: budget ε = "
+        f"{decimal_down(budget.epsilon)} at δ = {decimal_down(budget.delta)} "
+        f"(version {budget.version}){full}",
         highlight=False,
     )
-    composed = spent["composed"]["epsilon"]
+    composed = None if spent.composed is None else spent.composed.epsilon
     table = Table("", "ε", box=None)
     for label, epsilon in (
-        ("spent, by the privacy filter (decides)", upper_bound(spent["filter"]["epsilon"])),
+        ("spent, by the privacy filter (decides)", upper_bound(spent.filter.epsilon)),
         (
             "spent, if all runs had been fixed in advance",
-            "not composed by any accountant"
-            if composed is None
-            else upper_bound(composed["upper"]),
+            "not composed by any accountant" if composed is None else upper_bound(composed.upper),
         ),
-        (
-            f"plain sum, δ = {upper_bound(spent['sum']['delta'])}",
-            upper_bound(spent["sum"]["epsilon"]),
-        ),
-        ("remaining, by the privacy filter", decimal_down(entry["remaining"]["epsilon"])),
+        (f"plain sum, δ = {upper_bound(spent.sum.delta)}", upper_bound(spent.sum.epsilon)),
+        ("remaining, by the privacy filter", decimal_down(entry.remaining.epsilon)),
     ):
         table.add_row(label, epsilon)
     out.print(table)
-    if "forecast" in entry:
-        say(entry["forecast"]["message"])
-    for reservation in entry["entries"]:
+    if entry.forecast is not None:
+        say(entry.forecast.message)
+    for reservation in entry.entries:
         say(f"  {_reservation_line(reservation)}")
 
 
-def _print_reservation(reservation: dict[str, Any], *, as_json: bool) -> None:
+def _print_reservation(reservation: Reservation, *, as_json: bool) -> None:
     if as_json:
-        print_json(reservation)
+        print_json(reservation.model_dump(mode="json"))
     else:
         say(_reservation_line(reservation))
 
 
-def _reservation_line(reservation: dict[str, Any]) -> str:
-    steps, charged = reservation["steps"], reservation["charged"]
-    progress = f"{steps['run']} of " if steps["run"] is not None else ""
+def _reservation_line(reservation: Reservation) -> str:
+    steps, charged = reservation.steps, reservation.charged
+    progress = f"{steps.run} of " if steps.run is not None else ""
     return (
-        f"{reservation['id']} {reservation['state']}: {reservation['name']}, {progress}"
-        f"{steps['certified']} steps, ε ≤ {upper_bound(charged['epsilon'])} at "
-        f"δ = {upper_bound(charged['delta'])}"
+        f"{reservation.id} {reservation.state}: {reservation.name}, {progress}"
+        f"{steps.certified} steps, ε ≤ {upper_bound(charged.epsilon)} at "
+        f"δ = {upper_bound(charged.delta)}"
     )

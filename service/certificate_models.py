@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, RootModel
 
+from affidavit.client import DIGEST, Interval, ResponseModel, is_none
 from affidavit.plan import CLAIM_PATTERN, LARGEST, SMALLEST
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.models import DIGEST, Interval, ProblemReason, ResponseModel, is_none
+from affidavit.service.models import ProblemReason
 
 Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided"]
 Identifier = Annotated[str, Field(pattern=DIGEST)]

@@ -43,9 +43,9 @@ from affidavit.certificate import (
     accept_keyset,
     read_keyset,
 )
+from affidavit.client import ResponseModel
 from affidavit.service.database import reader, writer
 from affidavit.service.log.entries import append
-from affidavit.service.models import ResponseModel
 from affidavit.service.tables import Sequence, UtcDateTime, metadata
 
 FRESH_SECONDS = 1.0

@@ -16,26 +16,17 @@ affidavit.service.errors.MalformedRequest: duplicate_key at /text: ...
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    StringConstraints,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from affidavit.client import DIGEST, ResponseModel, is_none
 from affidavit.plan import Kind, MalformedPlan, Reason, StrictModel, load_json
 from affidavit.service.errors import MalformedRequest
 
 UUID = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
-DIGEST = r"^sha256:[0-9a-f]{64}$"
 # Of the control characters only tab and line ends are text; PostgreSQL takes no NUL at all.
 _PRINTABLE = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]*$"
 
@@ -97,46 +88,6 @@ class QueryModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ResponseModel(BaseModel):
-    """Base of JSON response bodies; reads attributes, so that a dataclass row can fill it."""
-
-    model_config = ConfigDict(
-        frozen=True, from_attributes=True, json_schema_serialization_defaults_required=True
-    )
-
-
-Item = TypeVar("Item")
-
-
-class Page(ResponseModel, Generic[Item]):
-    """One page of a list; ``next`` is the path of the following page, null on the last one."""
-
-    items: list[Item]
-    next: str | None = None
-
-
-class Interval(ResponseModel):
-    """A lower and an upper bound; null where there is none."""
-
-    lower: float
-    upper: float | None
-
-
-def is_none(value: object) -> bool:
-    """Whether a field is left out of a response."""
-    return value is None
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-Bound = Annotated[
-    float,
-    PlainSerializer(_finite),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
-]
-"""A number that is rounded outward; null in JSON where it is not bounded."""
 Position = Annotated[int | None, Field(ge=1, exclude_if=is_none)]
 """A line or a column, left out where the text has no positions."""
 

@@ -23,13 +23,13 @@ from pydantic import Field
 from pydantic.json_schema import models_json_schema
 
 from affidavit.certificate.policy import Policy
+from affidavit.client import DIGEST, ResponseModel, RunEvent, RunProgress
 from affidavit.plan import plan_schemas, with_keywords
 from affidavit.service.certificate_models import DiagnosisRequest
 from affidavit.service.identity.access import Guard, Open, guarded_routes
-from affidavit.service.models import DIGEST, ProblemReason, ResponseModel
+from affidavit.service.models import ProblemReason
 from affidavit.service.routing import JSON as JSON
 from affidavit.service.routing import YAML as YAML
-from affidavit.service.runs.models import RunEvent, RunProgress
 
 PROBLEM = "application/problem+json"
 ID_PATTERN = DIGEST

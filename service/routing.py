@@ -25,9 +25,10 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator
 from pydantic_core import PydanticKnownError
 from starlette.requests import ClientDisconnect
 
+from affidavit.client import DIGEST
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import authorize, guard_of
-from affidavit.service.models import DIGEST, RequestModel
+from affidavit.service.models import RequestModel
 from affidavit.service.problems import Problem
 
 JSON = "application/json"

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from datetime import datetime
 from fractions import Fraction
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any
 
 from fastapi import Path as PathParameter
 from pydantic import Field
@@ -29,19 +28,23 @@ from affidavit.accountants.privacy_filter import (
     UNIT,
     Cost,
 )
-from affidavit.plan import Integer, Real
-from affidavit.service.ledger.state import Rule, StoredLedger, StoredReservation
-from affidavit.service.models import (
-    DIGEST,
-    UUID,
-    Bound,
-    Comment,
-    Digest,
-    Interval,
-    RequestModel,
-    ResponseModel,
-    is_none,
+from affidavit.client import (
+    Adjacency,
+    Budget,
+    Composition,
+    Forecast,
+    Ledger,
+    LedgerSummary,
+    Reading,
+    Remaining,
+    Reservation,
+    RunCharge,
+    Spent,
+    Unit,
 )
+from affidavit.plan import Integer, Real
+from affidavit.service.ledger.state import StoredLedger, StoredReservation
+from affidavit.service.models import UUID, Comment, Digest, RequestModel
 
 MOST_ENTRIES = 200
 """Reservations that a ledger lists, the latest first; ``entries_total`` counts all."""
@@ -51,20 +54,12 @@ FILTER_MEANING = (
     "when later plans are chosen in view of earlier results. A run whose record does not conform "
     "is counted as certified, and may have spent more."
 )
-COMPOSED_MEANING = (
-    "What the same runs cost had all of them been fixed in advance; no bound for plans that "
-    "were chosen in view of results, and it decides nothing."
-)
 SUM_MEANING = "The certificates' ε and δ added up; it decides nothing."
 
 DatasetName = Annotated[
     str, PathParameter(pattern=r"^[A-Za-z0-9._-]{1,64}$", description="As plans name it.")
 ]
 ReservationId = Annotated[str, PathParameter(pattern=UUID, description="The reservation's `id`.")]
-Unit = Literal["example", "user"]
-Adjacency = Literal["add_remove", "replace_one", "zero_out"]
-Count = Annotated[int, Field(ge=0)]
-CertificateId = Annotated[str, Field(pattern=DIGEST)]
 
 
 # ---- requests ------------------------------------------------------------------------
@@ -122,220 +117,107 @@ class ReleaseRequest(LedgerRequest):
 # ---- responses -----------------------------------------------------------------------
 
 
-class ScopedModel(ResponseModel):
-    """What belongs to one data set, privacy unit and adjacency."""
-
-    dataset: str
-    unit: Unit
-    adjacency: Adjacency
+def budget_of(ledger: StoredLedger) -> Budget:
+    """The budget of ``ledger``."""
+    budget = ledger.state.budget
+    return Budget(version=budget.number, epsilon=float(budget.epsilon), delta=float(budget.delta))
 
 
-class Budget(ResponseModel):
-    """The budget in force."""
-
-    version: Count
-    epsilon: Bound
-    delta: Bound
-
-    @classmethod
-    def of(cls, ledger: StoredLedger) -> Self:
-        """The budget of ``ledger``."""
-        budget = ledger.state.budget
-        return cls(version=budget.number, epsilon=float(budget.epsilon), delta=float(budget.delta))
+def charge_of(cost: Cost) -> RunCharge:
+    """``cost``, rounded up."""
+    mu_squared = cost.mu_squared.value(UNIT)
+    is_gaussian = math.isfinite(mu_squared)
+    return RunCharge(
+        epsilon=_up(cost.epsilon.value(UNIT)),
+        delta=_up(cost.delta.value(DELTA_UNIT)),
+        mu=_up(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
+    )
 
 
-class Reading(ResponseModel):
-    """What was spent by one way of counting; ``decides`` tells whether it admits runs."""
-
-    epsilon: Bound
-    delta: Bound
-    decides: bool
-    meaning: str
+def summary_of(ledger: StoredLedger) -> LedgerSummary:
+    """The summary of ``ledger``."""
+    return LedgerSummary(**_fields_of(ledger))
 
 
-class Composition(ResponseModel):
-    """ε of all runs, composed as if fixed in advance; null where no engine bounds it."""
-
-    engine: str | None
-    epsilon: Interval | None
-    delta: Bound
-    decides: bool = False
-    meaning: str = COMPOSED_MEANING
-
-
-class Spent(ResponseModel):
-    """What was spent, counted in two or three ways."""
-
-    filter: Reading
-    sum: Reading
-    composed: Annotated[Composition | None, Field(exclude_if=is_none)] = None
-
-
-class Remaining(ResponseModel):
-    """What is left by the filter, rounded down."""
-
-    epsilon: Bound
-
-
-class RunCharge(ResponseModel):
-    """A cost in the two forms that people compare: ε with δ, and μ where it is one Gaussian."""
-
-    epsilon: Bound
-    delta: Bound
-    mu: float | None
-
-    @classmethod
-    def of(cls, cost: Cost) -> Self:
-        """``cost``, rounded up."""
-        mu_squared = cost.mu_squared.value(UNIT)
-        is_gaussian = math.isfinite(mu_squared)
-        return cls(
-            epsilon=_up(cost.epsilon.value(UNIT)),
-            delta=_up(cost.delta.value(DELTA_UNIT)),
-            mu=_up(math.sqrt(mu_squared) * (1 + 1e-15)) if is_gaussian else None,
-        )
-
-
-class LedgerSummary(ScopedModel):
-    """A ledger without its entries and without what takes accounting."""
-
-    budget: Budget
-    runs: Count
-    exhausted: bool
-    spent: Spent
-    remaining: Remaining
-
-    @classmethod
-    def of(cls, ledger: StoredLedger) -> LedgerSummary:
-        """The summary of ``ledger``."""
-        return cls(**cls._fields_of(ledger))
-
-    @staticmethod
-    def _fields_of(ledger: StoredLedger, composed: Composition | None = None) -> dict[str, Any]:
-        state, spent = ledger.state, ledger.spent_epsilon()
-        budget = Budget.of(ledger)
-        return {
-            **ledger.scope.as_dict(),
-            "budget": budget,
-            "runs": state.runs,
-            "exhausted": state.exhausted(ledger.filter),
-            "spent": Spent(
-                filter=Reading(
-                    epsilon=_up(spent),
-                    delta=budget.delta,
-                    decides=True,
-                    meaning=FILTER_MEANING,
-                ),
-                sum=Reading(
-                    epsilon=_up(state.spent.epsilon.value(UNIT)),
-                    delta=_up(state.spent.delta.value(DELTA_UNIT)),
-                    decides=False,
-                    meaning=SUM_MEANING,
-                ),
-                composed=composed,
+def _fields_of(ledger: StoredLedger, composed: Composition | None = None) -> dict[str, Any]:
+    state, spent = ledger.state, ledger.spent_epsilon()
+    budget = budget_of(ledger)
+    return {
+        **ledger.scope.as_dict(),
+        "budget": budget,
+        "runs": state.runs,
+        "exhausted": state.exhausted(ledger.filter),
+        "spent": Spent(
+            filter=Reading(
+                epsilon=_up(spent), delta=budget.delta, decides=True, meaning=FILTER_MEANING
             ),
-            "remaining": Remaining(epsilon=float(decimal_down(_left(budget.epsilon, spent)))),
+            sum=Reading(
+                epsilon=_up(state.spent.epsilon.value(UNIT)),
+                delta=_up(state.spent.delta.value(DELTA_UNIT)),
+                decides=False,
+                meaning=SUM_MEANING,
+            ),
+            composed=composed,
+        ),
+        "remaining": Remaining(epsilon=float(decimal_down(_left(budget.epsilon, spent)))),
+    }
+
+
+def reservation_of(stored: StoredReservation) -> Reservation:
+    """The response for ``stored``."""
+    return Reservation.model_validate(
+        {
+            "id": stored.id,
+            **stored.scope.as_dict(),
+            "certificate": stored.certificate_id,
+            "issue": stored.issue,
+            "plan_digest": stored.plan_digest,
+            "name": stored.name,
+            "state": stored.state,
+            "steps": {"certified": stored.certified_steps, "run": stored.steps_run},
+            "record": stored.record,
+            "admitted_by": stored.rule,
+            "reserved": charge_of(stored.cost),
+            "charged": charge_of(stored.charged),
+            "reserved_by": stored.reserved_by,
+            "reserved_at": stored.reserved_at,
+            "changed_at": stored.changed_at,
         }
+    )
 
 
-class StepCounts(ResponseModel):
-    """Steps of a reservation's run; ``run`` is null until it is settled."""
-
-    certified: Count
-    run: int | None
-
-
-class Reservation(ScopedModel):
-    """A reservation as it stands: what it reserved, and what it counts for now."""
-
-    id: str
-    certificate: CertificateId
-    issue: Count
-    plan_digest: CertificateId
-    name: str | None
-    state: Literal["reserved", "committed", "settled", "released"]
-    steps: StepCounts
-    record: str | None
-    admitted_by: Rule
-    reserved: RunCharge
-    charged: RunCharge
-    reserved_by: str
-    reserved_at: datetime
-    changed_at: datetime
-
-    @classmethod
-    def of(cls, stored: StoredReservation) -> Self:
-        """The response for ``stored``."""
-        return cls.model_validate(
-            {
-                "id": stored.id,
-                **stored.scope.as_dict(),
-                "certificate": stored.certificate_id,
-                "issue": stored.issue,
-                "plan_digest": stored.plan_digest,
-                "name": stored.name,
-                "state": stored.state,
-                "steps": {"certified": stored.certified_steps, "run": stored.steps_run},
-                "record": stored.record,
-                "admitted_by": stored.rule,
-                "reserved": RunCharge.of(stored.cost),
-                "charged": RunCharge.of(stored.charged),
-                "reserved_by": stored.reserved_by,
-                "reserved_at": stored.reserved_at,
-                "changed_at": stored.changed_at,
-            }
-        )
+def forecast_of(
+    ledger: StoredLedger, cost: Cost, certificate_id: str, *, certain: bool
+) -> Forecast:
+    """The forecast of runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
+    state = ledger.state
+    runs = state.within(ledger.filter).forecast(state.spent, cost)
+    if runs == 0 and state.rule_for(ledger.filter, cost, certain=certain) is not None:
+        runs = 1
+    at_least = runs == MOST_FORECAST
+    count = f"{'at least ' if at_least else ''}{runs} more {'run' if runs == 1 else 'runs'}"
+    return Forecast(
+        certificate=certificate_id,
+        runs=runs,
+        at_least=at_least,
+        message=f"{count} of this size fit." if runs else "no run of this size fits.",
+        cost=charge_of(cost),
+    )
 
 
-class Forecast(ResponseModel):
-    """How many more runs of a certificate fit, by the filter that decides."""
-
-    certificate: CertificateId
-    runs: Count
-    at_least: bool
-    message: str
-    cost: RunCharge
-
-    @classmethod
-    def of(cls, ledger: StoredLedger, cost: Cost, certificate_id: str, *, certain: bool) -> Self:
-        """The forecast of runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
-        state = ledger.state
-        runs = state.within(ledger.filter).forecast(state.spent, cost)
-        if runs == 0 and state.rule_for(ledger.filter, cost, certain=certain) is not None:
-            runs = 1
-        at_least = runs == MOST_FORECAST
-        count = f"{'at least ' if at_least else ''}{runs} more {'run' if runs == 1 else 'runs'}"
-        return cls(
-            certificate=certificate_id,
-            runs=runs,
-            at_least=at_least,
-            message=f"{count} of this size fit." if runs else "no run of this size fits.",
-            cost=RunCharge.of(cost),
-        )
-
-
-class Ledger(LedgerSummary):
-    """A ledger with its entries, latest first; ``forecast`` stands where it was asked for."""
-
-    entries: list[Reservation]
-    entries_total: Count
-    forecast: Annotated[Forecast | None, Field(exclude_if=is_none)] = None
-
-    @classmethod
-    def with_entries(
-        cls,
-        ledger: StoredLedger,
-        reservations: Sequence[StoredReservation],
-        composed: Composition,
-        forecast: Forecast | None,
-    ) -> Self:
-        """The response for ``ledger`` and all its ``reservations``, latest first."""
-        return cls(
-            **cls._fields_of(ledger, composed),
-            entries=[Reservation.of(stored) for stored in reservations[:MOST_ENTRIES]],
-            entries_total=len(reservations),
-            forecast=forecast,
-        )
+def ledger_of(
+    ledger: StoredLedger,
+    reservations: Sequence[StoredReservation],
+    composed: Composition,
+    forecast: Forecast | None,
+) -> Ledger:
+    """The response for ``ledger`` and all its ``reservations``, latest first."""
+    return Ledger(
+        **_fields_of(ledger, composed),
+        entries=[reservation_of(stored) for stored in reservations[:MOST_ENTRIES]],
+        entries_total=len(reservations),
+        forecast=forecast,
+    )
 
 
 def position_of(

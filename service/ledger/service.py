@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 
 from affidavit.accountants.privacy_filter import Cost
 from affidavit.certificate import Assessment
+from affidavit.client import Composition, Forecast, Ledger
 from affidavit.plan import Plan
 from affidavit.service.command import CommandContext
 from affidavit.service.concurrency import Batcher, SingleFlight, in_thread_pool
@@ -27,7 +28,7 @@ from affidavit.service.ledger.costing import (
     cost_of_assessment,
     cost_of_bundle,
 )
-from affidavit.service.ledger.models import Composition, Forecast, Ledger, position_of
+from affidavit.service.ledger.models import forecast_of, ledger_of, position_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger, StoredReservation
 from affidavit.service.ledger.store import LedgerStore
 from affidavit.service.ledger.transitions import CertificateNotUsable, CostedRun, require_usable
@@ -176,9 +177,7 @@ class LedgerService:
         forecast = None
         if cost is not None and certificate_id is not None:
             forecast = await _forecast(ledger, cost, certificate_id)
-        return await run_in_threadpool(
-            Ledger.with_entries, ledger, reservations, composed, forecast
-        )
+        return await run_in_threadpool(ledger_of, ledger, reservations, composed, forecast)
 
     async def _composed(
         self, ledger: StoredLedger, reservations: list[StoredReservation]
@@ -256,5 +255,5 @@ async def _forecast(ledger: StoredLedger, cost: RunCost, certificate_id: str) ->
     if (cost["unit"], cost["adjacency"]) != (ledger.scope.unit, ledger.scope.adjacency):
         return None
     return await run_in_threadpool(
-        Forecast.of, ledger, Cost.read(cost["cost"]), certificate_id, certain=cost["certain"]
+        forecast_of, ledger, Cost.read(cost["cost"]), certificate_id, certain=cost["certain"]
     )

@@ -13,8 +13,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from affidavit.client import ResponseModel
 from affidavit.service.lifecycle.status import Status
-from affidavit.service.models import Comment, Digest, RequestModel, ResponseModel
+from affidavit.service.models import Comment, Digest, RequestModel
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
 STATUS_LIST_TYPE = "application/vnd.affidavit.status-list.v1+json"

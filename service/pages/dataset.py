@@ -19,9 +19,10 @@ from starlette.concurrency import run_in_threadpool
 from affidavit.accountants.privacy_filter import UNIT
 from affidavit.certificate.charts import Axis, Chart, Line, ReferenceLine, draw
 from affidavit.certificate.policy import Policy
+from affidavit.client import Composition
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
-from affidavit.service.ledger.models import Composition, DatasetName, Forecast, RunCharge
+from affidavit.service.ledger.models import DatasetName, charge_of, forecast_of
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone
@@ -270,14 +271,14 @@ def _policy(policy: Policy, name: str) -> PolicyLine:
 
 
 def _entry(reservation: StoredReservation) -> EntryLine:
-    reserved = RunCharge.of(reservation.cost)
+    reserved = charge_of(reservation.cost)
     return view_of(
         EntryLine,
         reservation,
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
         reserved=up(reserved.epsilon),
-        charged=up(RunCharge.of(reservation.charged).epsilon),
+        charged=up(charge_of(reservation.charged).epsilon),
         mu=up(reserved.mu),
         by=reservation.reserved_by,
         at=reservation.reserved_at,
@@ -306,5 +307,5 @@ def _not_conformant(connection: Connection, ledger: StoredLedger) -> tuple[str, 
 
 def _forecast(ledger: StoredLedger, latest: StoredReservation) -> str:
     # Whether it fits alone matters only in an empty ledger; the filter decides here.
-    forecast = Forecast.of(ledger, latest.cost, latest.certificate_id, certain=False)
+    forecast = forecast_of(ledger, latest.cost, latest.certificate_id, certain=False)
     return forecast.message

@@ -17,7 +17,7 @@ from affidavit.service.command import CommandContext
 from affidavit.service.errors import MalformedRequest
 from affidavit.service.identity.actor import Actor
 from affidavit.service.ledger import repository
-from affidavit.service.ledger.models import BudgetRequest, LedgerSummary
+from affidavit.service.ledger.models import BudgetRequest, summary_of
 from affidavit.service.ledger.state import LedgerScope, StoredLedger
 from affidavit.service.pages.access import Admin, Anyone
 from affidavit.service.pages.forms import Form, SubmittedForm
@@ -111,7 +111,7 @@ def scope_of(text: str) -> LedgerScope:
 
 def ledger_line(ledger: StoredLedger, rules: PolicySet) -> LedgerLine:
     """A ledger in one line."""
-    summary = LedgerSummary.of(ledger)
+    summary = summary_of(ledger)
     spent = ledger.spent_epsilon()
     share = spent / float(ledger.state.budget.epsilon)
     standing = "within budget"

@@ -25,7 +25,7 @@ from affidavit.service.command import CommandContext
 from affidavit.service.errors import AccountingUnavailable, DomainError, MalformedRequest
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.ledger import repository as ledger_repository
-from affidavit.service.ledger.models import RunCharge
+from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.state import StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone, Submitter, page_actor
@@ -320,8 +320,8 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
         share=min(1.0, done / reservation.certified_steps),
         reservation=reservation.id,
         reservation_state=reservation.state,
-        reserved=up(RunCharge.of(reservation.cost).epsilon),
-        charged=up(RunCharge.of(reservation.charged).epsilon),
+        reserved=up(charge_of(reservation.cost).epsilon),
+        charged=up(charge_of(reservation.charged).epsilon),
         steps_charged=charged,
         **{name: run.wanted[name] for name in ("data", "model", "output", "time_limit")},
         message=outcome.get("message"),

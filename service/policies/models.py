@@ -22,8 +22,9 @@ from affidavit.certificate.policy import (
     Policy,
     WaivableRule,
 )
+from affidavit.client import Page, ResponseModel
 from affidavit.plan import Name
-from affidavit.service.models import Digest, Page, ProblemReason, RequestModel, ResponseModel
+from affidavit.service.models import Digest, ProblemReason, RequestModel
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.policies.store import StoredPolicy, StoredWaiver
 

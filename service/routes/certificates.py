@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.client import Page
 from affidavit.plan import Name
 from affidavit.service.certificate_models import (
     BundleDocument,
@@ -23,7 +24,7 @@ from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.log.reader import with_inclusion
-from affidavit.service.models import Page, QueryModel
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import plan_body, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import (

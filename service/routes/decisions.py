@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
+from affidavit.client import Page
 from affidavit.service.certificate_models import Result
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -18,7 +19,6 @@ from affidavit.service.lifecycle.models import (
     Revocation,
     RevocationRequest,
 )
-from affidavit.service.models import Page
 from affidavit.service.openapi import JSON, problems
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId, JsonRoute

@@ -7,9 +7,10 @@ from typing import Literal
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from affidavit.client import ResponseModel
 from affidavit.service.identity.access import needs, open_to_all
 from affidavit.service.identity.actor import Scope
-from affidavit.service.models import ProblemReason, ResponseModel
+from affidavit.service.models import ProblemReason
 from affidavit.service.openapi import problems
 from affidavit.service.operation.readiness import check_readiness
 from affidavit.service.problems import Problem

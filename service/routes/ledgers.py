@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from affidavit.client import Ledger, LedgerSummary, Page, Reservation
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -13,16 +14,14 @@ from affidavit.service.ledger.models import (
     BudgetRequest,
     CommitRequest,
     DatasetName,
-    Ledger,
-    LedgerSummary,
     ReleaseRequest,
-    Reservation,
     ReservationId,
     ReservationRequest,
     SettlementRequest,
+    reservation_of,
+    summary_of,
 )
 from affidavit.service.ledger.state import LedgerScope
-from affidavit.service.models import Page
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import JsonRoute
@@ -53,7 +52,7 @@ COMMIT, SETTLE_IN_FULL, RELEASE = CommitRequest(), SettlementRequest(), ReleaseR
 def ledgers(_: BudgetReader, services: TheServices) -> Page[LedgerSummary]:
     """One for each data set, privacy unit and adjacency that has a budget."""
     stored = services.ledger_store.ledgers()
-    return Page[LedgerSummary](items=[LedgerSummary.of(ledger) for ledger in stored])
+    return Page[LedgerSummary](items=[summary_of(ledger) for ledger in stored])
 
 
 @router.get(
@@ -100,7 +99,7 @@ def budget(
         scope, *request.decimals(), request.reason, call
     )
     response.status_code = 201 if created else 200
-    return LedgerSummary.of(stored)
+    return summary_of(stored)
 
 
 @router.post(
@@ -127,7 +126,7 @@ async def reserve(
     stored, created = await services.ledger.reserve(dataset, request.certificate, call)
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/reservations/{stored.id}"
-    return Reservation.of(stored)
+    return reservation_of(stored)
 
 
 @router.get(
@@ -139,7 +138,7 @@ def reservation(
     _: BudgetReader, services: TheServices, reservation_id: ReservationId
 ) -> Reservation:
     """What was reserved, and what it is charged with."""
-    return Reservation.of(services.ledger_store.reservation(reservation_id))
+    return reservation_of(services.ledger_store.reservation(reservation_id))
 
 
 @router.post("/v1/reservations/{reservation_id}/commit", summary="Commit a run", responses=CHANGE)
@@ -154,7 +153,7 @@ def commit(
     """Before the run's first step: from here on it can only be settled."""
     call = CommandContext.of(actor, http, idempotency_key, request)
     stored, _ = services.ledger_store.commit(reservation_id, call)
-    return Reservation.of(stored)
+    return reservation_of(stored)
 
 
 @router.post("/v1/reservations/{reservation_id}/settle", summary="Settle a run", responses=CHANGE)
@@ -172,7 +171,7 @@ def settle(
     if steps is None:
         steps = store.reservation(reservation_id).certified_steps
     stored, _ = store.settle(reservation_id, steps, request.record, call)
-    return Reservation.of(stored)
+    return reservation_of(stored)
 
 
 @router.post(
@@ -197,4 +196,4 @@ def release(
             "You can release only your own reservations. Ask whoever made it or an administrator.",
         )
     stored, _ = services.ledger_store.release(reservation_id, request.reason, call)
-    return Reservation.of(stored)
+    return reservation_of(stored)

@@ -19,11 +19,12 @@ from affidavit.certificate.log import (
     encode_base64,
     read_addition,
 )
+from affidavit.client import Page, ResponseModel
 from affidavit.service.identity.access import Reader, needs, open_to_all
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.checkpoint_publisher import SIZE_TYPE
 from affidavit.service.log.reader import NotLogged
-from affidavit.service.models import Page, QueryModel, ResponseModel
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.problems import Problem
 from affidavit.service.routing import next_page, read_body

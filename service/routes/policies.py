@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
+from affidavit.client import Page
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import Page, QueryModel
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import body, problems
 from affidavit.service.policies.models import (
     PolicyReference,

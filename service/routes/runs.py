@@ -11,18 +11,19 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Send
 from starlette.types import Scope as ConnectionScope
 
+from affidavit.client import Page, Run, RunState
 from affidavit.plan import Name
 from affidavit.service.command import CommandContext, IdempotencyKey
 from affidavit.service.cursors import InvalidCursor
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import Page, QueryModel
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import ID_PATTERN, problems
 from affidavit.service.problems import Problem, invalid_cursor
 from affidavit.service.routes.ledgers import BudgetReader
 from affidavit.service.routing import Instant, JsonRoute, next_page
 from affidavit.service.runs.events import EVENT_ID_PATTERN, MOST_WATCHERS, EventId, RunEvents
-from affidavit.service.runs.models import CancelRequest, Run, RunId, RunRequest, State
+from affidavit.service.runs.models import CancelRequest, RunId, RunRequest, run_of
 from affidavit.service.runs.repository import Filters
 from affidavit.service.services import TheServices
 
@@ -37,7 +38,7 @@ NO_REASON = CancelRequest()
 class RunQuery(QueryModel):
     """The parameters; an unknown one is refused, for a misspelt filter would show all."""
 
-    state: State | None = None
+    state: RunState | None = None
     queue: Name | None = None
     certificate: Annotated[str, Field(pattern=ID_PATTERN)] | None = None
     requested_by: Annotated[str, Field(pattern=r"^[^\x00-\x1f]{1,255}$")] | None = None
@@ -81,7 +82,7 @@ async def request(
     )
     response.status_code = 201 if created else 200
     response.headers["Location"] = f"/v1/runs/{run.id}"
-    return Run.of(run)
+    return run_of(run)
 
 
 @router.get(
@@ -106,13 +107,13 @@ def runs(
     except InvalidCursor as error:
         raise invalid_cursor(error) from None
     following = next_page(response, "/v1/runs", query, cursor=cursor)
-    return Page[Run](items=[Run.of(run) for run in page], next=following)
+    return Page[Run](items=[run_of(run) for run in page], next=following)
 
 
 @router.get("/v1/runs/{run_id}", summary="A run", responses=problems(401, 403, 404, 422, 503))
 def run(_: BudgetReader, services: TheServices, run_id: RunId) -> Run:
     """What was requested, who works on it, how far it is, and how it ended."""
-    return Run.of(services.runs.queue.find(run_id))
+    return run_of(services.runs.queue.find(run_id))
 
 
 @router.post(
@@ -134,7 +135,7 @@ def cancel(
             403, "not_yours", "You can cancel only your own runs. Ask whoever requested it."
         )
     call = CommandContext.of(actor, http, None, request)
-    return Run.of(queue.cancel(run_id, request.reason, call))
+    return run_of(queue.cancel(run_id, request.reason, call))
 
 
 @router.get(

@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import Field
 
+from affidavit.client import DIGEST, Page
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
-from affidavit.service.models import DIGEST, Page, QueryModel
+from affidavit.service.models import QueryModel
 from affidavit.service.openapi import problems
 from affidavit.service.policies.models import WaiverRequest, WaiverView
 from affidavit.service.policies.service import grant, revoke

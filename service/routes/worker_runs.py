@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Response
 from fastapi import Path as PathParameter
 
+from affidavit.client import Run
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.log.reader import with_inclusion
@@ -21,10 +22,10 @@ from affidavit.service.runs.models import (
     RecordPart,
     RecordPartRequest,
     RenewedLease,
-    Run,
     RunClaimRequest,
     RunId,
     StartRequest,
+    run_of,
 )
 from affidavit.service.runs.queue import HeldLease
 from affidavit.service.services import TheServices
@@ -89,7 +90,7 @@ def start(actor: Worker, services: TheServices, run_id: RunId, request: StartReq
     """Check certificate, status, validity, reservation and plan again, and commit the budget."""
     lease = _lease(run_id, request.fence, actor)
     queue = services.runs.queue
-    return Run.of(queue.start(lease, request.plan_digest, request.wants, request.place))
+    return run_of(queue.start(lease, request.plan_digest, request.wants, request.place))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -121,7 +122,7 @@ async def complete(
 ) -> Run:
     """Charged by its record; failed where that does not conform."""
     lease = _lease(run_id, request.fence, actor)
-    return Run.of(await services.runs.complete(lease, request.provenance))
+    return run_of(await services.runs.complete(lease, request.provenance))
 
 
 @router.post("/v1/runs/{run_id}/fail", summary="Give a run up", responses=CHANGE)
@@ -131,4 +132,4 @@ def fail(
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
     lease = _lease(run_id, request.fence, actor)
     queue = services.runs.queue
-    return Run.of(queue.fail(lease, request.code, request.message, again=request.again))
+    return run_of(queue.fail(lease, request.code, request.message, again=request.again))

@@ -34,12 +34,12 @@ from typing import Self
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
+from affidavit.client import ResponseModel, RunCharge, RunProgress, StepsSpent
 from affidavit.service.errors import AccountingUnavailable, DomainError
-from affidavit.service.ledger.models import RunCharge
+from affidavit.service.ledger.models import charge_of
 from affidavit.service.ledger.service import LedgerService
 from affidavit.service.ledger.store import LedgerStore
-from affidavit.service.models import ResponseModel
-from affidavit.service.runs.models import RunEvent, RunProgress, StepsSpent
+from affidavit.service.runs.models import event_of
 from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import ENDED, STATES, StoredRun, StoredRunEvent
 
@@ -162,7 +162,7 @@ class PrivacySpent:
             cost = await self._ledger.cost_of_steps(reservation, steps)
         except (AccountingUnavailable, DomainError):
             return None
-        return RunCharge.of(reservation.cost if cost is None else cost)
+        return charge_of(reservation.cost if cost is None else cost)
 
 
 def rounded_up(steps: int, certified: int) -> int:
@@ -241,7 +241,7 @@ class RunEvents:
                 yield last, "progress", await self._progress(run, steps)
             if event.seq > last.seq:
                 last = replace(last, seq=event.seq)
-                yield last, "state", RunEvent.of(event, state)
+                yield last, "state", event_of(event, state)
         if run.begun and steps > last.steps:
             yield replace(last, steps=steps), "progress", await self._progress(run, steps)
 

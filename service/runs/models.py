@@ -9,22 +9,14 @@ affidavit.service.errors.MalformedRequest: ...
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from fastapi import Path as PathParameter
-from pydantic import Field, PlainSerializer, StringConstraints, WithJsonSchema
+from pydantic import Field, StringConstraints
 
+from affidavit.client import Count, Identifier, ResponseModel, Run, RunEvent
 from affidavit.plan import MAX_JSON_BYTES, Integer, Name, StrictModel
-from affidavit.service.models import (
-    DIGEST,
-    UUID,
-    Bound,
-    Comment,
-    Digest,
-    RequestModel,
-    ResponseModel,
-)
+from affidavit.service.models import UUID, Comment, Digest, RequestModel
 from affidavit.service.runs.repository import StoredRun, StoredRunEvent
 from affidavit.worker import TEXTS
 
@@ -37,19 +29,6 @@ Memory = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
 Fence = Annotated[Integer, Field(ge=1, le=2**31 - 1)]
 Steps = Annotated[Integer, Field(ge=0, le=2**31 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
-State = Literal["queued", "claimed", "running", "settled", "failed", "cancelled"]
-Count = Annotated[int, Field(ge=0)]
-
-
-def _milliseconds(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-Instant = Annotated[
-    datetime,
-    PlainSerializer(_milliseconds),
-    WithJsonSchema({"type": "string", "format": "date-time"}),
-]
 
 
 # ---- requests ------------------------------------------------------------------------
@@ -167,121 +146,45 @@ class FailureRequest(FencedRequest):
 # ---- responses -----------------------------------------------------------------------
 
 
-class RunRequirements(ResponseModel):
-    """What a worker must have; memory in MiB."""
-
-    gpu: bool
-    memory: Count
-
-
-class RunSteps(ResponseModel):
-    """Steps of a run; ``charged`` is null until it ended."""
-
-    certified: Count
-    granted: Count
-    reported: Count
-    charged: int | None
-
-
-class Run(ResponseModel):
-    """A run as it stands: what was requested, who works on it, how far it is, how it ended."""
-
-    id: str
-    state: State
-    certificate: Annotated[str, Field(pattern=DIGEST)]
-    issue: Count
-    plan_digest: Annotated[str, Field(pattern=DIGEST)]
-    reservation: str
-    queue: str
-    priority: int
-    requirements: RunRequirements
-    time_limit: int | None
-    data: str
-    model: str
-    output: str
-    worker: str | None
-    claims: Count
-    cancel_asked: bool
-    steps: RunSteps
-    code: str | None
-    message: str | None
-    record: str | None
-    provenance: dict[str, Any] | None
-    requested_by: str
-    requested_at: Instant
-    changed_at: Instant
-
-    @classmethod
-    def of(cls, run: StoredRun) -> Self:
-        """The response for ``run``."""
-        outcome = run.outcome or {}
-        return cls.model_validate(
-            {
-                "id": run.id,
-                "state": run.state,
-                "certificate": run.certificate_id,
-                "issue": run.issue,
-                "plan_digest": run.plan_digest,
-                "reservation": run.reservation_id,
-                "queue": run.queue,
-                "priority": run.priority,
-                **{
-                    name: run.wanted[name]
-                    for name in ("requirements", "time_limit", "data", "model", "output")
-                },
-                "worker": run.worker,
-                "claims": run.fence,
-                "cancel_asked": run.cancel_asked,
-                "steps": {
-                    "certified": run.certified_steps,
-                    "granted": run.granted,
-                    "reported": run.steps,
-                    "charged": outcome.get("steps_charged"),
-                },
-                **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
-                "requested_by": run.requested_by,
-                "requested_at": run.requested_at,
-                "changed_at": run.changed_at,
-            }
-        )
+def run_of(run: StoredRun) -> Run:
+    """The response for ``run``."""
+    outcome = run.outcome or {}
+    return Run.model_validate(
+        {
+            "id": run.id,
+            "state": run.state,
+            "certificate": run.certificate_id,
+            "issue": run.issue,
+            "plan_digest": run.plan_digest,
+            "reservation": run.reservation_id,
+            "queue": run.queue,
+            "priority": run.priority,
+            **{
+                name: run.wanted[name]
+                for name in ("requirements", "time_limit", "data", "model", "output")
+            },
+            "worker": run.worker,
+            "claims": run.fence,
+            "cancel_asked": run.cancel_asked,
+            "steps": {
+                "certified": run.certified_steps,
+                "granted": run.granted,
+                "reported": run.steps,
+                "charged": outcome.get("steps_charged"),
+            },
+            **{name: outcome.get(name) for name in ("code", "message", "record", "provenance")},
+            "requested_by": run.requested_by,
+            "requested_at": run.requested_at,
+            "changed_at": run.changed_at,
+        }
+    )
 
 
-class RunEvent(ResponseModel):
-    """The data of a server-sent event `state`."""
-
-    seq: Count
-    event: str
-    state: State
-    at: Instant
-    code: str | None = None
-    message: str | None = None
-    worker: str | None = None
-    fence: int | None = None
-    steps_charged: int | None = None
-    record: str | None = None
-
-    @classmethod
-    def of(cls, event: StoredRunEvent, state: str) -> Self:
-        """``event``, and the state of the run after it."""
-        optional = ("code", "message", "worker", "fence", "steps_charged", "record")
-        facts = {"seq": event.seq, "event": event.kind, "state": state, "at": event.at}
-        return cls.model_validate({**facts, **{name: event.body.get(name) for name in optional}})
-
-
-class StepsSpent(ResponseModel):
-    """ε at the certificate's δ, rounded up, of ``steps`` steps: at least those reported."""
-
-    steps: Count
-    epsilon: Bound
-    delta: Bound
-
-
-class RunProgress(ResponseModel):
-    """The data of a server-sent event `progress`; ``spent`` is null where not known yet."""
-
-    steps: Count
-    certified: Count
-    spent: StepsSpent | None
+def event_of(event: StoredRunEvent, state: str) -> RunEvent:
+    """``event``, and the state of the run after it."""
+    optional = ("code", "message", "worker", "fence", "steps_charged", "record")
+    facts = {"seq": event.seq, "event": event.kind, "state": state, "at": event.at}
+    return RunEvent.model_validate({**facts, **{name: event.body.get(name) for name in optional}})
 
 
 class Job(ResponseModel):
@@ -289,8 +192,8 @@ class Job(ResponseModel):
 
     run: str
     fence: Count
-    certificate: Annotated[str, Field(pattern=DIGEST)]
-    plan_digest: Annotated[str, Field(pattern=DIGEST)]
+    certificate: Identifier
+    plan_digest: Identifier
     granted: Count
     previous: int | None
     data: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,26 @@ CERTIFIED = {
     "verdict": "certified",
     "epsilon": {"lower": 1.0, "upper": 1.1},
     "certificate": {"id": "sha256:1", "status": "active", "bundle": {"bundleType": "b"}},
+}
+DIGEST = "sha256:" + "0" * 64
+RESERVATION = {
+    "id": "7d5c0000-0000-0000-0000-000000000000",
+    "dataset": "toy",
+    "unit": "example",
+    "adjacency": "add_remove",
+    "certificate": DIGEST,
+    "issue": 1,
+    "plan_digest": DIGEST,
+    "name": "quick",
+    "state": "reserved",
+    "steps": {"certified": 10, "run": None},
+    "record": None,
+    "admitted_by": "filter",
+    "reserved": {"epsilon": None, "delta": 1e-5, "mu": None},
+    "charged": {"epsilon": None, "delta": 1e-5, "mu": None},
+    "reserved_by": "sam",
+    "reserved_at": "2026-01-01T00:00:00Z",
+    "changed_at": "2026-01-01T00:00:00Z",
 }
 BUSY = httpx.Response(503, json={"code": "too_busy", "detail": "later"})
 Answer = httpx.Response | Exception
@@ -67,10 +88,12 @@ def test_a_plan_is_submitted_until_the_service_has_time(ask: Ask) -> None:
 
 
 def test_a_reservation_is_repeated_with_one_key(ask: Ask) -> None:
-    _, sent = ask("reserve", ("data/set", "sha256:1"), [BUSY, httpx.Response(201, json={})])
+    reserved = httpx.Response(201, json=RESERVATION)
+    answer, sent = ask("reserve", ("data/set", "sha256:1"), [BUSY, reserved])
+    assert (answer.state, answer.charged.epsilon) == ("reserved", math.inf)
     assert sent[0].headers["idempotency-key"] == sent[1].headers["idempotency-key"]
     assert sent[0].url.raw_path == b"/v1/ledgers/data%2Fset/reservations"
-    _, other = ask("reserve", ("data", "sha256:1"), [httpx.Response(201, json={})])
+    _, other = ask("reserve", ("data", "sha256:1"), [reserved])
     assert other[0].headers["idempotency-key"] != sent[0].headers["idempotency-key"]
 
 
@@ -117,13 +140,14 @@ def test_a_stream_goes_on_after_the_last_event(monkeypatch: pytest.MonkeyPatch) 
         if len(last) == 3:
             return httpx.Response(204)
         number = len(last)
-        text = f'id: {number}\nevent: state\ndata: {{"n": {number}}}\n\nid: 9\ndata: {{"cut'
+        data = f'{{"steps": {number}, "certified": 9, "spent": null}}'
+        text = f"id: {number}\nevent: progress\ndata: {data}\n\nid: 9\ndata: {{"
         return httpx.Response(200, text=text)
 
-    async def run() -> list[Any]:
+    async def run() -> list[int]:
         async with affidavit.AsyncClient("http://service.example") as client:
             client._http = httpx.AsyncClient(transport=httpx.MockTransport(handle))
-            return [event async for event in client.run_events("run")]
+            return [event.steps async for event in client.run_events("run")]
 
-    assert asyncio.run(run()) == [("state", {"n": 1}), ("state", {"n": 2})]
+    assert asyncio.run(run()) == [1, 2]
     assert last == [None, "1", "2"]

@@ -15,27 +15,46 @@ from typer.testing import CliRunner
 from affidavit.gate.cli import app
 from affidavit.gate.exit_codes import Exit
 
+DIGEST = "sha256:" + "0" * 64
+SCOPE = {"dataset": "toy", "unit": "example", "adjacency": "add_remove"}
+CHARGE = {"epsilon": 0.5613, "delta": 1e-5, "mu": 0.16}
 RESERVATION = {
+    **SCOPE,
     "id": "7d5c0000-0000-0000-0000-000000000000",
+    "certificate": DIGEST,
+    "issue": 1,
+    "plan_digest": DIGEST,
+    "record": None,
+    "admitted_by": "filter",
+    "reserved": CHARGE,
+    "reserved_by": "sam",
+    "reserved_at": "2026-01-01T00:00:00Z",
+    "changed_at": "2026-01-01T00:00:00Z",
     "state": "reserved",
     "name": "quick",
     "steps": {"certified": 10, "run": None},
-    "charged": {"epsilon": 0.5613, "delta": 1e-5, "mu": 0.16},
+    "charged": CHARGE,
 }
 LEDGER = {
-    "dataset": "toy",
-    "unit": "example",
-    "adjacency": "add_remove",
+    **SCOPE,
+    "runs": 1,
+    "entries_total": 1,
     "budget": {"version": 1, "epsilon": 2.0, "delta": 0.0001},
     "exhausted": False,
     "spent": {
-        "filter": {"epsilon": 0.62},
-        "composed": {"epsilon": {"lower": 0.5, "upper": 0.51}},
-        "sum": {"epsilon": 0.57, "delta": 1e-5},
+        "filter": {"epsilon": 0.62, "delta": 1e-4, "decides": True, "meaning": "m"},
+        "composed": {"engine": "pld", "epsilon": {"lower": 0.5, "upper": 0.51}, "delta": 1e-4},
+        "sum": {"epsilon": 0.57, "delta": 1e-5, "decides": False, "meaning": "m"},
     },
     "remaining": {"epsilon": 1.38},
     "entries": [RESERVATION],
-    "forecast": {"runs": 3, "message": "3 more runs of this size fit."},
+    "forecast": {
+        "certificate": DIGEST,
+        "runs": 3,
+        "at_least": False,
+        "message": "3 more runs of this size fit.",
+        "cost": CHARGE,
+    },
 }
 OVER = {"code": "over_budget", "detail": "with this run toy would pass its budget."}
 

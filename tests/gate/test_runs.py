@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from affidavit.certificate import START, Conformance, ConformanceFinding, SigningKey, encode_line
-from affidavit.client import calls
+from affidavit.client import Run, calls
 from affidavit.gate.cli import app
 from affidavit.worker.job import provenance
 from affidavit.worker.lease import Job
@@ -36,7 +36,29 @@ def block(place: str, kind: str, /, **data: Any) -> str:
 
 
 def state(place: str, name: str, **more: Any) -> str:
-    return block(place, "state", at="2026-01-01T00:00:00Z", event=name, state=name, **more)
+    at = "2026-01-01T00:00:00Z"
+    return block(place, "state", seq=1, at=at, event=name, state=name, **more)
+
+
+def run_in(state: str) -> httpx.Response:
+    digest = "sha256:" + "0" * 64
+    fields = dict.fromkeys(Run.model_fields, None) | dict.fromkeys(
+        ("id", "reservation", "queue", "data", "model", "output", "requested_by"), "x"
+    )
+    fields |= {
+        "state": state,
+        "certificate": digest,
+        "plan_digest": digest,
+        "issue": 1,
+        "priority": 0,
+        "claims": 0,
+        "cancel_asked": True,
+        "requirements": {"gpu": False, "memory": 0},
+        "steps": {"certified": 1, "granted": 0, "reported": 0, "charged": None},
+        "requested_at": "2026-01-01T00:00:00Z",
+        "changed_at": "2026-01-01T00:00:00Z",
+    }
+    return httpx.Response(200, json=fields)
 
 
 @pytest.fixture
@@ -88,7 +110,7 @@ def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) ->
     result = run("watch", RUN, "--server", SERVER)
     assert result.exit_code == 0, result.output
     assert requested == [None, "2-0", "2-0", "2-0", "2-5", "3-9"]
-    told = [line.removeprefix("2026-01-01T00:00:00Z ") for line in result.stdout.splitlines()]
+    told = [line.removeprefix("2026-01-01T00:00:00.000Z ") for line in result.stdout.splitlines()]
     assert told == [
         "queued",
         "running w1",
@@ -101,8 +123,8 @@ def test_a_run_is_told_of_through_a_service_that_goes_and_comes(answers: Any) ->
     ("given", "code"),
     [
         ([stream(state("1-0", "failed", code="no_record")), httpx.Response(204)], 1),
-        ([httpx.Response(204), httpx.Response(200, json={"state": "settled"})], 0),
-        ([httpx.Response(204), httpx.Response(200, json={"state": "cancelled"})], 1),
+        ([httpx.Response(204), run_in("settled")], 0),
+        ([httpx.Response(204), run_in("cancelled")], 1),
         ([problem(404, "not_found")], 1),
         ([problem(403, "not_allowed")], 1),
         ([problem(503, "too_many_watchers")], 3),
@@ -123,7 +145,7 @@ def test_it_ends_as_the_run_did_or_says_why_not(
 
 
 def test_a_run_is_cancelled(answers: Any) -> None:
-    answers(httpx.Response(200, json={"state": "running"}))
+    answers(run_in("running"))
     result = run("cancel", RUN, "--reason", "no", "--server", SERVER)
     assert (result.exit_code, result.stdout.split(",")[0]) == (0, "running")
     assert run("cancel", "../certificates", "--server", SERVER).exit_code == 2

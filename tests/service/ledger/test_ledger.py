@@ -20,7 +20,7 @@ from affidavit.service.errors import IdempotencyKeyReused, WrongState
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.costing import composition, cost_of_bundle
 from affidavit.service.ledger.ledger_tables import ledger_events, ledgers, reservations
-from affidavit.service.ledger.models import LedgerSummary, position_of
+from affidavit.service.ledger.models import position_of, summary_of
 from affidavit.service.ledger.replay import replay
 from affidavit.service.ledger.state import LedgerScope
 from affidavit.service.ledger.store import LedgerStore
@@ -118,7 +118,7 @@ def test_what_a_run_alone_spent_is_a_bound_at_the_budgets_delta(bench: Bench, de
     bench.budget(more, delta)
     stored = bench.ledger.find(TOY)
     assert stored is not None
-    stated = LedgerSummary.of(stored).model_dump()
+    stated = summary_of(stored).model_dump()
     spent = stated["spent"]["filter"]["epsilon"]
     fixed = composition([(claim.event, 1)], float(delta))["epsilon"]
     assert stated["spent"]["filter"]["delta"] == float(delta)
@@ -139,7 +139,7 @@ def test_what_no_filter_reads_any_more_is_said_to_be_unbounded(bench: Bench) -> 
     bench.budget("20", "0.000001")
     stored = bench.ledger.find(TOY)
     assert stored is not None
-    stated = LedgerSummary.of(stored).model_dump()
+    stated = summary_of(stored).model_dump()
     assert stated["spent"]["filter"]["epsilon"] is None
     assert stated["remaining"]["epsilon"] == 0
     with bench.engine.connect() as connection:

@@ -1,0 +1,283 @@
+"""What the service answers, as typed models; the service builds its answers of the same ones.
+
+Numbers are rounded outward: bounds of ε, δ and μ up, what remains of a budget down. A bound that
+the JSON states as null is infinite.
+
+>>> RunCharge.model_validate_json('{"epsilon": null, "delta": 1e-5, "mu": null}').epsilon
+inf
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    WithJsonSchema,
+)
+
+DIGEST = r"^sha256:[0-9a-f]{64}$"
+
+Unit = Literal["example", "user"]
+Adjacency = Literal["add_remove", "replace_one", "zero_out"]
+ReservationState = Literal["reserved", "committed", "settled", "released"]
+RunState = Literal["queued", "claimed", "running", "settled", "failed", "cancelled"]
+Count = Annotated[int, Field(ge=0)]
+Identifier = Annotated[str, Field(pattern=DIGEST)]
+Item = TypeVar("Item")
+
+
+def is_none(value: object) -> bool:
+    """Whether a field is left out of an answer."""
+    return value is None
+
+
+def _infinite(value: object) -> object:
+    return math.inf if value is None else value
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _milliseconds(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+Bound = Annotated[
+    float,
+    BeforeValidator(_infinite),
+    PlainSerializer(_finite),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "null"}]}),
+]
+"""A number that is rounded outward; null in JSON where it is not bounded."""
+Instant = Annotated[
+    datetime,
+    PlainSerializer(_milliseconds),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A time in UTC, to the millisecond."""
+
+
+class ResponseModel(BaseModel):
+    """Base of JSON answers; reads attributes, so that a dataclass row can fill it."""
+
+    model_config = ConfigDict(
+        frozen=True, from_attributes=True, json_schema_serialization_defaults_required=True
+    )
+
+
+class Page(ResponseModel, Generic[Item]):
+    """One page of a list; ``next`` is the path of the following page, null on the last one."""
+
+    items: list[Item]
+    next: str | None = None
+
+
+class Interval(ResponseModel):
+    """A lower and an upper bound; null where there is none."""
+
+    lower: float
+    upper: float | None
+
+
+# ---- ledgers ------------------------------------------------------------------------
+
+
+class ScopedModel(ResponseModel):
+    """What belongs to one data set, privacy unit and adjacency."""
+
+    dataset: str
+    unit: Unit
+    adjacency: Adjacency
+
+
+class Budget(ResponseModel):
+    """The budget in force."""
+
+    version: Count
+    epsilon: Bound
+    delta: Bound
+
+
+class Reading(ResponseModel):
+    """What was spent by one way of counting; ``decides`` tells whether it admits runs."""
+
+    epsilon: Bound
+    delta: Bound
+    decides: bool
+    meaning: str
+
+
+class Composition(ResponseModel):
+    """ε of all runs, composed as if fixed in advance; null where no engine bounds it."""
+
+    engine: str | None
+    epsilon: Interval | None
+    delta: Bound
+    decides: bool = False
+    meaning: str = (
+        "What the same runs cost had all of them been fixed in advance; no bound for plans that "
+        "were chosen in view of results, and it decides nothing."
+    )
+
+
+class Spent(ResponseModel):
+    """What was spent, counted in two or three ways."""
+
+    filter: Reading
+    sum: Reading
+    composed: Annotated[Composition | None, Field(exclude_if=is_none)] = None
+
+
+class Remaining(ResponseModel):
+    """What is left by the filter, rounded down."""
+
+    epsilon: Bound
+
+
+class RunCharge(ResponseModel):
+    """A cost in the two forms that people compare: ε with δ, and μ where it is one Gaussian."""
+
+    epsilon: Bound
+    delta: Bound
+    mu: float | None
+
+
+class LedgerSummary(ScopedModel):
+    """A ledger without its entries and without what takes accounting."""
+
+    budget: Budget
+    runs: Count
+    exhausted: bool
+    spent: Spent
+    remaining: Remaining
+
+
+class StepCounts(ResponseModel):
+    """Steps of a reservation's run; ``run`` is null until it is settled."""
+
+    certified: Count
+    run: int | None
+
+
+class Reservation(ScopedModel):
+    """A reservation as it stands: what it reserved, and what it counts for now."""
+
+    id: str
+    certificate: Identifier
+    issue: Count
+    plan_digest: Identifier
+    name: str | None
+    state: ReservationState
+    steps: StepCounts
+    record: str | None
+    admitted_by: Literal["filter", "alone"]
+    reserved: RunCharge
+    charged: RunCharge
+    reserved_by: str
+    reserved_at: datetime
+    changed_at: datetime
+
+
+class Forecast(ResponseModel):
+    """How many more runs of a certificate fit, by the filter that decides."""
+
+    certificate: Identifier
+    runs: Count
+    at_least: bool
+    message: str
+    cost: RunCharge
+
+
+class Ledger(LedgerSummary):
+    """A ledger with its entries, latest first; ``forecast`` stands where it was asked for."""
+
+    entries: list[Reservation]
+    entries_total: Count
+    forecast: Annotated[Forecast | None, Field(exclude_if=is_none)] = None
+
+
+# ---- runs ---------------------------------------------------------------------------
+
+
+class RunRequirements(ResponseModel):
+    """What a worker must have; memory in MiB."""
+
+    gpu: bool
+    memory: Count
+
+
+class RunSteps(ResponseModel):
+    """Steps of a run; ``charged`` is null until it ended."""
+
+    certified: Count
+    granted: Count
+    reported: Count
+    charged: int | None
+
+
+class Run(ResponseModel):
+    """A run as it stands: what was requested, who works on it, how far it is, how it ended."""
+
+    id: str
+    state: RunState
+    certificate: Identifier
+    issue: Count
+    plan_digest: Identifier
+    reservation: str
+    queue: str
+    priority: int
+    requirements: RunRequirements
+    time_limit: int | None
+    data: str
+    model: str
+    output: str
+    worker: str | None
+    claims: Count
+    cancel_asked: bool
+    steps: RunSteps
+    code: str | None
+    message: str | None
+    record: str | None
+    provenance: dict[str, Any] | None
+    requested_by: str
+    requested_at: Instant
+    changed_at: Instant
+
+
+class RunEvent(ResponseModel):
+    """The data of a server-sent event `state`."""
+
+    seq: Count
+    event: str
+    state: RunState
+    at: Instant
+    code: str | None = None
+    message: str | None = None
+    worker: str | None = None
+    fence: int | None = None
+    steps_charged: int | None = None
+    record: str | None = None
+
+
+class StepsSpent(ResponseModel):
+    """ε at the certificate's δ, rounded up, of ``steps`` steps: at least those reported."""
+
+    steps: Count
+    epsilon: Bound
+    delta: Bound
+
+
+class RunProgress(ResponseModel):
+    """The data of a server-sent event `progress`; ``spent`` is null where not known yet."""
+
+    steps: Count
+    certified: Count
+    spent: StepsSpent | None
