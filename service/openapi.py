@@ -50,6 +50,7 @@ TAGS = {
     "keysets": "Signed sets of keys.",
     "status": "The signed list of revoked certificates.",
     "log": "The append-only log and its proofs.",
+    "tlog": "The log as C2SP tiles, for monitors.",
     "mechanisms": "What optimisers release.",
     "health": "Probes and metrics.",
 }

@@ -14,6 +14,7 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_DATABASE_APP_ROLE``  on PostgreSQL, whom ``migrate`` lets use the tables
 ``AFFIDAVIT_PUBLIC_URL``       where browsers reach the pages, like ``https://dp.example.com``
 ``AFFIDAVIT_LOG_ORIGIN``       the log's name, like ``affidavit.example.com/log``
+``AFFIDAVIT_LOG_ENTRIES``      ``public``: everybody may read what was logged, at ``/v1/tlog``
 ``AFFIDAVIT_WITNESSED_LOGS``     a file of verifier keys of other logs to witness
 ``AFFIDAVIT_WITNESS_NAME``       the name under which that is done
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
@@ -85,6 +86,7 @@ class Settings:
     checkpoint_export: str = ""
     witness_name: str = WITNESS
     witnessed_logs: tuple[NoteKey, ...] = ()
+    public_log_entries: bool = False
 
     @property
     def worker_keys(self) -> Path:
@@ -127,6 +129,7 @@ class Settings:
             checkpoint_export=variables.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
             witness_name=_name(variables, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
             witnessed_logs=_logs(variables.get("AFFIDAVIT_WITNESSED_LOGS")),
+            public_log_entries=_public(variables, "AFFIDAVIT_LOG_ENTRIES"),
             halves=private_key_source(variables),
             app_role=variables.get("AFFIDAVIT_DATABASE_APP_ROLE") or None,
         )
@@ -198,6 +201,13 @@ def _provider(variables: Mapping[str, str]) -> Provider | None:
         return provider_of(variables)
     except ProviderMisconfigured as error:
         raise SettingsError(str(error)) from None
+
+
+def _public(variables: Mapping[str, str], name: str) -> bool:
+    text = variables.get(name)
+    if text not in (None, "", "public"):
+        raise SettingsError(f"{name} is {text[:40]!r}; give public, or leave it out.")
+    return bool(text)
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int, most: int) -> int:

@@ -25,6 +25,15 @@ from .note import encode_base64 as encode_base64
 from .note import open_note as open_note
 from .note import parse_note as parse_note
 from .note import require_name as require_name
+from .tiles import TILE_HEIGHT as TILE_HEIGHT
+from .tiles import TILE_WIDTH as TILE_WIDTH
+from .tiles import BadTile as BadTile
+from .tiles import decode_entries as decode_entries
+from .tiles import decode_hashes as decode_hashes
+from .tiles import encode_entries as encode_entries
+from .tiles import frontier_hashes as frontier_hashes
+from .tiles import parse_tile_number as parse_tile_number
+from .tiles import tile_path as tile_path
 from .tree import EMPTY_ROOT as EMPTY_ROOT
 from .tree import MOST_LEAVES as MOST_LEAVES
 from .tree import Frontier as Frontier

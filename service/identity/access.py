@@ -17,6 +17,7 @@ between does not slip through.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ from affidavit.service.services import Services, services_of
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _AUTHORIZED = "authorized"
+_CONVERTER = re.compile(r":\w+(?=})")
 REALM = 'Bearer realm="affidavit"'
 
 
@@ -241,7 +243,10 @@ def guard_of(route: Any) -> Guard | Open | None:
 
 
 def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
-    """Every path and method of ``app`` with its guard; raises ``UndeclaredAccess``."""
+    """Every path, as OpenAPI writes it, and method of ``app`` with its guard.
+
+    Raises ``UndeclaredAccess``.
+    """
     for route in iter_route_contexts(app.routes):
         guard = guard_of(route)
         if guard is None:
@@ -251,7 +256,7 @@ def guarded_routes(app: FastAPI) -> Iterator[tuple[str, str, Guard | Open]]:
                 f"{route.original_route!r}"
             )
         for method in sorted(route.methods or ()):
-            yield str(route.path), method, guard
+            yield _CONVERTER.sub("", str(route.path)), method, guard
 
 
 def require_guards(app: FastAPI) -> None:

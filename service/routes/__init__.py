@@ -14,6 +14,7 @@ MODULES = (
     "public",
     "keysets",
     "log",
+    "tiles",
     "policies",
     "waivers",
     "health",
