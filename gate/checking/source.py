@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from affidavit.gate.checking import pyproject
-from affidavit.gate.checking.importers import imported
+from affidavit.gate.checking.importers import LIBRARIES, imported
 from affidavit.gate.checking.importers.base import Broken, Partial
 from affidavit.gate.checking.importers.directives import key_of
 from affidavit.gate.checking.pyproject import given_for
@@ -126,17 +126,15 @@ def _sources(name: str, raw: bytes, *, explicit: bool) -> Iterator[Source]:
     if kind.endswith(".toml"):
         yield from _in_toml(name, raw, explicit=explicit)
         return
-    if not explicit and kind.endswith((".py", ".ipynb")) and b"opacus" not in raw:
-        return  # somebody else's make_private
     folder = None if name == "-" else Path(name).parent
-    if (partial := imported(kind, raw, folder)) is not None:
+    if (partial := imported(kind, raw, folder, explicit=explicit)) is not None:
         yield _complete(name, partial)
         return
     if kind.endswith((".py", ".ipynb")):
         if explicit:
             raise _no_plan(
-                "it has no call that Affidavit reads, which are Opacus' make_private and "
-                "make_private_with_epsilon."
+                "it has no call that Affidavit reads, which are the private calls of "
+                f"{', '.join(LIBRARIES)}."
             )
         return
     syntax = syntax_of(kind, raw)

@@ -20,10 +20,11 @@ from affidavit.gate.checking.importers import (
     dp_event,
     jax_privacy,
     notebook,
-    opacus,
     opacus_state,
+    scripts,
 )
 from affidavit.gate.checking.importers.base import Partial
+from affidavit.gate.checking.importers.libraries import TRAINING
 from affidavit.plan import MalformedPlan, load_json
 
 DOCUMENTS = (
@@ -33,18 +34,23 @@ DOCUMENTS = (
     (jax_privacy.recognises_participations, jax_privacy.read_participations),
 )
 """Importers of JSON documents."""
+LIBRARIES = tuple(dict.fromkeys(library.name for library in TRAINING))
+"""The libraries whose training scripts are read."""
 
 
-def imported(name: str, raw: bytes, folder: Path | None = None) -> Partial | None:
+def imported(
+    name: str, raw: bytes, folder: Path | None = None, *, explicit: bool = True
+) -> Partial | None:
     """The plan fields of another library's document; None if the format is unknown.
 
-    ``folder`` is where the files that a script reads are looked for. Raises ``MalformedPlan`` if a
+    ``folder`` is where the files that a script reads are looked for. A script that was come across
+    is read only if it imports a training library. Raises ``MalformedPlan`` if a
     known document cannot be imported.
     """
     if name.endswith(".ipynb"):
         raw = notebook.source_of(raw)
     if name.endswith((".py", ".ipynb")):
-        return opacus.read(raw, folder)
+        return scripts.read(raw, folder, explicit=explicit)
     if not name.endswith(".json"):
         return None
     try:

@@ -231,6 +231,22 @@ def last_name(node: ast.AST) -> str | None:
     return getattr(node, "attr", None) or getattr(node, "id", None)
 
 
+def imports_of(script: Script, modules: tuple[str, ...]) -> bool:
+    """Whether the script imports one of these packages."""
+    for node in script.nodes:
+        match node:
+            case ast.Import(names=names) if any(package_of(item.name) in modules for item in names):
+                return True
+            case ast.ImportFrom(module=str(source), level=0) if package_of(source) in modules:
+                return True
+    return False
+
+
+def package_of(module: str) -> str:
+    """The top-level package of a module."""
+    return module.partition(".")[0]
+
+
 def _names(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 

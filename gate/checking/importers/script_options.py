@@ -1,24 +1,22 @@
 """Readers of what scripts take their settings from, for ``script_values``.
 
 Defaults of ``argparse``, absl flags and click options; fields of dataclasses and plain classes;
-``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; JSON and YAML files
-beside the script, read directly, by OmegaConf or by Hydra. A default is what runs if nobody says
+``SimpleNamespace``; ``HfArgumentParser``; ``os.environ`` with a default; records of well-known data
+sets. Files beside the script are read by ``script_files``. A default is what runs if nobody says
 otherwise, and a report says that it was read.
 """
 
 from __future__ import annotations
 
 import ast
-import json
-import os
-import re
-from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
-from affidavit.gate.checking.importers.script import Script, last_name
+from affidavit.gate.checking.importers.script import Script, imports_of, last_name
+from affidavit.gate.checking.importers.script_files import (
+    configured,
+    local_import,
+    settings_file,
+)
 from affidavit.gate.checking.importers.script_values import Record, Unreadable, Values
 
 SAFE_PARSER_ARGUMENTS = frozenset(
@@ -32,8 +30,9 @@ SAFE_PARSER_METHODS = frozenset(
 FLAGS = frozenset(
     {"DEFINE_float", "DEFINE_integer", "DEFINE_bool", "DEFINE_boolean", "DEFINE_string"}
 )
-LARGEST_FILE = 1 << 20
-INTERPOLATION = re.compile(r"\$\{([^${}]+)\}")
+SIZES = {"MNIST": 60_000, "FashionMNIST": 60_000, "KMNIST": 60_000, "CIFAR10": 50_000,
+         "CIFAR100": 50_000}  # fmt: skip
+"""Records of torchvision's training sets."""
 
 
 def command_line(values: Values, call: ast.Call) -> Any:
@@ -190,7 +189,7 @@ def click_option(values: Values, call: ast.Call) -> Any:
         ):
             default = next((k.value for k in decorator.keywords if k.arg == "default"), None)
             return None if default is None else values.of(default)
-    return hydra(values, function)
+    return configured(values, function, name or "")
 
 
 def fields_of_class(values: Values, call: ast.Call) -> Any:
@@ -289,98 +288,30 @@ def environment(values: Values, call: ast.Call) -> Any:
     return values.of(call.args[1])
 
 
-# ---- files beside the script -------------------------------------------------------------
-
-
-def settings_file(values: Values, call: ast.Call) -> Any:
-    """``json.load(open(...))``, ``yaml.safe_load(...)`` and ``OmegaConf.load("...")``."""
-    text = ast.unparse(call.func)
-    if text in ("open", "Path", "pathlib.Path") and call.args:
-        return Record("file", {"": values.of(call.args[0])})
-    if text in ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "OmegaConf.load"):
-        source: Any = call.args[0] if call.args else None
-        while isinstance(source, ast.Call) and last_name(source.func) in (
-            "read",
-            "read_text",
-            "open",
-        ):
-            source = source.func.value if isinstance(source.func, ast.Attribute) else source.args[0]
-        opened = values.of(source) if source is not None else None
-        name = opened.fields[""] if isinstance(opened, Record) and "" in opened.fields else opened
-        return record_of(read_settings(values, call, str(name)))
+def known_size(values: Values, call: ast.Call) -> Any:
+    """``len(x)`` of a whole training set of torchvision."""
+    match call:
+        case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
+            "len", values.script.tree
+        )[1]:
+            if isinstance(node, ast.Name):
+                _, bindings = values.script.resolve(node.id, values.script.scope_of(node))
+                made = bindings[0].value if len(bindings) == 1 else None
+                if made is None:
+                    raise Unreadable(node, f"the length of {node.id} is not settled")
+                node = made
+            if not isinstance(node, ast.Call) or not imports_of(values.script, ("torchvision",)):
+                raise Unreadable(call, "this length is not settled")
+            train = next((item.value for item in node.keywords if item.arg == "train"), None)
+            size = SIZES.get(last_name(node.func) or "")
+            if size is None or train is None or values.known(train) is not True:
+                raise Unreadable(node, "it is not a whole training set of a known size")
+            return size
     return None
-
-
-def hydra(values: Values, function: ast.FunctionDef) -> Any:
-    """The configuration that ``@hydra.main`` passes to a function.
-
-    Raises ``Unreadable``.
-    """
-    for decorator in function.decorator_list:
-        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "hydra.main":
-            arguments = {k.arg: values.of(k.value) for k in decorator.keywords if k.arg}
-            folder = arguments.get("config_path") or "."
-            name = f"{folder}/{arguments.get('config_name')}"
-            name = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
-            document = read_settings(values, decorator, name)
-            for group in document.pop("defaults", []):
-                if isinstance(group, dict):
-                    for key, choice in group.items():
-                        inner = read_settings(values, decorator, f"{folder}/{key}/{choice}.yaml")
-                        document = {key: inner} | document
-                elif group != "_self_":
-                    raise Unreadable(decorator, f"the configuration {group} is not read")
-            return record_of(document)
-    return None
-
-
-def read_settings(values: Values, node: ast.AST, name: str) -> Any:
-    """A JSON or YAML file beside the script; raises ``Unreadable``."""
-    folder = values.script.folder
-    if folder is None:
-        raise Unreadable(node, f"{name} is not read from here")
-    file = folder / name
-    try:
-        inside = Path(os.path.realpath(file)).is_relative_to(Path.cwd().resolve())
-        if not inside or not file.is_file() or file.stat().st_size > LARGEST_FILE:
-            raise Unreadable(node, f"{name} is not a file beside the script")
-        text = file.read_text("utf-8")
-        document = json.loads(text) if name.endswith(".json") else YAML(typ="safe").load(text)
-    except (OSError, ValueError, YAMLError, RecursionError) as error:
-        raise Unreadable(node, f"{name} cannot be read: {type(error).__name__}") from None
-    if not isinstance(document, dict):
-        raise Unreadable(node, f"{name} is not a mapping")
-    return interpolated(document, document, values)
-
-
-def interpolated(part: Any, whole: Any, values: Values) -> Any:
-    """``part`` with ``${key}`` and ``${oc.env:NAME,default}`` replaced where they are settled."""
-    if isinstance(part, dict):
-        return {key: interpolated(value, whole, values) for key, value in part.items()}
-    if isinstance(part, list):
-        return [interpolated(value, whole, values) for value in part]
-    match = INTERPOLATION.fullmatch(part.strip()) if isinstance(part, str) else None
-    if match is None:
-        return part
-    kind, _, rest = match[1].partition(":")
-    if kind == "oc.env":
-        name, comma, default = rest.partition(",")
-        values.defaults.add(f"${name}")
-        return YAML(typ="safe").load(default) if comma else part
-    value: Any = whole
-    for key in match[1].split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return part if value is None or isinstance(value, str) else value
-
-
-def record_of(document: Any) -> Any:
-    """A document as a record of records."""
-    if isinstance(document, dict):
-        return Record("file", {key: record_of(value) for key, value in document.items()})
-    return document
 
 
 READERS = (
-    command_line, flags, click_option, huggingface, environment, settings_file, fields_of_class,
+    command_line, flags, click_option, huggingface, environment, settings_file,
+    known_size, local_import, fields_of_class,
 )  # fmt: skip
 """All readers, in the order in which they are tried."""

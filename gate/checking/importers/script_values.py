@@ -74,6 +74,8 @@ class Values:
     """Command-line options and variables of the environment whose default was read."""
     ignored: ast.AST | None = None
     """A statement whose own bindings are not counted: it rebinds what it takes."""
+    plain_loaders: bool = False
+    """Whether a loop over a ``DataLoader`` of the script itself is a pass."""
     _depth: int = 0
 
     def of(self, node: ast.expr) -> Any:

@@ -37,7 +37,7 @@ def passes_of(values: Values) -> Passes:
         )
         where = steps[0] if steps else values.script.tree
         raise Unreadable(where, f"{what} in this file")
-    return _around(values, steps[0], 0)
+    return around(values, steps[0])
 
 
 def _steps(values: Values) -> list[ast.Call]:
@@ -64,7 +64,7 @@ def _steps(values: Values) -> list[ast.Call]:
     return steps
 
 
-def _around(values: Values, node: ast.AST, depth: int) -> Passes:
+def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
     """The loops around ``node``, out to the module, through the calls of each function."""
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     if depth > 20:
@@ -84,7 +84,7 @@ def _around(values: Values, node: ast.AST, depth: int) -> Passes:
                 raise Unreadable(outer, "a comprehension steps the optimiser")
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                 called = _calls(values, outer)
-                rest = _around(values, called, depth + 1)
+                rest = around(values, called, depth + 1)
                 if rest.is_epochs and is_epochs:
                     raise Unreadable(outer, "loops over loaders stand inside each other")
                 whole = count * rest.count
@@ -143,6 +143,8 @@ def _require_own_name(values: Values, function: ast.expr) -> None:
 def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
     """Whether a name is the loader that the private call returns, and nothing else."""
     statement, script = values.ignored, values.script
+    if values.plain_loaders and depth <= 20:
+        return _is_plain_loader(values, node, depth)
     if not isinstance(statement, ast.Assign) or depth > 20:
         return False
     if isinstance(node, ast.Attribute):
@@ -176,6 +178,23 @@ def _is_private_loader(values: Values, node: ast.expr, depth: int) -> bool:
             return False
         return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
     return False
+
+
+def _is_plain_loader(values: Values, node: ast.expr, depth: int) -> bool:
+    """Whether a name is bound to a ``DataLoader`` alone, here or by what calls this function."""
+    if not isinstance(node, ast.Name):
+        return False
+    _, bindings = values.script.resolve(node.id, values.script.scope_of(node))
+    if len(bindings) != 1:
+        return False
+    value = bindings[0].value
+    if isinstance(bindings[0].node, ast.arg):
+        try:
+            passed = values.arguments_of(node, bindings[0].node)
+        except Unreadable:
+            return False
+        return bool(passed) and all(_is_private_loader(values, item, depth + 1) for item in passed)
+    return isinstance(value, ast.Call) and last_name(value.func) == "DataLoader"
 
 
 def _bound_call(values: Values, name: ast.expr) -> ast.expr | None:

@@ -12,7 +12,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from affidavit.gate.checking.importers import jax_privacy, opacus
+from affidavit.gate.checking.importers import jax_privacy, scripts
 from affidavit.plan import MalformedPlan
 
 GAUSSIAN = dp_accounting.GaussianDpEvent(2.3395)
@@ -414,7 +414,7 @@ def _script(before: str, noise: str, more: str = "") -> str:
 
 @pytest.mark.parametrize(("before", "noise"), KNOWN)
 def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
-    partial = opacus.read(_script(before, noise).encode())
+    partial = scripts.read(_script(before, noise).encode())
     assert partial is not None
     assert partial.data["releases"][0]["noise_multiplier"] == 4.0
     defaults = any("at their defaults: noise_multiplier" in item for item in partial.assumed)
@@ -450,7 +450,7 @@ def test_a_name_that_is_bound_once_is_known(before: str, noise: str) -> None:
 )
 def test_what_a_script_leaves_in_doubt_is_not_read(script: str) -> None:
     with pytest.raises(MalformedPlan) as refused:
-        opacus.read(script.encode())
+        scripts.read(script.encode())
     assert [reason.code for reason in refused.value.reasons] == ["not_imported"]
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from affidavit.gate.checking.importers import opacus
+from affidavit.gate.checking.importers import scripts
 from affidavit.plan import MalformedPlan
 from tests.gate.checking.script_mutations import SIZE, run, script
 
 
 def _read(text: str) -> dict[str, Any] | None:
     try:
-        partial = opacus.read(text.encode())
+        partial = scripts.read(text.encode())
     except MalformedPlan:
         return None
     return None if partial is None else partial.data

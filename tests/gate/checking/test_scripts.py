@@ -271,7 +271,7 @@ def test_scripts_and_notebooks_in_folders_are_looked_into(checked: Any) -> None:
 
 
 def test_a_script_without_such_a_call_is_not_said_to_be_without_privacy(checked: Any) -> None:
-    write("from private_transformers import PrivacyEngine\nPrivacyEngine(model)\n")
+    write("from privatise import private\nprivate(model, noise_multiplier=1.0)\n")
     code, document = checked("train.py")
     assert (code, rules(document)) == (2, {"no_plan"})
     assert "that Affidavit reads" in document["plans"][0]["findings"][0]["message"]

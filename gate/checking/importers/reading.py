@@ -1,0 +1,352 @@
+"""Plan fields of one training script, by the entry of its library in ``libraries``.
+
+What the text settles is read (``script_values``), ``# affidavit:`` lines and pyproject.toml state
+the rest, and a statement that differs from what is read is an error. An expression that cannot be
+read is named with its line.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from affidavit.gate.checking.importers.base import Broken, Partial, is_number, not_imported
+from affidavit.gate.checking.importers.directives import FIELDS
+from affidavit.gate.checking.importers.libraries import NOT_SHUFFLED, Call, Library
+from affidavit.gate.checking.importers.script import Script, last_name
+from affidavit.gate.checking.importers.script_options import READERS
+from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
+from affidavit.gate.checking.importers.training_loop import around, passes_of
+from affidavit.plan import MalformedPlan, Reason
+
+POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
+    "noise_multiplier": "/releases/0/noise_multiplier",
+    "clip_norm": "/releases/0/clip_norm",
+    "expected_rate": "/sampling/probability",
+}
+"""Where each quantity stands in a plan."""
+SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
+"""Poisson samplers of a script's own loader."""
+
+
+class Reading:
+    """What one script says, what its comments state, and where."""
+
+    def __init__(
+        self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
+    ) -> None:
+        self.library, self.script, self.call, self.stated = library, script, call, stated
+        self.kind = f"{library.name} script"
+        self.values = Values(script, READERS)
+        self.arguments = arguments_of(call, library.private, self.kind)
+        self.lines: list[tuple[str, int]] = [("", call.lineno)]
+        self.unread: dict[str, str] = {}
+        self.notes = [f"{library.name}: {note}" for note in library.notes]
+        self.broken: list[Broken] = list(library.broken)
+        self.is_poisson: bool | None = None
+
+    def partial(self) -> Partial:
+        """The plan fields; raises ``MalformedPlan``."""
+        sampling = self.sampling()
+        data: dict[str, Any] = {"releases": [self.release()]}
+        if sampling:
+            data["sampling"] = sampling
+        self._set(data, "dataset", "size", self.pick("dataset_size", self.size()))
+        self._set(data, "dataset", "unit", self.stated.get("unit", self.library.unit))
+        if "adjacency" in self.stated:
+            data["adjacency"] = self.stated["adjacency"]
+        self._length(data)
+        for key in ("epsilon", "delta"):
+            value = self.pick(f"target_{key}", self.quantity(f"target_{key}"))
+            self._set(data, "target", key, value)
+        self.judge(sampling.get("lot_size"))
+        self.note()
+        return Partial(
+            kind=self.kind,
+            data=data,
+            assumed=tuple(self.notes),
+            lines=tuple(self.lines),
+            excluded=(("scheme", NOT_SHUFFLED),) if self.is_poisson is False else (),
+            broken=tuple(self.broken),
+            unread=tuple(self.unread.items()),
+            finish=self.finish,
+        )
+
+    # ---- the parts of a plan ------------------------------------------------------------
+
+    def release(self) -> dict[str, Any]:
+        """The only release; raises ``MalformedPlan`` if its noise is not settled."""
+        clip = self.quantity("clip_norm")
+        noise = self.pick("noise_multiplier", self.quantity("noise_multiplier"))
+        if noise is None:
+            raise not_imported(
+                self.kind,
+                "noise_multiplier is not settled by the text: "
+                + self.unread.get(POINTERS["noise_multiplier"], "it is not an argument."),
+                'Write it as a number, or add "# affidavit: noise_multiplier=..." with the noise '
+                "that runs.",
+                self.call.lineno,
+            )
+        clip = clip if is_number(clip) and clip > 0 else 1.0
+        return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
+
+    def sampling(self) -> dict[str, Any]:
+        """How lots are drawn, as far as it is known."""
+        keys = ("scheme", "probability", "max_lot_size")
+        sampling: dict[str, Any] = {key: self.stated[key] for key in keys if key in self.stated}
+        scheme = self.scheme()
+        if scheme == "shuffled":
+            self.is_poisson = False
+        if scheme is not None and sampling.setdefault("scheme", scheme) != scheme:
+            raise conflict("scheme", sampling["scheme"], scheme, self.call.lineno)
+        rate = self.quantity("probability")
+        rate = self.quantity("expected_rate") if rate is None else rate
+        if (rate := self.pick("probability", rate)) is not None:
+            return sampling | {"probability": rate}
+        lot = self.pick("lot_size", self.lot_size())
+        return sampling if lot is None else sampling | {"lot_size": lot}
+
+    def scheme(self) -> str | None:
+        """The sampling scheme that the library, or the script's own loader, draws."""
+        if self.library.poisson is not None:
+            name, default = self.library.poisson
+            node = self.arguments.get(name)
+            value = default if node is None else self.read(node, "/sampling/scheme", name, bool)
+            if value is None:
+                return None
+            return "poisson" if value else self.library.scheme
+        if any(call.trains for call in self.library.beside):
+            return self.library.scheme if any(self._trainings()) else None
+        if self.library.scheme is None and self._loaders_shuffle():
+            return "shuffled"
+        return self.library.scheme
+
+    def lot_size(self) -> Any:
+        """The size of a lot, if the text settles it."""
+        return self.quantity("lot_size")
+
+    def size(self) -> Any:
+        """The number of records, if the text settles it."""
+        return self.quantity("dataset_size")
+
+    def passes(self) -> tuple[str, float, int]:
+        """``epochs`` or ``steps``, their number, and its line; raises ``Unreadable``."""
+        for name in ("steps", "epochs"):
+            if (value := self.quantity(name)) is not None:
+                return name, value, self.call.lineno
+        trainings = list(self._trainings())
+        if trainings:
+            raise Unreadable(trainings[0], "how long it trains is not settled")
+        self.values.plain_loaders = True
+        own = passes_of(self.values)
+        return ("epochs" if own.is_epochs else "steps"), own.count, own.line
+
+    def _length(self, data: dict[str, Any]) -> None:
+        own: dict[str, Any] = {"epochs": None, "steps": None}
+        try:
+            name, count, line = self.passes()
+        except Unreadable as reason:
+            at = getattr(reason.node, "lineno", self.call.lineno)
+            self.unread.setdefault("/epochs", f"line {at}: {reason.why}.")
+        else:
+            own[name] = int(count) if count == int(count) else count
+            self.lines.append((f"/{name}", line))
+            if count <= 0:
+                raise not_imported(self.kind, "its training loop runs 0 times.", "Write a plan.")
+        for name in own:
+            value = self.pick(name, own[name])
+            if value is not None:
+                data[name] = value
+
+    def judge(self, lot: Any) -> None:
+        """Add what the library is known not to do with these arguments."""
+        for rule in self.library.rules:
+            node = self.arguments.get(rule.argument)
+            value = self.values.attempt(node) if node is not None else None
+            if not rule.holds(value, lot) and rule.broken not in self.broken:
+                self.broken.append(rule.broken)
+
+    def note(self) -> None:
+        """Add the notes that depend on what was read."""
+        name = self.library.name
+        if self.values.defaults:
+            names = [n for n, node in self.arguments.items() if isinstance(node, ast.Attribute)]
+            read = ", ".join(names or sorted(self.values.defaults))
+            self.notes.append(f"{name}: command line options at their defaults: {read}.")
+        if self.stated:
+            read = ", ".join(f"{key}={value}" for key, value in self.stated.items())
+            self.notes.append(f"{name}: stated in comments: {read}.")
+
+    def finish(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """The plan once everything is stated."""
+        return plan
+
+    # ---- quantities ------------------------------------------------------------------------
+
+    def quantity(self, name: str) -> Any:
+        """A quantity of the private call, else of the calls beside it.
+
+        Raises ``MalformedPlan`` if two calls say different things.
+        """
+        read: list[tuple[Any, int]] = []
+        for call, node in self._sources(name):
+            value = self._evaluated(call, node, name)
+            if value is not None:
+                read.append((value, node.lineno))
+        if not read:
+            return None
+        value, line = read[0]
+        for other, where in read[1:]:
+            if other != value:
+                raise not_imported(
+                    self.kind,
+                    f"{name} is {value} on line {line}, and {other} on line {where}.",
+                    "Make them the same, so that what is accounted is what runs.",
+                    where,
+                )
+        return value
+
+    def _sources(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
+        """The calls that state a quantity: what trains first, what accounts last."""
+        calls = [self.library.private, *self.library.beside]
+        for call in sorted(calls, key=lambda item: item.accounts):
+            if name not in call.quantities:
+                continue
+            nodes = [self.call] if call is self.library.private else list(self._calls(call))
+            if call.trains and len(nodes) > 1:
+                self.unread[POINTERS[name]] = (
+                    f"{call.names[0]} is called {len(nodes)} times (lines "
+                    f"{', '.join(str(node.lineno) for node in nodes)})."
+                )
+                return
+            yield from ((call, node) for node in nodes)
+
+    def _calls(self, call: Call) -> Iterator[ast.Call]:
+        return (node for node in self.script.calls if last_name(node.func) in call.names)
+
+    def _trainings(self) -> Iterator[ast.Call]:
+        for call in self.library.beside:
+            if call.trains:
+                yield from self._calls(call)
+
+    def _evaluated(self, call: Call, node: ast.Call, name: str) -> Any:
+        """What ``node`` states of a quantity, None if nothing or if it is not settled."""
+        arguments = self.arguments if node is self.call else arguments_of(node, call, self.kind)
+        expression = ast.parse(call.quantities[name], mode="eval").body
+        for part in ast.walk(expression):
+            if not isinstance(part, ast.Name):
+                continue
+            if part.id not in arguments and part.id not in call.defaults:
+                return None
+        filled = _Filled(arguments, call.defaults).visit(expression)
+        value = self.read(filled, POINTERS[name], call.quantities[name], line=node.lineno)
+        if value is not None and call.trains and name == "epochs":
+            return self._repeated(node, value)
+        return value
+
+    def _repeated(self, node: ast.Call, epochs: Any) -> Any:
+        if any(item.arg in ("steps_per_epoch", "initial_epoch") for item in node.keywords):
+            self.unread["/epochs"] = "steps_per_epoch or initial_epoch changes its length."
+            return None
+        try:
+            times = around(self.values, node)
+        except Unreadable as reason:
+            at = getattr(reason.node, "lineno", node.lineno)
+            self.unread["/epochs"] = f"line {at}: {reason.why}."
+            return None
+        return None if times.is_epochs else epochs * times.count
+
+    def _loaders_shuffle(self) -> bool:
+        """Whether a ``DataLoader`` of this file shuffles, and no Poisson sampler is named."""
+        shuffles = False
+        for node in self.script.nodes:
+            if last_name(node) in SAMPLERS or getattr(node, "arg", None) == "batch_sampler":
+                return False
+            if isinstance(node, ast.keyword) and node.arg == "shuffle":
+                loader = self.script.parents[node]
+                named = isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader"
+                shuffles = shuffles or (named and self.values.known(node.value) is True)
+        return shuffles
+
+    # ---- reading --------------------------------------------------------------------------
+
+    def read(
+        self,
+        node: ast.expr | None,
+        pointer: str,
+        name: str,
+        kind: type = float,
+        line: int | None = None,
+    ) -> Any:
+        """The value of an expression, or None with a note of why it is not settled."""
+        if node is None:
+            return None
+        line = getattr(node, "lineno", None) or line or self.call.lineno
+        try:
+            value = self.values.of(node)
+        except Unreadable as reason:
+            at = getattr(reason.node, "lineno", line)
+            self.unread[pointer] = f"{name}={text_of(node)}: {reason.why} (line {at})."
+            return None
+        if value is None or (name == "max_steps" and value == -1):
+            return None
+        fits = isinstance(value, bool) if kind is bool else is_number(value)
+        if not fits:
+            self.unread[pointer] = f"{name}={text_of(node)} is not a {kind.__name__}."
+            return None
+        self.lines.append((pointer, line))
+        return value
+
+    def pick(self, key: str, own: Any) -> Any:
+        """The script's own value, or what a comment states; both must be the same."""
+        stated = self.stated.get(key)
+        if own is not None and stated is not None and own != stated:
+            raise conflict(key, stated, own, self.call.lineno)
+        return stated if own is None else own
+
+    def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
+        if value is not None:
+            data.setdefault(part, {})[key] = value
+
+
+class _Filled(ast.NodeTransformer):
+    """An expression over argument names, with the arguments in their place."""
+
+    def __init__(self, arguments: dict[str, ast.expr], defaults: Any) -> None:
+        self.arguments, self.defaults = arguments, defaults
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The argument of this name."""
+        return self.arguments.get(node.id) or ast.Constant(self.defaults.get(node.id))
+
+
+def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr]:
+    """The arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
+    unpacked = any(item.arg is None for item in call.keywords) or any(
+        isinstance(item, ast.Starred) for item in call.args
+    )
+    if unpacked or (len(call.args) > len(meaning.positional) and not meaning.accounts):
+        name = last_name(call.func)
+        raise not_imported(
+            kind,
+            f"{name} has arguments without a name.",
+            "Name each argument in the call, or write a plan.",
+            call.lineno,
+        )
+    named = dict(zip(meaning.positional, call.args, strict=False))
+    return named | {item.arg: item.value for item in call.keywords if item.arg is not None}
+
+
+def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:
+    """The error for a comment that differs from the script."""
+    return MalformedPlan(
+        Reason(
+            code="given_conflict",
+            pointer="/" + "/".join(FIELDS[key]),
+            message=f"a comment states {key}={stated}, but the script has {own}.",
+            remedy="Correct the comment or the script.",
+            line=line,
+            column=1,
+        )
+    )

@@ -1,0 +1,140 @@
+"""Import plans from training scripts of the libraries in ``libraries``, parsed and never run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from affidavit.gate.checking.importers.base import Partial, not_imported
+from affidavit.gate.checking.importers.directives import stated_in
+from affidavit.gate.checking.importers.libraries import ACCOUNTING, OPACUS, TRAINING, Library
+from affidavit.gate.checking.importers.opacus import OpacusReading
+from affidavit.gate.checking.importers.reading import Reading
+from affidavit.gate.checking.importers.script import Script, imports_of, last_name, package_of
+
+NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
+ENTRIES = (*TRAINING, *ACCOUNTING)
+MENTIONED = tuple({name.encode() for entry in ENTRIES for name in entry.private.names})
+MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
+
+
+def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Partial | None:
+    """The plan fields of the script's only private call; None if there is none.
+
+    A script that is not ``explicit`` is read only if it imports a training library.
+    Raises ``MalformedPlan`` if the script is not Python, has several private calls, or may call
+    another method, or use other arguments or noise than the text shows.
+    """
+    if not any(name in raw for name in MENTIONED):
+        return None
+    if not explicit and not any(name in raw for name in MODULES):
+        return None
+    try:
+        tree = ast.parse(raw)
+        source = raw.decode("utf-8", "replace")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise not_imported("script", f"it is not Python: {error}.", "Correct it.") from None
+    script = Script(tree, folder)
+    entries = [entry for entry in TRAINING if _is_called(script, entry)]
+    if explicit and not entries:
+        entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
+    if not entries:
+        return None
+    if len(entries) > 1:
+        names = " and ".join(entry.name for entry in entries)
+        raise not_imported(
+            "script", f"it calls {names}, and one of them is read.", "Write a plan for each."
+        )
+    (library,) = entries
+    named = list(_named(script, library))
+    calls = [
+        outer
+        for node in named
+        if isinstance(outer := script.parents[node], ast.Call) and outer.func is node
+    ]
+    kind = f"{library.name} script"
+    if len(named) > 1 or not calls:
+        lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
+        problem = "has several private calls" if calls else "names a private call and makes none"
+        raise not_imported(kind, f"it {problem} (lines {lines}).", "Write a plan for each.")
+    _require_unambiguous(script, library, calls[0])
+    reading = OpacusReading if library is OPACUS else Reading
+    return reading(library, script, calls[0], stated_in(source)).partial()
+
+
+def _is_called(script: Script, library: Library) -> bool:
+    if not imports_of(script, library.modules):
+        # A call of Opacus without its import may be anything; the others' names are imported.
+        return library is OPACUS and any(
+            isinstance(script.parents[node], ast.Call) for node in _named(script, library)
+        )
+    return any(True for _ in _named(script, library))
+
+
+def _named(script: Script, library: Library) -> Iterator[ast.expr]:
+    """Where the private call is named: its name, another that an import gives it, or a method."""
+    names = set(library.private.names)
+    for node in script.nodes:
+        if isinstance(node, ast.alias) and node.name in names and node.asname:
+            names.add(node.asname)
+    for node in script.nodes:
+        if not isinstance(node, ast.Name | ast.Attribute) or last_name(node) not in names:
+            continue
+        if library is OPACUS or _is_of(script, node, library):
+            yield node
+
+
+def _is_of(script: Script, node: ast.expr, library: Library) -> bool:
+    """Whether a name comes from one of the library's modules."""
+    root = node
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if not isinstance(root, ast.Name):
+        return False
+    _, bindings = script.resolve(root.id, script.scope_of(root))
+    origins = [script.origin(binding)[0] for binding in bindings]
+    return any(package_of(origin or "") in library.modules for origin in origins)
+
+
+def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
+    """Refuse a call that may not be the library's own with the arguments and noise in the text."""
+    kind, name = f"{library.name} script", last_name(call.func)
+    if not imports_of(script, library.modules):
+        message = f"{name} is called, but {library.modules[0]} is not imported."
+        raise not_imported(kind, message, "Write a plan.")
+    rebound = [
+        binding
+        for (_, bound), bindings in script.bindings.items()
+        if bound in library.private.names
+        for binding in bindings
+        if not isinstance(binding.node, ast.alias)
+    ]
+    method = library is OPACUS
+    if (
+        (method and not isinstance(call.func, ast.Attribute))
+        or rebound
+        or (method and any(bound in library.private.names for _, bound in script.bindings))
+        or not script.stored_attributes.keys().isdisjoint(library.private.names)
+    ):
+        raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
+    for node in script.nodes:
+        if (change := _change_of_noise(node)) is not None:
+            line = getattr(node, "lineno", None)
+            raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
+
+
+def _change_of_noise(node: ast.AST) -> str | None:
+    """How a statement may change the noise that the private call was told, if it may."""
+    match node:
+        case ast.Attribute(attr="noise_multiplier", ctx=ast.Store() | ast.Del()) if not (
+            isinstance(node.value, ast.Name) and node.value.id == "self"
+        ):
+            return "noise_multiplier is set elsewhere"
+        case ast.Attribute(attr=used) | ast.alias(name=used) if used in NOISE_SCHEDULERS:
+            return f"{used} changes the noise during training"
+        case ast.Call(func=ast.Name(id="setattr"), args=[_, name_of, *_]) if not (
+            isinstance(name_of, ast.Constant) and name_of.value != "noise_multiplier"
+        ):
+            return "setattr may set noise_multiplier"
+    return None
