@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import api, certificate, claims, cli, codes, mechanisms, plan_schema
+from docs.generate import (
+    api,
+    certificate,
+    claims,
+    cli,
+    codes,
+    mechanisms,
+    plan_schema,
+    repositories,
+)
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -25,6 +34,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../plan/codes.json": codes.data,
     "reference/plan-schema.md": plan_schema.page,
     "reference/plan.schema.json": plan_schema.schema_text,
+    "reference/repositories.md": repositories.page,
 }
 """Every generated file, from ``docs``, with what makes its text."""
 

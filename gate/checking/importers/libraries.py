@@ -66,7 +66,6 @@ class Library:
     rules: tuple[Rule, ...] = ()
     broken: tuple[Broken, ...] = ()
     notes: tuple[str, ...] = ()
-    unit: str | None = None
 
 
 def _absent_or(expected: Any) -> Callable[[Any, Any], bool]:
@@ -98,6 +97,23 @@ OPACUS = Library(
     poisson=("poisson_sampling", True),
     notes=("all trainable parameters are taken as one release.",),
 )  # fmt: skip
+
+OPACUS_OPTIMIZER = Library(
+    name="Opacus' optimisers",
+    modules=("opacus",),
+    private=Call(
+        names=(
+            "DPOptimizer",
+            "DPOptimizerFastGradientClipping",
+            "DistributedDPOptimizer",
+            "DistributedDPOptimizerFastGradientClipping",
+            "FSDPOptimizerFastGradientClipping",
+        ),
+        positional=("optimizer",),
+        quantities=_CLIPPED | {"lot_size": "expected_batch_size"},
+    ),
+    notes=("lots are those of the script's own loader.",),
+)
 
 _KERAS_FIT = Call(
     names=("fit",),
@@ -344,7 +360,7 @@ FLOWER = Library(
     ),
     scheme="fixed_size",
     broken=(_FEDERATED,),
-    unit="client",
+    notes=("a record is the update of one client.",),
 )
 PFL = Library(
     name="pfl",
@@ -382,8 +398,10 @@ PFL = Library(
             ),
         ),
     ),
-    notes=("its accountant takes cohorts for Poisson lots; state how they are drawn.",),
-    unit="user",
+    notes=(
+        "its accountant takes cohorts for Poisson lots; state how they are drawn.",
+        "a record is the update of one user.",
+    ),
 )  # fmt: skip
 DP_ACCOUNTING = Library(
     name="dp-accounting",
@@ -404,7 +422,9 @@ DP_ACCOUNTING = Library(
     notes=("these are an accountant's numbers; state how the training draws its lots.",),
 )  # fmt: skip
 
-TRAINING = (OPACUS, TENSORFLOW, JAX_PLAN, JAX_KERAS, PRIVATE_TRANSFORMERS, FAST_DP, DP_TRANSFORMERS,
-            FLOWER, PFL)  # fmt: skip
+TRAINING = (
+    OPACUS, OPACUS_OPTIMIZER, TENSORFLOW, JAX_PLAN, JAX_KERAS, PRIVATE_TRANSFORMERS, FAST_DP,
+    DP_TRANSFORMERS, FLOWER, PFL,
+)  # fmt: skip
 ACCOUNTING = (TENSORFLOW_ACCOUNTING, DP_ACCOUNTING)
 """Libraries that train nothing: read only where no training library is called."""

@@ -87,7 +87,7 @@ class OpacusReading(Reading):
         batch = self.read(node, "/sampling/lot_size", "batch_size")
         return batch if isinstance(batch, int) else None
 
-    def size(self) -> int | None:
+    def size(self) -> Any:
         """The records of a torchvision training set that the loader reads whole."""
         loader = self._loader()
         if loader is None:
@@ -95,11 +95,13 @@ class OpacusReading(Reading):
         options = {item.arg: item.value for item in loader.keywords}
         node = loader.args[0] if loader.args else options.get("dataset")
         length = ast.Call(func=ast.Name("len"), args=[node or ast.Constant(None)], keywords=[])
-        records = self.values.known(length)
-        return records if isinstance(records, int) else None
+        return self.read(length, "/dataset/size", "dataset_size", line=loader.lineno)
 
     def passes(self) -> tuple[str, float, int]:
-        """The loops around ``optimizer.step()``, else the epochs of the calibration."""
+        """The loops around ``optimizer.step()``, else the epochs of the calibration.
+
+        Raises ``Unreadable``.
+        """
         try:
             own = passes_of(self.values)
         except Unreadable as reason:

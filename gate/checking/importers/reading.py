@@ -53,7 +53,7 @@ class Reading:
         if sampling:
             data["sampling"] = sampling
         self._set(data, "dataset", "size", self.pick("dataset_size", self.size()))
-        self._set(data, "dataset", "unit", self.stated.get("unit", self.library.unit))
+        self._set(data, "dataset", "unit", self.stated.get("unit"))
         if "adjacency" in self.stated:
             data["adjacency"] = self.stated["adjacency"]
         self._length(data)
@@ -88,11 +88,14 @@ class Reading:
                 "that runs.",
                 self.call.lineno,
             )
+        if noise <= 0:
+            message = f"noise_multiplier is {noise}, which adds no noise."
+            raise not_imported(self.kind, message, "Add noise.", self.call.lineno)
         clip = clip if is_number(clip) and clip > 0 else 1.0
         return {"name": "all", "clip_norm": clip, "noise_multiplier": noise}
 
     def sampling(self) -> dict[str, Any]:
-        """How lots are drawn, as far as it is known."""
+        """How lots are drawn, as far as it is known; raises ``MalformedPlan`` on a conflict."""
         keys = ("scheme", "probability", "max_lot_size")
         sampling: dict[str, Any] = {key: self.stated[key] for key in keys if key in self.stated}
         scheme = self.scheme()
@@ -149,6 +152,7 @@ class Reading:
         except Unreadable as reason:
             at = getattr(reason.node, "lineno", self.call.lineno)
             self.unread.setdefault("/epochs", f"line {at}: {reason.why}.")
+            self.unread["/steps"] = self.unread["/epochs"]
         else:
             own[name] = int(count) if count == int(count) else count
             self.lines.append((f"/{name}", line))
@@ -299,7 +303,7 @@ class Reading:
         return value
 
     def pick(self, key: str, own: Any) -> Any:
-        """The script's own value, or what a comment states; both must be the same."""
+        """The script's own value, or what a comment states; raises ``MalformedPlan`` if both differ."""
         stated = self.stated.get(key)
         if own is not None and stated is not None and own != stated:
             raise conflict(key, stated, own, self.call.lineno)

@@ -214,6 +214,11 @@ class Script:
                 return whole, None
         return None, None
 
+    def defines(self, name: str) -> bool:
+        """Whether a name of the module is one class or function."""
+        bindings = self.bindings.get((self.tree, name), [])
+        return len(bindings) == 1 and isinstance(bindings[0].node, ast.ClassDef | ast.FunctionDef)
+
     def uses(self, function: ast.AST) -> list[ast.expr]:
         """Where the function is named, by its name or as a method."""
         name = getattr(function, "name", None)

@@ -78,10 +78,10 @@ def gin_binding(values: Values, function: ast.FunctionDef, name: str) -> Any:
     for line in _text_of(values, parsers[0], str(file)).splitlines():
         if line.startswith(("include", "import")):
             raise Unreadable(parsers[0], f"{file} includes other files")
-        if (found := GIN.match(line)) and found[1] == function.name:
-            bindings[found[2]] = found[3]
-        elif found := MACRO.match(line):
-            macros[found[1]] = found[2]
+        if (match := GIN.match(line)) and match[1] == function.name:
+            bindings[match[2]] = match[3]
+        elif match := MACRO.match(line):
+            macros[match[1]] = match[2]
     text = bindings.get(name)
     if text is not None and text.startswith("%"):
         text = macros.get(text[1:])
@@ -174,7 +174,7 @@ def local_import(values: Values, call: ast.Call) -> Any:
 
     Raises ``Unreadable`` if any module of the script may set it while it runs.
     """
-    if not isinstance(call.func, ast.Name) or call.args or call.keywords:
+    if not isinstance(call.func, ast.Name) or call.args:
         return None
     _, bindings = values.script.resolve(call.func.id, values.script.scope_of(call.func))
     if len(bindings) != 1 or not isinstance(bindings[0].node, ast.alias):
@@ -188,6 +188,16 @@ def local_import(values: Values, call: ast.Call) -> Any:
     changed = set().union(
         *(other.stored_attributes.keys() | other.set_attributes for other in _modules(values))
     )
+    if name is not None and module.defines(name):
+        made = inner.of(ast.Call(func=ast.Name(name, ast.Load()), args=[], keywords=[]))
+        if not call.keywords:
+            return made
+        if not isinstance(made, Record) or any(item.arg is None for item in call.keywords):
+            raise Unreadable(call, f"what {name} returns is not settled")
+        named = {item.arg: values.attempt(item.value) for item in call.keywords if item.arg}
+        return Record(made.kind, made.fields | named)
+    if call.keywords:
+        return None
     names = [name] if name else [key for scope, key in module.bindings if scope is module.tree]
     fields = {
         key: Unreadable(call.func, f"{key} is set while the script runs")

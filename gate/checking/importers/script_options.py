@@ -289,7 +289,10 @@ def environment(values: Values, call: ast.Call) -> Any:
 
 
 def known_size(values: Values, call: ast.Call) -> Any:
-    """``len(x)`` of a whole training set of torchvision."""
+    """``len(x)`` of a whole training set of torchvision.
+
+    Raises ``Unreadable``.
+    """
     match call:
         case ast.Call(func=ast.Name(id="len"), args=[node]) if not values.script.resolve(
             "len", values.script.tree

@@ -8,10 +8,17 @@ from pathlib import Path
 
 from affidavit.gate.checking.importers.base import Partial, not_imported
 from affidavit.gate.checking.importers.directives import stated_in
-from affidavit.gate.checking.importers.libraries import ACCOUNTING, OPACUS, TRAINING, Library
+from affidavit.gate.checking.importers.libraries import (
+    ACCOUNTING,
+    OPACUS,
+    OPACUS_OPTIMIZER,
+    TRAINING,
+    Library,
+)
 from affidavit.gate.checking.importers.opacus import OpacusReading
 from affidavit.gate.checking.importers.reading import Reading
 from affidavit.gate.checking.importers.script import Script, imports_of, last_name, package_of
+from affidavit.gate.checking.importers.script_values import text_of
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 ENTRIES = (*TRAINING, *ACCOUNTING)
@@ -39,8 +46,16 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
     entries = [entry for entry in TRAINING if _is_called(script, entry)]
     if explicit and not entries:
         entries = [entry for entry in ACCOUNTING if _is_called(script, entry)]
+    if not entries and any(
+        isinstance(script.parents[node], ast.Call) for node in _named(script, OPACUS)
+    ):
+        name = OPACUS.private.names[0]
+        message = f"{name} is called, and no library that is read is imported."
+        raise not_imported("script", message, "Write a plan.")
     if not entries:
         return None
+    if OPACUS in entries and OPACUS_OPTIMIZER in entries:
+        entries.remove(OPACUS_OPTIMIZER)  # named beside make_private, as a type or in a test
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
         raise not_imported(
@@ -64,12 +79,7 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
 
 
 def _is_called(script: Script, library: Library) -> bool:
-    if not imports_of(script, library.modules):
-        # A call of Opacus without its import may be anything; the others' names are imported.
-        return library is OPACUS and any(
-            isinstance(script.parents[node], ast.Call) for node in _named(script, library)
-        )
-    return any(True for _ in _named(script, library))
+    return imports_of(script, library.modules) and any(True for _ in _named(script, library))
 
 
 def _named(script: Script, library: Library) -> Iterator[ast.expr]:
@@ -100,9 +110,6 @@ def _is_of(script: Script, node: ast.expr, library: Library) -> bool:
 def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> None:
     """Refuse a call that may not be the library's own with the arguments and noise in the text."""
     kind, name = f"{library.name} script", last_name(call.func)
-    if not imports_of(script, library.modules):
-        message = f"{name} is called, but {library.modules[0]} is not imported."
-        raise not_imported(kind, message, "Write a plan.")
     rebound = [
         binding
         for (_, bound), bindings in script.bindings.items()
@@ -118,10 +125,27 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         or not script.stored_attributes.keys().isdisjoint(library.private.names)
     ):
         raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
+    if method and (maker := _other_maker(script, call.func)) is not None:
+        message = f"its {name} may not be {library.name}'s: {text_of(maker)} is not from opacus."
+        raise not_imported(kind, message, "Write a plan.", maker.lineno)
     for node in script.nodes:
         if (change := _change_of_noise(node)) is not None:
             line = getattr(node, "lineno", None)
             raise not_imported(kind, f"{change}.", "Write a plan with the lowest noise.", line)
+
+
+def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
+    """What makes the engine of a private call, if it is not Opacus' own class."""
+    engine = method.value if isinstance(method, ast.Attribute) else None
+    made: list[ast.AST | None] = [engine]
+    if isinstance(engine, ast.Name):
+        _, bindings = script.resolve(engine.id, script.scope_of(engine))
+        made = [binding.value for binding in bindings]
+    elif isinstance(engine, ast.Attribute):
+        stores = script.stored_attributes.get(engine.attr, [])
+        made = [getattr(script.parents[store], "value", None) for store in stores]
+    calls = (node for node in made if isinstance(node, ast.Call))
+    return next((call for call in calls if not _is_of(script, call.func, OPACUS)), None)
 
 
 def _change_of_noise(node: ast.AST) -> str | None:

@@ -65,7 +65,10 @@ def _steps(values: Values) -> list[ast.Call]:
 
 
 def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
-    """The loops around ``node``, out to the module, through the calls of each function."""
+    """The loops around ``node``, out to the module, through the calls of each function.
+
+    Raises ``Unreadable``.
+    """
     count, is_epochs, line = 1.0, False, getattr(node, "lineno", 0)
     if depth > 20:
         raise Unreadable(node, "its calls go in a circle")
