@@ -303,7 +303,7 @@ class Reading:
         return value
 
     def pick(self, key: str, own: Any) -> Any:
-        """The script's own value, or what a comment states; raises ``MalformedPlan`` if both differ."""
+        """The script's value, or what a comment states; raises ``MalformedPlan`` if they differ."""
         stated = self.stated.get(key)
         if own is not None and stated is not None and own != stated:
             raise conflict(key, stated, own, self.call.lineno)
