@@ -30,8 +30,8 @@ class Tiles:
         with self._reader.connect() as connection:
             first = _first(self._size(connection) >> (TILE_HEIGHT * level), number, width)
             places = [Place(TILE_HEIGHT * level, first + item) for item in range(width)]
-            found = read_hashes(connection, places)
-            return b"".join(found[place] for place in places)
+            hashes = read_hashes(connection, places)
+            return b"".join(hashes[place] for place in places)
 
     def entries(self, number: int, width: int) -> bytes:
         """The first ``width`` entries below a tile of level 0.
