@@ -53,6 +53,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "approve": ("service_commands", "Approve or reject a pending certificate."),
         "revoke": ("service_commands", "Revoke a certificate permanently."),
         "status": ("service_commands", "Fetch the signed status list, for verify."),
+        "monitor": ("monitor", "Follow a log from outside, and alarm."),
     },
     "Running a service": {
         "serve": ("programs", "Run the HTTP service."),

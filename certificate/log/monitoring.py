@@ -1,0 +1,242 @@
+"""Following a log from outside: that it only grows, that its keys sign it, that nothing is missing.
+
+A monitor reads the checkpoint and every new entry, and computes the tree itself: from the tree
+that it saw last (out of the tiles, whose root has to be the one of then) and the entries since. If
+the result is the signed root, the log extends what was seen, and each entry is what was hashed.
+Checkpoints from elsewhere, of a witness, of another monitor or of a bundle, have to be of the same
+tree. What it finds wrong are alarms:
+
+========================  ==================================================================
+``split_view``            the log is not the one that was seen before, here or elsewhere
+``rolled_back``           it has fewer entries than were seen before, here or elsewhere
+``entry_missing``         an entry or a hash below the checkpoint is not there
+``entry_altered``         an entry is not what was hashed
+``unknown_signer``        something in it was signed by a key that may not, or that nobody knows
+``backdated``             a certificate in it is dated long before it was logged
+========================  ==================================================================
+
+and those of step 11 of verification, about the checkpoint itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id
+from affidavit.certificate.log import verification as log_steps
+from affidavit.certificate.log.checkpoint import Checkpoint, open_checkpoint, read_checkpoint
+from affidavit.certificate.log.entry import Inclusion
+from affidavit.certificate.log.note import BadNote
+from affidavit.certificate.log.tiles import TILE_WIDTH, BadTile, frontier_hashes
+from affidavit.certificate.log.tree import Frontier, ProofError, leaf_hash
+from affidavit.certificate.verification_options import VerificationError, VerificationOptions
+
+SIGNED_KINDS = ("certificate", "refusal", "policy", "waiver")
+"""Kinds of entries that name the key that signed what they record."""
+SLACK = timedelta(hours=1)
+"""How long before the last checkpoint a new certificate may be dated."""
+MOST_ALARMS = 100
+
+
+class MissingTile(Exception):
+    """The log does not have what its checkpoint covers; the text says what."""
+
+
+class Source(Protocol):
+    """Where a log is read; raises ``MissingTile`` and ``BadTile``."""
+
+    def checkpoint(self) -> str:
+        """The signed note, with cosignatures."""
+        ...
+
+    def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
+        """The first hashes of a tile."""
+        ...
+
+    def entries(self, number: int, width: int) -> Sequence[bytes]:
+        """The first entries below a tile of level 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Something that is wrong; ``index`` is the entry's, where it is about one."""
+
+    code: str
+    message: str
+    index: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """What a monitor holds the log against.
+
+    ``last`` is the checkpoint that it saw last, ``elsewhere`` are those that others saw.
+    """
+
+    trusted: tuple[PublicKey, ...]
+    options: VerificationOptions
+    last: str | None = None
+    elsewhere: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class MonitorReport:
+    """What was seen; ``note`` is the checkpoint, to be remembered where there is no alarm."""
+
+    origin: str = ""
+    size: int = 0
+    entries: int = 0
+    note: str = ""
+    alarms: list[Alarm] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON data."""
+        return {
+            "ok": not self.alarms,
+            "origin": self.origin,
+            "size": self.size,
+            "entries": self.entries,
+            "alarms": [
+                {"code": alarm.code, "message": alarm.message, "index": alarm.index}
+                for alarm in self.alarms
+            ],
+            "checkpoint": self.note,
+        }
+
+
+def follow(source: Source, known: Known, now: datetime) -> MonitorReport:
+    """Read the log once, and hold it against what is known."""
+    report = MonitorReport()
+    try:
+        report.note = source.checkpoint()
+        checkpoint = read_checkpoint(report.note)
+        report.origin, report.size = checkpoint.origin, checkpoint.size
+        _require_signed(report.note, checkpoint, known, now)
+        last = None if known.last is None else read_checkpoint(known.last)
+        _require_same(source, checkpoint, known)
+        report.alarms += _new_entries(source, checkpoint, last, known, report)
+    except _Alarmed as alarmed:
+        report.alarms.append(alarmed.alarm)
+    except VerificationError as error:
+        code = "unknown_signer" if error.code == "unknown_checkpoint_key" else error.code
+        report.alarms.append(Alarm(code, error.message))
+    except BadNote as error:
+        report.alarms.append(Alarm("bad_checkpoint", f"{error}."))
+    except (MissingTile, BadTile, ProofError) as error:
+        report.alarms.append(Alarm("entry_missing", f"{error}."))
+    return report
+
+
+class _Alarmed(Exception):
+    def __init__(self, code: str, message: str, index: int | None = None) -> None:
+        self.alarm = Alarm(code, message, index)
+        super().__init__(message)
+
+
+def _require_signed(note: str, checkpoint: Checkpoint, known: Known, now: datetime) -> None:
+    part = Inclusion(leaf_index=0, tree_size=None, proof=(), checkpoint=note)
+    cosigned = log_steps.cosigned(part, known.trusted, known.options)
+    log_steps.signed(note, known.trusted, known.options.log_origin, now, cosigned)
+    log_steps.require_trusted(checkpoint, cosigned, known.options, now, dated=False)
+
+
+def _require_same(source: Source, newest: Checkpoint, known: Known) -> None:
+    """The checkpoints that others saw are of this tree."""
+    for note in known.elsewhere:
+        seen, _ = open_checkpoint(note, known.trusted)
+        if seen.origin != newest.origin:
+            raise _Alarmed("wrong_origin", f"a checkpoint from elsewhere is of {seen.origin!r}.")
+        _frontier(source, seen, newest, "elsewhere")
+
+
+def _frontier(source: Source, seen: Checkpoint, newest: Checkpoint, where: str) -> Frontier:
+    """The tree of ``seen`` out of the log's tiles, which has to have its root."""
+    if seen.size > newest.size:
+        raise _Alarmed(
+            "rolled_back",
+            f"the log has {newest.size} entries, and {seen.size} were seen {where}.",
+        )
+    tree = Frontier(seen.size, frontier_hashes(seen.size, source.hashes))
+    if tree.root() != seen.root_hash:
+        raise _Alarmed(
+            "split_view",
+            f"the first {seen.size} entries are not those that were seen {where}: keep both "
+            "checkpoints, which are the evidence.",
+        )
+    return tree
+
+
+def _new_entries(
+    source: Source,
+    newest: Checkpoint,
+    last: Checkpoint | None,
+    known: Known,
+    report: MonitorReport,
+) -> list[Alarm]:
+    """Read what was added since ``last``, up to the signed root; what is wrong with entries."""
+    tree = Frontier() if last is None else _frontier(source, last, newest, "here before")
+    first = tree.size
+    alarms: list[Alarm] = []
+    since = None if last is None else last.signed_at
+    for index, entry in _entries(source, first, newest.size):
+        tree.append(leaf_hash(entry))
+        if len(alarms) < MOST_ALARMS:
+            alarms += _entry_alarms(index, entry, by_id(known.trusted), since)
+        report.entries += 1
+    if tree.root() != newest.root_hash:
+        _require_unaltered(source, first, newest.size)
+        raise _Alarmed("split_view", "the entries and hashes are not those of the signed root.")
+    return alarms
+
+
+def _entries(source: Source, first: int, size: int) -> Iterator[tuple[int, bytes]]:
+    for number in range(first // TILE_WIDTH, -(-size // TILE_WIDTH)):
+        start = number * TILE_WIDTH
+        width = min(TILE_WIDTH, size - start)
+        entries = source.entries(number, width)
+        if len(entries) < width:
+            raise _Alarmed(
+                "entry_missing",
+                f"entry {start + len(entries)} is not there.",
+                start + len(entries),
+            )
+        for index in range(max(first, start), start + width):
+            yield index, entries[index - start]
+
+
+def _require_unaltered(source: Source, first: int, size: int) -> None:
+    for index, entry in _entries(source, first, size):
+        number, place = divmod(index, TILE_WIDTH)
+        width = min(TILE_WIDTH, size - number * TILE_WIDTH)
+        if source.hashes(0, number, width)[place] != leaf_hash(entry):
+            raise _Alarmed("entry_altered", f"entry {index} is not what was hashed.", index)
+
+
+def _entry_alarms(
+    index: int, entry: bytes, keys: dict[str, PublicKey], since: datetime | None
+) -> Iterable[Alarm]:
+    try:
+        content = json.loads(entry)
+        kind, body = content["kind"], content["body"]
+        at = datetime.fromisoformat(content["at"])
+        key_id = body.get("key_id") if kind in SIGNED_KINDS else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield Alarm("entry_altered", f"entry {index} is none of an Affidavit log.", index)
+        return
+    if key_id is None:
+        return
+    key = keys.get(key_id)
+    if key is None or key.development or not key.may(KeyRole.CERTIFICATE):
+        message = f"entry {index}: a {kind} is signed by {key_id[:16]}, which you do not trust."
+        yield Alarm("unknown_signer", message, index)
+    elif not key.covers(at):
+        message = f"entry {index}: a {kind} is dated {content['at']}, when its key might not sign."
+        yield Alarm("unknown_signer", message, index)
+    if since is not None and kind in ("certificate", "refusal") and at < since - SLACK:
+        message = f"entry {index}: a {kind} is dated {content['at']}, long before it was logged."
+        yield Alarm("backdated", message, index)

@@ -1,0 +1,202 @@
+"""``affidavit monitor``: follow a log from outside, and exit with 1 at the first alarm.
+
+Run it elsewhere than the service, and regularly: what it saw last stands in a file, and the log is
+held against it. Exit codes: 0 all is well, 1 an alarm, 2 wrong usage, 3 the log cannot be read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+from rich.markup import escape
+
+from affidavit.certificate import (
+    KeyFailure,
+    TrustRoot,
+    VerificationError,
+    VerificationOptions,
+    home,
+)
+from affidavit.certificate.log import (
+    BadLogPart,
+    Known,
+    MissingTile,
+    MonitorReport,
+    decode_entries,
+    decode_hashes,
+    follow,
+    read_inclusion,
+    tile_path,
+)
+from affidavit.gate.checkpoint_store import BadStore, CheckpointStore
+from affidavit.gate.client import require_url, token_for
+from affidavit.gate.console import fail, out, print_json, read_file, stop
+from affidavit.gate.exit_codes import Exit
+from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
+from affidavit.gate.verify_options import LogOriginOption, TrustOption, read_trust_policy
+from affidavit.plan import MalformedPlan, load_json
+
+TIMEOUT = 30.0
+MOST_BYTES = 32 * 1024 * 1024
+
+
+class Unreadable(Exception):
+    """The log cannot be read: nothing is known about it."""
+
+
+class HttpSource:
+    """A log below a URL, as tlog-tiles."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT)
+        self._url = url.rstrip("/")
+
+    def checkpoint(self) -> str:
+        """The signed note."""
+        try:
+            return self._get("checkpoint").decode(errors="replace")
+        except MissingTile:
+            raise Unreadable(f"there is no log below {self._url}, or it is empty.") from None
+
+    def hashes(self, level: int, number: int, width: int) -> Sequence[bytes]:
+        """The first hashes of a tile."""
+        return decode_hashes(self._tile(level, number, width))[:width]
+
+    def entries(self, number: int, width: int) -> Sequence[bytes]:
+        """The first entries below a tile of level 0."""
+        return decode_entries(self._tile("entries", number, width))[:width]
+
+    def _tile(self, level: int | str, number: int, width: int) -> bytes:
+        try:
+            return self._get(tile_path(level, number, width))
+        except MissingTile:
+            # Once a tile is full, a log need not have its beginnings any more.
+            return self._get(tile_path(level, number))
+
+    def _get(self, path: str) -> bytes:
+        try:
+            response = self._client.get(f"{self._url}/{path}")
+        except httpx.HTTPError as error:
+            raise Unreadable(f"{self._url} cannot be reached: {type(error).__name__}.") from None
+        if response.status_code == httpx.codes.NOT_FOUND:
+            raise MissingTile(f"the log does not have {path}")
+        if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise Unreadable(
+                f"{path} may not be read: set AFFIDAVIT_TOKEN to a token of the scope audit, or "
+                "have the operator make entries public."
+            )
+        if not response.is_success or len(response.content) > MOST_BYTES:
+            raise Unreadable(f"{path}: the log answered {response.status_code}.")
+        return response.content
+
+
+def monitor(
+    url: Annotated[
+        str, typer.Argument(help="Prefix of the log, like https://dp.example.com/v1/tlog.")
+    ],
+    keys: KeysOption = None,
+    keyset: KeysetOption = None,
+    root: RootOption = None,
+    trust: TrustOption = None,
+    log_origin: LogOriginOption = None,
+    state: Annotated[
+        Path | None, typer.Option(help="File of the checkpoints seen last, instead of your own.")
+    ] = None,
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint that was seen elsewhere; repeatable."),
+    ] = None,
+    bundle: Annotated[
+        list[Path] | None,
+        typer.Option(help="A certificate bundle whose checkpoint must be of the log; repeatable."),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(min=1, help="Repeat after so many seconds, until an alarm.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow a log; exits 1 on split views, unknown signers and missing entries."""
+    require_url(url)
+    parts = urlsplit(url)
+    source = HttpSource(url, token_for(f"{parts.scheme}://{parts.netloc}"))
+    store = CheckpointStore(state or home() / "monitor.json")
+    elsewhere = [*(_text(path) for path in checkpoint or ()), *map(_of_bundle, bundle or ())]
+    while True:
+        try:
+            trusted, default = TrustRoot(keys or [], keyset or [], root).load()
+            options = VerificationOptions(
+                trust=read_trust_policy(trust) or default, log_origin=log_origin
+            )
+            origin = log_origin or (options.trust.origin if options.trust else None)
+            known = Known(trusted=trusted, options=options, elsewhere=elsewhere)
+            report = _round(source, store, known, origin)
+        except Unreadable as error:
+            if every is None:
+                fail(str(error), Exit.UNDECIDED)
+            out.print(escape(str(error)), highlight=False)
+        except VerificationError as error:
+            fail(f"{error.code}: {error.message} {error.remedy}", Exit.BLOCKED)
+        except (KeyFailure, BadStore) as failure:
+            stop(str(failure))
+        else:
+            _print(report, as_json=as_json)
+            if report.alarms:
+                raise typer.Exit(Exit.BLOCKED)
+        if every is None:
+            return
+        time.sleep(every)
+
+
+def _round(
+    source: HttpSource, store: CheckpointStore, known: Known, origin: str | None
+) -> MonitorReport:
+    """Follow the log once, and remember its checkpoint unless there was an alarm."""
+    notes = store.notes()
+    if origin is None and len(notes) == 1:
+        (origin,) = notes
+    if origin is None:
+        # Its name, as it says itself; who signed it is checked like every other checkpoint's.
+        origin = source.checkpoint().partition("\n")[0]
+    options = replace(known.options, log_origin=origin)
+    report = follow(
+        source, replace(known, options=options, last=notes.get(origin)), datetime.now(UTC)
+    )
+    if not report.alarms:
+        store.update(report.note)
+    return report
+
+
+def _print(report: MonitorReport, *, as_json: bool) -> None:
+    if as_json:
+        print_json(report.as_dict())
+        return
+    for alarm in report.alarms:
+        out.print(f"[red]✗ {alarm.code}:[/] {escape(alarm.message)}", highlight=False)
+    if not report.alarms:
+        out.print(
+            f"[green]✓[/] {escape(report.origin)}: {report.size} entries, {report.entries} new",
+            highlight=False,
+        )
+
+
+def _text(path: Path) -> str:
+    return read_file(path).decode(errors="replace")
+
+
+def _of_bundle(path: Path) -> str:
+    try:
+        document = load_json(read_file(path), MOST_BYTES).data
+        return read_inclusion(document["log"]).checkpoint
+    except MalformedPlan as error:
+        stop(f"{path}: {error.reasons[0].message}")
+    except (BadLogPart, KeyError, TypeError):
+        stop(f"{path} has no proof of a log; fetch it from the service.")
