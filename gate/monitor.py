@@ -61,7 +61,7 @@ class HttpSource:
         self._url = url.rstrip("/")
 
     def checkpoint(self) -> str:
-        """The signed note."""
+        """The signed note; raises ``Unreadable``."""
         try:
             return self._get("checkpoint").decode(errors="replace")
         except MissingTile:
