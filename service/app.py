@@ -42,7 +42,7 @@ def create_app(settings: Settings, tracing: Tracing | None = None) -> FastAPI:
         lifespan=_lifespan,
         routes=_routes((*ROUTERS, *PAGES)),
         redirect_slashes=False,
-        # The browsable pages load scripts from another host; /openapi.json is a route of ours.
+        # FastAPI's pages load scripts from another host; ours are in routes/docs.py.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

@@ -35,6 +35,8 @@ from affidavit.service.operation.telemetry import Tracing
 from affidavit.service.problems import Problem
 
 HEADER = b"x-request-id"
+RATE_LIMIT = "rate_limit"
+"""What of a request's state names the header fields that tell of its rate limit."""
 HARMLESS = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 UNROUTED = "unrouted"
 PROBES = frozenset({"/livez", "/readyz", "/metrics"})
@@ -174,7 +176,9 @@ class _ObservedRequest:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self.begun = True
-            headers = [*message.get("headers", ()), (HEADER, self.request_id.encode("ascii"))]
+            identified = (HEADER, self.request_id.encode("ascii"))
+            limits = self._state.get(RATE_LIMIT, ())
+            headers = [*message.get("headers", ()), identified, *limits]
             message = {**message, "headers": headers}
         await self._send(message)
 

@@ -28,10 +28,10 @@ from affidavit.plan import plan_schemas, with_keywords
 from affidavit.service.certificate_models import DiagnosisRequest
 from affidavit.service.identity.access import Guard, Open, guarded_routes
 from affidavit.service.models import ProblemReason
+from affidavit.service.openapi_examples import PROBLEM, with_examples
 from affidavit.service.routing import JSON as JSON
 from affidavit.service.routing import YAML as YAML
 
-PROBLEM = "application/problem+json"
 ID_PATTERN = DIGEST
 SCHEME = "bearer"
 REF = "#/components/schemas/{model}"
@@ -82,7 +82,23 @@ _CHALLENGE = {
 _RETRY_AFTER = {
     "Retry-After": {"schema": {"type": "integer", "minimum": 1}, "description": "Seconds."}
 }
-_HEADERS = {401: _CHALLENGE, 403: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+_LOCATION = {
+    "Location": {
+        "schema": {"type": "string", "format": "uri-reference"},
+        "description": "The path of what was made.",
+    }
+}
+_RATE_LIMIT = {
+    "RateLimit-Policy": {
+        "schema": {"type": "string"},
+        "description": "`q` requests in `w` seconds.",
+    },
+    "RateLimit": {
+        "schema": {"type": "string"},
+        "description": "`r` requests remain; all are back in `t` seconds.",
+    },
+}
+_HEADERS = {201: _LOCATION, 401: _CHALLENGE, 403: _CHALLENGE, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 
 
 class ProblemDocument(ResponseModel):
@@ -174,7 +190,7 @@ def _document(app: FastAPI) -> Schema:
     document["servers"] = [{"url": "/", "description": "The service that answered."}]
     for name in ("HTTPValidationError", "ValidationError", "PlanDocument", "PolicyDocument"):
         components["schemas"].pop(name, None)
-    return _with_public_names(document)
+    return with_examples(_with_public_names(document), _MEANINGS)
 
 
 def _with_public_names(document: Schema) -> Schema:
@@ -227,9 +243,11 @@ def _describe_operation(operation: Schema, access: Guard | Open) -> None:
         statuses.add(422)
     for status in statuses:
         responses.setdefault(str(status), problems(status)[status])
-    for status, headers in _HEADERS.items():
-        if str(status) in responses and status in statuses:
-            responses[str(status)] = {**responses[str(status)], "headers": headers}
+    limits = _RATE_LIMIT if 429 in statuses else {}
+    for status, response in responses.items():
+        headers = {**_HEADERS.get(int(status), {}), **limits}
+        if headers:
+            responses[status] = {**response, "headers": headers}
     operation["responses"] = dict(sorted(responses.items()))
 
 

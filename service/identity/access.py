@@ -32,7 +32,7 @@ from affidavit.service.identity.actor import Actor, AuthenticationError, Scope
 from affidavit.service.identity.authentication import Caller, bearer
 from affidavit.service.identity.provider_tokens import ProviderUnavailable
 from affidavit.service.identity.rate_limit import TooManyAtOnce, counted, retry_after
-from affidavit.service.middleware import add_after_response
+from affidavit.service.middleware import RATE_LIMIT, add_after_response
 from affidavit.service.problems import Problem
 from affidavit.service.services import Services, services_of
 
@@ -66,7 +66,7 @@ class Guard:
         services = services_of(request)
         caller = await self.identify(services, request)
         request.state.actor = caller.actor.name
-        _take(services, caller.counted_as)
+        _take(services, request, caller.counted_as)
         if not any(caller.actor.may(scope) for scope in self.scopes):
             raise missing_scope(caller.actor, *self.scopes)
         await self.admitted(request)
@@ -111,7 +111,7 @@ class Open:
     async def __call__(self, request: Request) -> None:
         """Let everybody in who does not ask too often."""
         if self.limited and _authorized_before(self, request) is None:
-            _take(services_of(request), counted(address_of(request)))
+            _take(services_of(request), request, counted(address_of(request)))
 
 
 async def authorize(access: Guard | Open, request: Request) -> None:
@@ -191,15 +191,16 @@ async def _caller(services: Services, request: Request) -> Caller:
 
 def not_known(services: Services, request: Request, unknown: AuthenticationError) -> Problem:
     """The problem of somebody who is not known, counted by their address."""
-    _take(services, counted(address_of(request)))
+    _take(services, request, counted(address_of(request)))
     error = {"unauthenticated": "", "malformed_credentials": ', error="invalid_request"'}.get(
         unknown.code, ', error="invalid_token"'
     )
     return Problem(401, unknown.code, unknown.detail, headers={"WWW-Authenticate": REALM + error})
 
 
-def _take(services: Services, caller: str) -> None:
+def _take(services: Services, request: Request, caller: str) -> None:
     seconds = services.rate_limiter.take(caller)
+    request.scope["state"][RATE_LIMIT] = services.rate_limiter.fields(caller)
     if seconds:
         raise Problem(
             429,

@@ -13,6 +13,8 @@ The buckets are those of one process: two processes together let through twice a
 [0.0, 0.0, 30.0]
 >>> limits.take("token:b", now=0.0)
 0.0
+>>> limits.fields("token:b", now=0.0)[1]
+(b'ratelimit', b'"minute";r=1;t=30')
 """
 
 from __future__ import annotations
@@ -52,6 +54,20 @@ class RateLimiter:
         while len(self._buckets) > MOST_KEPT:
             self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - held) * 60 / self.per_minute
+
+    def fields(self, caller: str, now: float | None = None) -> tuple[tuple[bytes, bytes], ...]:
+        """``RateLimit-Policy`` and ``RateLimit``: the limit, what remains, and when all is back.
+
+        Reference: draft-ietf-httpapi-ratelimit-headers-10.
+        """
+        moment = time.monotonic() if now is None else now
+        held, since = self._buckets.get(caller, (float(self.per_minute), moment))
+        held = min(held + (moment - since) * self.per_minute / 60, float(self.per_minute))
+        full = math.ceil((self.per_minute - held) * 60 / self.per_minute)
+        return (
+            (b"ratelimit-policy", f'"minute";q={self.per_minute};w=60'.encode()),
+            (b"ratelimit", f'"minute";r={int(held)};t={full}'.encode()),
+        )
 
     def begin(self, caller: str) -> None:
         """Count a request as being answered, until ``end``; raises ``TooManyAtOnce``."""

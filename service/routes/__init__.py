@@ -10,6 +10,7 @@ MODULES = (
     "certificates",
     "decisions",
     "diagnoses",
+    "docs",
     "problem_types",
     "public",
     "keysets",

@@ -40,7 +40,6 @@ from affidavit.service.store import Filters, PlanRequest, StoredCertificate, lis
 from affidavit.service.use_cases.draw_certificate import CurvesText, NoCurve
 
 SVG = "image/svg+xml"
-_LOCATION = {"Location": {"schema": {"type": "string"}, "description": "The certificate's path."}}
 
 router = APIRouter()
 
@@ -54,12 +53,10 @@ router = APIRouter()
         201: {
             "model": Result,
             "description": "Certified now; the verdict is in the body.",
-            "headers": _LOCATION,
         },
         200: {
             "model": Result,
             "description": "Certified before; the same certificate.",
-            "headers": _LOCATION,
         },
         **problems(400, 408, 415),
     },

@@ -23,6 +23,7 @@ from affidavit.service.openapi import JSON, problems
 from affidavit.service.routes.certificates import no_such
 from affidavit.service.routing import CertificateId, JsonRoute
 from affidavit.service.services import TheServices
+from affidavit.service.store import StoredCertificate
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -52,7 +53,9 @@ def approve(
     result = services.approve(certificate_id, request, actor, datetime.now(UTC))
     if result is None:
         raise no_such(certificate_id)
-    return Response(result_document(result.certificate), 201, media_type=JSON)
+    return Response(
+        result_document(result.certificate), 201, _location(result.certificate), media_type=JSON
+    )
 
 
 @router.post(
@@ -78,6 +81,7 @@ def revoke(
         raise no_such(certificate_id)
     revocation, new = result
     response.status_code = 201 if new else 200
+    response.headers["Location"] = f"/v1/certificates/{certificate_id}/issues/{revocation.issue}"
     return revocation
 
 
@@ -133,5 +137,13 @@ async def reissue(
     answer = await services.reissue(certificate_id, actor, datetime.now(UTC))
     if answer is None:
         raise no_such(certificate_id)
-    status = 201 if answer.created else 200
-    return Response(result_document(answer.certificate), status, media_type=JSON)
+    return Response(
+        result_document(answer.certificate),
+        201 if answer.created else 200,
+        _location(answer.certificate),
+        media_type=JSON,
+    )
+
+
+def _location(issue: StoredCertificate) -> dict[str, str]:
+    return {"Location": f"/v1/certificates/{issue.id}/issues/{issue.issue}"}

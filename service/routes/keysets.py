@@ -72,6 +72,7 @@ def publish(
     except KeysetError as error:
         raise _problem(error) from None
     response.status_code = 201 if new else 200
+    response.headers["Location"] = f"/v1/keysets/{signed.keyset.version}"
     return PublishedKeyset(version=signed.keyset.version, digest=signed.digest)
 
 

@@ -99,6 +99,7 @@ def budget(
         scope, *request.decimals(), request.reason, call
     )
     response.status_code = 201 if created else 200
+    response.headers["Location"] = f"/v1/ledgers/{dataset}"
     return summary_of(stored)
 
 

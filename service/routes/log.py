@@ -194,14 +194,24 @@ def entries(
         **problems(400, 403, 404, 408, 422, 503),
         409: {
             "description": "The witness's last checkpoint has another size, this one.",
-            "content": {SIZE_TYPE: {"schema": {"type": "string", "pattern": r"^[0-9]+\n$"}}},
+            "content": {
+                SIZE_TYPE: {
+                    "schema": {"type": "string", "pattern": r"^[0-9]+\n$"},
+                    "examples": {"size": {"value": "120\n"}},
+                }
+            },
         },
     },
     openapi_extra={
         "requestBody": {
             "required": True,
             "description": "C2SP add-checkpoint: old size, consistency proof, checkpoint.",
-            **_LINES,
+            "content": {
+                TEXT: {
+                    "schema": {"type": "string"},
+                    "examples": {"first": {"value": "old 0\n\nlog.example\n1\nAA==\n\n"}},
+                }
+            },
         }
     },
 )

@@ -119,3 +119,13 @@ def test_printed_pages_have_whole_tables_and_no_navigation(
     assert visitor.page.locator("tbody tr").last.is_visible()
     scrolls = "getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert visitor.page.evaluate(scrolls) == "visible"
+
+
+def test_the_api_is_documented_without_another_host(
+    visitor_of: Callable[..., Any], company: Company
+) -> None:
+    visitor = visitor_of(company.site)
+    visitor.goto("/docs")
+    visitor.page.wait_for_selector("#operations-certificates-list_certificates")
+    visitor.page.click("#operations-certificates-list_certificates button")
+    visitor.page.wait_for_selector(".model-example")

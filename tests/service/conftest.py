@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import httpx
 import pytest
 from sqlalchemy import Engine
 
@@ -55,12 +56,19 @@ def settings(sqlite_url: str, tmp_path: Path) -> Settings:
 
 def client_of(settings: Settings, address: str = "127.0.0.1", **parts: Any) -> TestClient:
     """A client on this machine, or at ``address``; a 500 is an answer, not an exception."""
-    return TestClient(
+    result = TestClient(
         create_app(settings, **parts),
         base_url="http://127.0.0.1",
         client=(address, 50_000),
         raise_server_exceptions=False,
     )
+    result.event_hooks["response"].append(says_where_it_is)
+    return result
+
+
+def says_where_it_is(answer: httpx.Response) -> None:
+    """What every test asks of the API: a thing that was made has a path."""
+    assert answer.status_code != 201 or answer.headers["location"].startswith("/v1/")
 
 
 @pytest.fixture(scope="session", name="client_of")
