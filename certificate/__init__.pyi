@@ -45,6 +45,7 @@ from .keys import SigningKey as SigningKey
 from .keys import SigningPort as SigningPort
 from .keys import development_key as development_key
 from .keys import format_instant as format_instant
+from .keys import now_in_seconds as now_in_seconds
 from .keys import parse_instant as parse_instant
 from .keyset import PAYLOAD_TYPE as PAYLOAD_TYPE
 from .keyset import Keyset as Keyset

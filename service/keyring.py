@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -33,6 +33,7 @@ from affidavit.certificate import (
     PublicKey,
     SigningPort,
     development_key,
+    now_in_seconds,
 )
 
 log = logging.getLogger("affidavit.service")
@@ -52,11 +53,13 @@ class Keyring:
         directory: Path,
         halves: PrivateKeySource | None = None,
         revoked: Callable[[], Collection[str]] = frozenset,
+        now: Callable[[], datetime] = now_in_seconds,
     ) -> None:
         self._directory = directory
         self._store = KeyStore(directory)
         self._halves = halves or self._store
         self._revoked = revoked
+        self._now = now
         self._development = {role: development_key(role) for role in KeyRole}
         self._lock = Lock()
         self._seen: Fingerprint | None = None
@@ -73,7 +76,7 @@ class Keyring:
             self._look()
             if not self._records:
                 return self._development[role]
-            now, revoked = datetime.now(UTC), self._revoked()
+            now, revoked = self._now(), self._revoked()
             for public in reversed(self._records):
                 if not (public.may(role) and public.covers(now)) or public.key_id in revoked:
                     continue

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from affidavit.certificate import KeyRole
+from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.code_flow import CodeFlow
@@ -54,6 +55,7 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         """Put together what ``settings`` describe; opens and starts nothing yet."""
         self.engine = open_engine(settings.database_url)
+        self.clock = DatabaseClock(self.engine)
         self.store = CertificateStore(self.engine)
         self.tokens = TokenRepository(self.engine)
         provided, self.code_flow = _provided(settings.provider)
@@ -64,13 +66,16 @@ class Services:
         self.public_log_entries = settings.public_log_entries
         places = destinations(settings.checkpoint_export, self.log, Cosignatures(self.engine))
         self.ledger_store = LedgerStore(self.engine)
-        self.keyring = Keyring(settings.key_directory, settings.halves, RevokedKeys(self.keysets))
+        self.keyring = Keyring(
+            settings.key_directory, settings.halves, RevokedKeys(self.keysets), self.clock.now
+        )
         self.policies = PolicyStore(self.engine, self.keyring.public_records)
         self.sequencer = Sequencer(
             self.engine,
             self.keyring.signer(KeyRole.CHECKPOINT),
             origin=settings.log_origin,
             published=lambda: published_checkpoints(places),
+            now=self.clock.now,
         )
         self.ledger = LedgerService(
             self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
@@ -109,7 +114,7 @@ class Services:
         self.metrics = Metrics()
         self.log_watch = LogWatch()
         self.safety = SafetyWatch(
-            self.engine, lambda: self.sequencer.problem, self.sequencer.newest
+            self.engine, lambda: self.sequencer.problem, self.sequencer.newest, self.clock
         )
         self.head = head()
         self.public_url = settings.public_url

@@ -88,14 +88,16 @@ class Batch:
     more: bool
 
 
-def has_work(connection: Connection, key: SigningPort, seen: Checkpoint | None) -> bool:
+def has_work(
+    connection: Connection, key: SigningPort, seen: Checkpoint | None, now: datetime
+) -> bool:
     """Whether entries are pending, or the last checkpoint is not ``seen`` or needs another key."""
     if connection.execute(select(log_pending.c.entry_id).limit(1)).first() is not None:
         return True
     last = last_checkpoint(connection)
     if last is None:
         return seen is not None
-    return last.checkpoint != seen or _needs_new_key(last, key)
+    return last.checkpoint != seen or _needs_new_key(last, key, now)
 
 
 def sequence(
@@ -103,6 +105,7 @@ def sequence(
     key: Callable[[], SigningPort],
     origin: Callable[[Checkpoint | None], str],
     *,
+    now: datetime,
     seen: Checkpoint | None = None,
     limit: int = BATCH,
 ) -> Batch | None:
@@ -125,11 +128,11 @@ def sequence(
         .limit(limit)
     ).all()
     signer = key()
-    if not entries and (last is None or not _needs_new_key(last, signer)):
+    if not entries and (last is None or not _needs_new_key(last, signer, now)):
         return Batch(last, signed=False, more=False)
     if entries:
         _append(connection, tree, [(entry_id, content) for entry_id, content in entries])
-    signed = _sign(connection, tree, signer, log_origin)
+    signed = _sign(connection, tree, signer, log_origin, now)
     return Batch(signed, signed=True, more=len(entries) == limit)
 
 
@@ -142,11 +145,11 @@ def _lock(connection: Connection) -> bool:
     return bool(locked.scalar_one())
 
 
-def _needs_new_key(last: StoredCheckpoint, key: SigningPort) -> bool:
+def _needs_new_key(last: StoredCheckpoint, key: SigningPort, now: datetime) -> bool:
     """Whether ``key`` must sign the last checkpoint again because its key is no longer valid."""
     if key.public.development or key.key_id == last.key.key_id:
         return False
-    return last.key.development or not last.key.covers(datetime.now(UTC))
+    return last.key.development or not last.key.covers(now)
 
 
 def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int, str]]) -> None:
@@ -170,9 +173,8 @@ def _append(connection: Connection, tree: Frontier, entries: Sequence[tuple[int,
 
 
 def _sign(
-    connection: Connection, tree: Frontier, key: SigningPort, origin: str
+    connection: Connection, tree: Frontier, key: SigningPort, origin: str, now: datetime
 ) -> StoredCheckpoint:
-    now = datetime.now(UTC)
     note = sign_checkpoint(key, origin=origin, size=tree.size, root_hash=tree.root(), at=now)
     stored_key = select(signing_keys.c.key_id).where(signing_keys.c.key_id == key.key_id)
     if connection.execute(stored_key).first() is None:
@@ -215,12 +217,14 @@ class Sequencer:
         *,
         origin: str | None = None,
         published: Callable[[], Sequence[Checkpoint]] = tuple,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._reader = reader(engine)
         self._writer = writer(engine)
         self._key = key
         self._origin = origin
         self._published = published
+        self._now = now
         self._published_checked = False
         self._newest: StoredCheckpoint | None = None
         self._damage: _Damage | None = None
@@ -263,13 +267,13 @@ class Sequencer:
     def step(self) -> bool:
         """Sequence at most one batch; returns whether more entries are pending."""
         seen = None if self._newest is None else self._newest.checkpoint
-        key = self._key()  # may query the database too: one connection at a time
+        key, now = self._key(), self._now()  # may query the database: one connection at a time
         with self._reader.connect() as connection:
             self._check_published(connection)
-            if not has_work(connection, key, seen):
+            if not has_work(connection, key, seen, now):
                 return False
         with self._writer.begin() as connection:
-            batch = sequence(connection, self._key, self._origin_after, seen=seen)
+            batch = sequence(connection, self._key, self._origin_after, now=now, seen=seen)
         if batch is None:
             return False
         self._newest = batch.checkpoint or self._newest

@@ -3,8 +3,9 @@
 A service that knows of damage and goes on makes it worse: what it signs or reserves rests on rows
 that are not true. So every request that changes something is refused with 503
 ``writes_suspended`` while the log is damaged or was rolled back, a ledger is not what the log says
-of it, or the disk is nearly full. What only ends work goes on (``needs(..., always=True)``), and so
-does reading. ``/readyz`` gives the same reasons, and ``affidavit_writes_suspended`` counts them.
+of it, the disk is nearly full, or this machine's clock is not the database's. What only ends work
+goes on (``needs(..., always=True)``), and so does reading. ``/readyz`` gives the same reasons, and
+``affidavit_writes_suspended`` counts them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from affidavit.plan import Reason
+from affidavit.service.clock import MOST_SKEW, DatabaseClock
 from affidavit.service.ledger.head_check import LedgerAltered, require_all_unaltered
 from affidavit.service.log.audit import snapshot
 from affidavit.service.log.stored_tree import (
@@ -47,10 +49,12 @@ class SafetyWatch:
         engine: Engine,
         log_problem: Callable[[], Reason | None],
         newest: Callable[[], StoredCheckpoint | None],
+        clock: DatabaseClock | None = None,
     ) -> None:
         self._engine = engine
         self._log_problem = log_problem
         self._newest = newest
+        self._clock = clock or DatabaseClock(engine)
         self._place = _place_of(engine)
         self._lock = Lock()
         self._looked_at = -LOOK_SECONDS
@@ -61,7 +65,8 @@ class SafetyWatch:
         log, stored = self._log_problem(), self._stored()
         if log is not None and stored is not None and log.code == stored.code:
             stored = None
-        return [item for item in (log, stored, self._disk()) if item is not None]
+        possible = (log, stored, self._disk(), self._skew())
+        return [item for item in possible if item is not None]
 
     def require(self) -> None:
         """Raise the problem of a service that must not write."""
@@ -101,6 +106,17 @@ class SafetyWatch:
         except LogDamaged as damaged:
             return _reason("log_damaged", f"{damaged}.", "Run: affidavit audit verify")
         return None
+
+    def _skew(self) -> Reason | None:
+        skew = self._clock.skew()
+        if abs(skew) <= MOST_SKEW:
+            return None
+        return _reason(
+            "clock_skewed",
+            f"this machine's clock is {abs(skew.total_seconds()):.1f} s "
+            f"{'ahead of' if skew > MOST_SKEW else 'behind'} the database's.",
+            "Synchronise it (NTP).",
+        )
 
     def _disk(self) -> Reason | None:
         if self._place is None:

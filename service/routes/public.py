@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Request, Response
@@ -50,7 +49,7 @@ def keys(services: TheServices) -> Keys:
 def status(services: TheServices) -> Response:
     """The signed list of certificates that no longer count; ``verify --status`` reads it."""
     services.safety.require()
-    document = services.status_lists.at(datetime.now(UTC))
+    document = services.status_lists.at(services.clock.now())
     return Response(document, media_type=JSON, headers={"Cache-Control": "max-age=60"})
 
 

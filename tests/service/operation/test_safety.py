@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +52,7 @@ def ask(
 
 def own(ask: Any, *statements: str) -> None:
     """What the owner of the database can do: take the triggers off, and write."""
-    with ask.services.engine.begin() as connection:
+    with writer(ask.services.engine).begin() as connection:
         if connection.dialect.name == "postgresql":
             for table in ("ledger_events", "log_checkpoints", "log_nodes", "log_leaves"):
                 connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
@@ -198,3 +199,24 @@ def test_a_process_that_stops_in_a_transaction_gives_back_its_lock(
     hung.close()
     stopped.dispose()
     other.dispose()
+
+
+@pytest.mark.parametrize("minutes", [-10, 10])
+def test_a_replica_with_another_clock_writes_nothing_and_is_not_ready(
+    ask: Any, plan: Any, minutes: int
+) -> None:
+    """Windows, status lists and checkpoints keep the database's time meanwhile."""
+    clock, off = ask.services.clock, timedelta(minutes=minutes)
+    if ask.services.engine.dialect.name == "sqlite":  # which has no clock but the machine's
+        assert abs(clock.skew()) < timedelta(seconds=1)
+        return
+    clock._wall = lambda: datetime.now(UTC) + off
+    answer = ask("POST", "/v1/certificates", "submit", plan())
+    assert (answer.status_code, answer.json()["code"]) == (503, "writes_suspended")
+    assert answer.json()["reasons"][0]["code"] == "clock_skewed"
+    assert ask("GET", "/readyz", "audit").json()["reasons"][0]["code"] == "clock_skewed"
+    assert ask("GET", "/v1/status", "audit").status_code == 503
+    assert abs(clock.now() - datetime.now(UTC)) < timedelta(seconds=1)
+    assert ask.services.keyring.current().public.covers(datetime.now(UTC))
+    clock._wall = lambda: datetime.now(UTC) + off / 1000
+    assert ask("POST", "/v1/certificates", "submit", plan()).status_code == 201

@@ -1,0 +1,78 @@
+"""One clock for all replicas: that of the database.
+
+A replica whose own clock is wrong would sign what is not valid yet, or go on using a key whose
+window is over. So key windows, status lists and checkpoints take the database's time. A replica
+that is more than ``MOST_SKEW`` off writes nothing and is not ready (``operation.safety``), because
+the other times that it would write are its own.
+
+PostgreSQL is asked every few seconds; in between the time is counted on by the monotonic clock,
+which nobody sets. SQLite has no clock but the machine's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from threading import Lock
+
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from affidavit.service.database import reader
+
+MOST_SKEW = timedelta(seconds=1)
+FRESH_SECONDS = 5.0
+"""For how long an answer of the database is counted on."""
+SLOWEST_SECONDS = 1.0
+"""An answer that took longer says too little about when it was given."""
+
+_CLOCK = text("SELECT clock_timestamp()")
+
+
+class DatabaseClock:
+    """The database's time; safe to ask from several threads. ``wall`` is this machine's."""
+
+    def __init__(
+        self, engine: Engine, wall: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._reader = reader(engine) if engine.dialect.name == "postgresql" else None
+        self._wall = wall
+        self._lock = Lock()
+        self._asked_at = -FRESH_SECONDS
+        self._base: tuple[datetime, float] | None = None
+
+    def now(self) -> datetime:
+        """The time; this machine's, as long as the database did not answer yet."""
+        if self._reader is None:
+            return self._wall()
+        if time.monotonic() >= self._asked_at + FRESH_SECONDS and self._lock.acquire(
+            blocking=False
+        ):
+            try:
+                self._ask()
+            finally:
+                self._lock.release()
+        if self._base is None:
+            return self._wall()
+        at, counted_from = self._base
+        return at + timedelta(seconds=time.monotonic() - counted_from)
+
+    def skew(self) -> timedelta:
+        """By how much this machine's clock is ahead; negative where it is behind."""
+        now = self.now()
+        return self._wall() - now
+
+    def _ask(self) -> None:
+        assert self._reader is not None
+        began = time.monotonic()
+        try:
+            with self._reader.connect() as connection:
+                began = time.monotonic()
+                at = connection.execute(_CLOCK).scalar_one()
+        except SQLAlchemyError:
+            return  # the request itself will say that there is no database
+        took = time.monotonic() - began
+        self._asked_at = began
+        if took <= SLOWEST_SECONDS:
+            self._base = at.astimezone(UTC), began + took / 2
