@@ -17,7 +17,7 @@ from affidavit.gate.checking.importers.libraries import NOT_SHUFFLED, Call, Libr
 from affidavit.gate.checking.importers.script import Script, last_name
 from affidavit.gate.checking.importers.script_options import READERS
 from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
-from affidavit.gate.checking.importers.training_loop import around, passes_of
+from affidavit.gate.checking.importers.training_loop import around, hidden_use, passes_of
 from affidavit.plan import MalformedPlan, Reason
 
 POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
@@ -26,6 +26,8 @@ POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
     "expected_rate": "/sampling/probability",
 }
 """Where each quantity stands in a plan."""
+OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize")
+"""Methods of Keras that step the optimiser beside ``fit``."""
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
@@ -218,13 +220,30 @@ class Reading:
             if name not in call.quantities:
                 continue
             nodes = [self.call] if call is self.library.private else list(self._calls(call))
-            if call.trains and len(nodes) > 1:
-                self.unread[POINTERS[name]] = (
-                    f"{call.names[0]} is called {len(nodes)} times (lines "
-                    f"{', '.join(str(node.lineno) for node in nodes)})."
-                )
+            if call.trains and (why := self._not_one_training(call, nodes)) is not None:
+                self.unread[POINTERS[name]] = why
                 return
             yield from ((call, node) for node in nodes)
+
+    def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
+        """Why training may take place elsewhere than in one call, None if it does not."""
+        if len(nodes) > 1:
+            lines = ", ".join(str(node.lineno) for node in nodes)
+            return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
+        called = {node.func for node in nodes}
+        other = next(
+            (
+                node
+                for node in self.script.nodes
+                if isinstance(node, ast.Attribute)
+                and node.attr in (*call.names, *OTHER_TRAINING)
+                and node not in called
+            ),
+            None,
+        ) or hidden_use(self.values, (*call.names, *OTHER_TRAINING))
+        if other is None:
+            return None
+        return f"line {getattr(other, 'lineno', '?')}: {text_of(other)} may train too."
 
     def _calls(self, call: Call) -> Iterator[ast.Call]:
         return (node for node in self.script.calls if last_name(node.func) in call.names)

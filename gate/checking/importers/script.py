@@ -107,6 +107,22 @@ class Script:
         return table
 
     @cached_property
+    def types(self) -> set[ast.AST]:
+        """Nodes that only name a type: in annotations, base classes and ``isinstance``."""
+        roots: list[ast.AST | None] = []
+        for node in self.nodes:
+            match node:
+                case ast.arg(annotation=root) | ast.AnnAssign(annotation=root):
+                    roots.append(root)
+                case ast.FunctionDef(returns=root) | ast.AsyncFunctionDef(returns=root):
+                    roots.append(root)
+                case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, root]):
+                    roots.append(root)
+                case ast.ClassDef(bases=bases):
+                    roots += bases
+        return {node for root in roots if root is not None for node in ast.walk(root)}
+
+    @cached_property
     def stored_keys(self) -> set[object]:
         """Constant keys that are set or deleted of whatever object; None for any other key."""
         keys: set[object] = set()

@@ -91,7 +91,7 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
     for node in script.nodes:
         if not isinstance(node, ast.Name | ast.Attribute) or last_name(node) not in names:
             continue
-        if library is OPACUS or _is_of(script, node, library):
+        if (library is OPACUS or _is_of(script, node, library)) and node not in script.types:
             yield node
 
 
@@ -151,14 +151,19 @@ def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
 def _change_of_noise(node: ast.AST) -> str | None:
     """How a statement may change the noise that the private call was told, if it may."""
     match node:
-        case ast.Attribute(attr="noise_multiplier", ctx=ast.Store() | ast.Del()) if not (
-            isinstance(node.value, ast.Name) and node.value.id == "self"
-        ):
-            return "noise_multiplier is set elsewhere"
+        case ast.Attribute(attr=attribute, ctx=ast.Store() | ast.Del()) if _is_noise(
+            attribute
+        ) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            return f"{attribute} is set elsewhere"
         case ast.Attribute(attr=used) | ast.alias(name=used) if used in NOISE_SCHEDULERS:
             return f"{used} changes the noise during training"
         case ast.Call(func=ast.Name(id="setattr"), args=[_, name_of, *_]) if not (
-            isinstance(name_of, ast.Constant) and name_of.value != "noise_multiplier"
+            isinstance(name_of, ast.Constant) and not _is_noise(str(name_of.value))
         ):
             return "setattr may set noise_multiplier"
     return None
+
+
+def _is_noise(attribute: str) -> bool:
+    """Whether an attribute is a library's noise, as ``_noise_multiplier`` or fastDP's ``noise``."""
+    return "noise_multiplier" in attribute or attribute == "noise"

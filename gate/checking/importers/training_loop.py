@@ -51,17 +51,23 @@ def _steps(values: Values) -> list[ast.Call]:
             if node.attr != "step" or not isinstance(call, ast.Call) or call.func is not node:
                 raise Unreadable(node, "training may step elsewhere")
             steps.append(call)
-        elif isinstance(node, ast.Name) and node.id == "getattr":
-            call = values.script.parents[node]
-            plain = (
-                isinstance(call, ast.Call)
-                and len(call.args) > 1
-                and isinstance(call.args[1], ast.Constant)
-                and call.args[1].value != "step"
-            )
-            if not plain:
-                raise Unreadable(call, "it may name any method")
+    if (hidden := hidden_use(values, ("step",))) is not None:
+        raise Unreadable(hidden, "it may name any method")
     return steps
+
+
+def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
+    """The first ``getattr`` that may be one of these methods, or the first that is passed on."""
+    for node in values.script.nodes:
+        if isinstance(node, ast.Name) and node.id == "getattr":
+            call = values.script.parents[node]
+            match call:
+                case ast.Call(func=function, args=[_, ast.Constant(value=name), *_]) if (
+                    function is node and name not in methods
+                ):
+                    continue
+            return call
+    return None
 
 
 def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:

@@ -1,8 +1,8 @@
 """Scripts that hide their numbers in random ways, and what they do when they run.
 
 Each script is built from a base by indirections, moved constants, aliases, wrappers, ``getattr``
-and late changes, and is then run against stand-ins for torch and Opacus that record the noise of
-each step, the lot size and the number of steps.
+and late changes, and is then run against stand-ins for torch and the libraries that record the
+noise of each step, the lot size and the number of steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
                 pass
 
         class DataLoader:
-            def __init__(self, _data: Any, batch_size: int) -> None:
+            def __init__(self, _data: Any, batch_size: int, **_: Any) -> None:
                 self.batch_size = batch_size
 
             def __iter__(self) -> Any:
@@ -54,10 +54,36 @@ class Run:
                 run.lot_size = arguments["data_loader"].batch_size
                 return None, optimizer, arguments["data_loader"]
 
-        opacus, torch = types.ModuleType("opacus"), types.ModuleType("torch")
-        opacus.__dict__["PrivacyEngine"] = PrivacyEngine
-        torch.__dict__["DataLoader"] = DataLoader
-        return {"opacus": opacus, "torch": torch}
+        class Engine:
+            """private-transformers' engine, which attaches itself to an optimiser."""
+
+            def __init__(self, _module: Any, **arguments: Any) -> None:
+                self.noise_multiplier = arguments["noise_multiplier"]
+                run.lot_size = arguments["batch_size"]
+
+            def attach(self, optimizer: Any) -> None:
+                optimizer.step = lambda: run.noise.append(self.noise_multiplier)
+
+        class Model:
+            """A Keras model and its optimiser."""
+
+            def __init__(self, *, noise_multiplier: float, **_: Any) -> None:
+                self.noise_multiplier = noise_multiplier
+
+            def fit(self, _x: Any, _y: Any, batch_size: int, epochs: int) -> None:
+                run.lot_size = batch_size
+                run.noise += [self.noise_multiplier] * epochs * -(-SIZE // batch_size)
+
+        named = {
+            "opacus": {"PrivacyEngine": PrivacyEngine},
+            "torch": {"DataLoader": DataLoader, "Optimizer": Optimizer},
+            "private_transformers": {"PrivacyEngine": Engine},
+            "tensorflow_privacy": {"DPKerasSGDOptimizer": Model},
+        }
+        modules = {name: types.ModuleType(name) for name in named}
+        for name, members in named.items():
+            modules[name].__dict__.update(members)
+        return modules
 
 
 def run(script: str) -> Run | None:
@@ -148,10 +174,56 @@ LOOPS = (
 """Ways to train."""
 
 
-def script(random: Random) -> str:
-    """A random script."""
-    lines = ["import argparse, dataclasses, operator, os, sys", "from opacus import PrivacyEngine",
-             "from torch import DataLoader", "key = 'a'",
+FITS = (
+    "optimizer.fit(0, 0, batch_size={lot}, epochs={epochs})",
+    "optimizer.fit(0, 0, {lot}, {epochs})",
+    "for again in range(3):\n    optimizer.fit(0, 0, batch_size={lot}, epochs={epochs})",
+    "optimizer.fit(0, 0, {lot}, {epochs})\noptimizer.fit(0, 0, {lot}, {epochs})",
+    "train = optimizer.fit\ntrain(0, 0, {lot}, {epochs})\noptimizer.fit(0, 0, {lot}, {epochs})",
+    "def train(epochs):\n    optimizer.fit(0, 0, {lot}, epochs)\ntrain({epochs})",
+    "def train(epochs):\n    optimizer.fit(0, 0, {lot}, epochs)\ntrain({epochs})\ntrain({epochs})",
+    "def train(fit):\n    fit(0, 0, {lot}, {epochs})\ntrain(optimizer.fit)\noptimizer.fit(0, 0, {lot}, 1)",
+    "while len([0]) < 2:\n    pass\n    break\noptimizer.fit(0, 0, {lot}, {epochs})",
+    "getattr(optimizer, 'fi' + 't')(0, 0, {lot}, {epochs})\noptimizer.fit(0, 0, {lot}, {epochs})",
+    "[optimizer.fit(0, 0, {lot}, {epochs}) for again in range(4)]",
+    "settings = dict(batch_size={lot}, epochs={epochs})\noptimizer.fit(0, 0, **settings)",
+    "optimizer.noise_multiplier = 0.1\noptimizer.fit(0, 0, {lot}, {epochs})",
+    "setattr(optimizer, 'noise_multiplier', 0.1)\noptimizer.fit(0, 0, {lot}, {epochs})",
+)  # fmt: skip
+"""Ways to call Keras' fit."""
+BASES = {
+    "opacus": (
+        "from opacus import PrivacyEngine",
+        f"loader = DataLoader([0] * {SIZE}, batch_size={{lot}})\n"
+        "engine = PrivacyEngine()\n"
+        "model, optimizer, loader = engine.make_private(module=None, optimizer=None, "
+        "data_loader=loader, noise_multiplier={noise}, max_grad_norm=1.0)",
+        LOOPS,
+    ),
+    "private_transformers": (
+        "from private_transformers import PrivacyEngine",
+        f"loader = DataLoader([0] * {SIZE}, batch_size={{lot}}, shuffle=True)\n"
+        "optimizer = Optimizer()\n"
+        f"engine = PrivacyEngine(None, batch_size={{lot}}, sample_size={SIZE}, "
+        "noise_multiplier={noise}, max_grad_norm=1.0)\n"
+        "engine.attach(optimizer)",
+        LOOPS,
+    ),
+    "tensorflow_privacy": (
+        "from tensorflow_privacy import DPKerasSGDOptimizer",
+        "optimizer = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier={noise}, "
+        "num_microbatches={lot})",
+        FITS,
+    ),
+}
+"""Each library's import, its private calls, and ways to train."""
+
+
+def script(random: Random, library: str) -> str:
+    """A random script of a library."""
+    imported, private, ways = BASES[library]
+    lines = ["import argparse, dataclasses, operator, os, sys", imported,
+             "from torch import DataLoader, Optimizer", "key = 'a'",
              "parser = argparse.ArgumentParser()"]  # fmt: skip
     reads, numbers = {}, {"noise": ("4.0", "0.25"), "lot": ("6", "20"), "epochs": ("2", "5")}
     for name, (value, other) in numbers.items():
@@ -166,11 +238,5 @@ def script(random: Random) -> str:
                 random.randrange(5, len(lines) + 1),
                 random.choice(LATE).format(name=name, other=other),
             )
-    lines += [
-        f"loader = DataLoader([0] * {SIZE}, batch_size={reads['lot']})",
-        "engine = PrivacyEngine()",
-        "model, optimizer, loader = engine.make_private(module=None, optimizer=None, "
-        f"data_loader=loader, noise_multiplier={reads['noise']}, max_grad_norm=1.0)",
-        random.choice(LOOPS).format(epochs=reads["epochs"]),
-    ]
+    lines += [private.format(**reads), random.choice(ways).format(**reads)]
     return "\n".join(lines) + "\n"

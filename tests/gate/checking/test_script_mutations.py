@@ -9,7 +9,7 @@ import pytest
 
 from affidavit.gate.checking.importers import scripts
 from affidavit.plan import MalformedPlan
-from tests.gate.checking.script_mutations import SIZE, run, script
+from tests.gate.checking.script_mutations import BASES, SIZE, run, script
 
 
 def _read(text: str) -> dict[str, Any] | None:
@@ -20,10 +20,10 @@ def _read(text: str) -> dict[str, Any] | None:
     return None if partial is None else partial.data
 
 
-def _passes(number: int, seed: int) -> int:
+def _passes(library: str, number: int, seed: int) -> int:
     random, read = Random(seed), 0
     for _ in range(number):
-        text = script(random)
+        text = script(random, library)
         data = _read(text)
         if data is None:
             continue
@@ -41,10 +41,12 @@ def _passes(number: int, seed: int) -> int:
     return read
 
 
-def test_some_hundred_mutated_scripts_are_never_passed_for_more_than_they_run() -> None:
-    assert _passes(600, seed=1) > 60
+@pytest.mark.parametrize("library", BASES)
+def test_some_hundred_mutated_scripts_are_never_passed_for_more_than_they_run(library: str) -> None:
+    assert _passes(library, 300, seed=1) > 30
 
 
 @pytest.mark.soak
-def test_ten_thousand_mutated_scripts_are_never_passed_for_more_than_they_run() -> None:
-    assert _passes(10_000, seed=2) > 1000
+@pytest.mark.parametrize("library", BASES)
+def test_ten_thousand_mutated_scripts_are_never_passed_for_more_than_they_run(library: str) -> None:
+    assert _passes(library, 10_000, seed=2) > 1000
