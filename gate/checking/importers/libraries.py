@@ -9,63 +9,11 @@ no claim may rest on it. Facts are those of the libraries' own sources: TensorFl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from affidavit.gate.checking.importers.base import Broken
-
-NOT_SHUFFLED = ("poisson", "truncated_poisson", "cyclic_poisson", "balls_in_bins", "fixed_size")
-"""Schemes that no shuffling loader draws."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
-    """A call by one of ``names``, and the quantities that its arguments state.
-
-    ``positional`` are the names of its arguments in order. A call that ``trains`` is counted with
-    the loops around it. One that only ``accounts`` says what was told to an accountant: it must
-    agree with what trains.
-    """
-
-    names: tuple[str, ...]
-    quantities: Mapping[str, str] = field(default_factory=dict)
-    positional: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    trains: bool = False
-    accounts: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """Something that holds only for some values of an argument of the private call.
-
-    ``holds`` gets the value, None if the argument is left out, and the lot size, None if unknown.
-    Where it does not hold, or the value is not settled, ``broken`` applies.
-    """
-
-    argument: str
-    holds: Callable[[Any, Any], bool]
-    broken: Broken
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Library:
-    """A library: its private call, the calls beside it, and what it does not do.
-
-    ``poisson`` is the argument that decides whether lots are Poisson, with its default. ``scheme``
-    is what the library's own loader draws otherwise; None if the script's loader decides.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    private: Call
-    beside: tuple[Call, ...] = ()
-    poisson: tuple[str, bool] | None = None
-    scheme: str | None = None
-    rules: tuple[Rule, ...] = ()
-    broken: tuple[Broken, ...] = ()
-    notes: tuple[str, ...] = ()
+from affidavit.gate.checking.importers.library import Call, Library, Rule
 
 
 def _absent_or(expected: Any) -> Callable[[Any, Any], bool]:
@@ -325,6 +273,7 @@ DP_TRANSFORMERS = Library(
         ),
     ),
     scheme="shuffled",
+    runs="train",
     notes=(
         "its trainer draws shuffled lots of records or authors, and reports the ε of Poisson lots.",
         "one device is assumed.",
@@ -414,8 +363,8 @@ DP_ACCOUNTING = Library(
     beside=(
         Call(names=("PoissonSampledDpEvent",), positional=("sampling_probability", "event"),
              quantities={"probability": "sampling_probability"}),
-        Call(names=("SelfComposedDpEvent", "compose"), positional=("event", "count"),
-             quantities={"steps": "count"}),
+        *(Call(names=(name,), positional=("event", "count"), quantities={"steps": "count"},
+               trains=True) for name in ("SelfComposedDpEvent", "compose")),
         Call(names=("get_epsilon", "get_epsilon_and_optimal_order"), positional=("target_delta",),
              quantities={"target_delta": "target_delta"}, accounts=True),
     ),

@@ -19,7 +19,8 @@ import warnings
 from typing import Any
 
 from affidavit.gate.checking.importers.base import Broken, Partial, not_imported
-from affidavit.gate.checking.importers.libraries import PRIVATE_DIVISOR, Library
+from affidavit.gate.checking.importers.libraries import PRIVATE_DIVISOR
+from affidavit.gate.checking.importers.library import Library
 from affidavit.gate.checking.importers.reading import Reading
 from affidavit.gate.checking.importers.script import Binding, Script, imports_of, last_name
 from affidavit.gate.checking.importers.script_values import Unreadable

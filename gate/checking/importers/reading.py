@@ -8,42 +8,29 @@ read is named with its line.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from typing import Any
 
 from affidavit.gate.checking.importers.base import Broken, Partial, is_number, not_imported
 from affidavit.gate.checking.importers.directives import FIELDS
-from affidavit.gate.checking.importers.libraries import NOT_SHUFFLED, Call, Library
+from affidavit.gate.checking.importers.library import NOT_SHUFFLED, Library
+from affidavit.gate.checking.importers.quantities import POINTERS, Quantities
 from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_options import READERS
-from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
-from affidavit.gate.checking.importers.training_loop import around, hidden_use, passes_of
+from affidavit.gate.checking.importers.script_values import Unreadable
+from affidavit.gate.checking.importers.training_loop import passes_of
 from affidavit.plan import MalformedPlan, Reason
 
-POINTERS = {key: "/" + "/".join(path) for key, path in FIELDS.items()} | {
-    "noise_multiplier": "/releases/0/noise_multiplier",
-    "clip_norm": "/releases/0/clip_norm",
-    "expected_rate": "/sampling/probability",
-}
-"""Where each quantity stands in a plan."""
-OTHER_TRAINING = ("train_on_batch", "train_step", "fit_generator", "apply_gradients", "minimize")
-"""Methods of Keras that step the optimiser beside ``fit``."""
 SAMPLERS = ("UniformWithReplacementSampler", "DPDataLoader", "PoissonSampler")
 """Poisson samplers of a script's own loader."""
 
 
-class Reading:
+class Reading(Quantities):
     """What one script says, what its comments state, and where."""
 
     def __init__(
         self, library: Library, script: Script, call: ast.Call, stated: dict[str, Any]
     ) -> None:
-        self.library, self.script, self.call, self.stated = library, script, call, stated
-        self.kind = f"{library.name} script"
-        self.values = Values(script, READERS)
-        self.arguments = arguments_of(call, library.private, self.kind)
-        self.lines: list[tuple[str, int]] = [("", call.lineno)]
-        self.unread: dict[str, str] = {}
+        super().__init__(library, script, call)
+        self.stated = stated
         self.notes = [f"{library.name}: {note}" for note in library.notes]
         self.broken: list[Broken] = list(library.broken)
         self.is_poisson: bool | None = None
@@ -122,7 +109,7 @@ class Reading:
                 return None
             return "poisson" if value else self.library.scheme
         if any(call.trains for call in self.library.beside):
-            return self.library.scheme if any(self._trainings()) else None
+            return self.library.scheme if any(self.trainings()) else None
         if self.library.scheme is None and self._loaders_shuffle():
             return "shuffled"
         return self.library.scheme
@@ -140,7 +127,7 @@ class Reading:
         for name in ("steps", "epochs"):
             if (value := self.quantity(name)) is not None:
                 return name, value, self.call.lineno
-        trainings = list(self._trainings())
+        trainings = list(self.trainings())
         if trainings:
             raise Unreadable(trainings[0], "how long it trains is not settled")
         self.values.plain_loaders = True
@@ -188,98 +175,6 @@ class Reading:
         """The plan once everything is stated."""
         return plan
 
-    # ---- quantities ------------------------------------------------------------------------
-
-    def quantity(self, name: str) -> Any:
-        """A quantity of the private call, else of the calls beside it.
-
-        Raises ``MalformedPlan`` if two calls say different things.
-        """
-        read: list[tuple[Any, int]] = []
-        for call, node in self._sources(name):
-            value = self._evaluated(call, node, name)
-            if value is not None:
-                read.append((value, node.lineno))
-        if not read:
-            return None
-        value, line = read[0]
-        for other, where in read[1:]:
-            if other != value:
-                raise not_imported(
-                    self.kind,
-                    f"{name} is {value} on line {line}, and {other} on line {where}.",
-                    "Make them the same, so that what is accounted is what runs.",
-                    where,
-                )
-        return value
-
-    def _sources(self, name: str) -> Iterator[tuple[Call, ast.Call]]:
-        """The calls that state a quantity: what trains first, what accounts last."""
-        calls = [self.library.private, *self.library.beside]
-        for call in sorted(calls, key=lambda item: item.accounts):
-            if name not in call.quantities:
-                continue
-            nodes = [self.call] if call is self.library.private else list(self._calls(call))
-            if call.trains and (why := self._not_one_training(call, nodes)) is not None:
-                self.unread[POINTERS[name]] = why
-                return
-            yield from ((call, node) for node in nodes)
-
-    def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:
-        """Why training may take place elsewhere than in one call, None if it does not."""
-        if len(nodes) > 1:
-            lines = ", ".join(str(node.lineno) for node in nodes)
-            return f"{call.names[0]} is called {len(nodes)} times (lines {lines})."
-        called = {node.func for node in nodes}
-        other = next(
-            (
-                node
-                for node in self.script.nodes
-                if isinstance(node, ast.Attribute)
-                and node.attr in (*call.names, *OTHER_TRAINING)
-                and node not in called
-            ),
-            None,
-        ) or hidden_use(self.values, (*call.names, *OTHER_TRAINING))
-        if other is None:
-            return None
-        return f"line {getattr(other, 'lineno', '?')}: {text_of(other)} may train too."
-
-    def _calls(self, call: Call) -> Iterator[ast.Call]:
-        return (node for node in self.script.calls if last_name(node.func) in call.names)
-
-    def _trainings(self) -> Iterator[ast.Call]:
-        for call in self.library.beside:
-            if call.trains:
-                yield from self._calls(call)
-
-    def _evaluated(self, call: Call, node: ast.Call, name: str) -> Any:
-        """What ``node`` states of a quantity, None if nothing or if it is not settled."""
-        arguments = self.arguments if node is self.call else arguments_of(node, call, self.kind)
-        expression = ast.parse(call.quantities[name], mode="eval").body
-        for part in ast.walk(expression):
-            if not isinstance(part, ast.Name):
-                continue
-            if part.id not in arguments and part.id not in call.defaults:
-                return None
-        filled = _Filled(arguments, call.defaults).visit(expression)
-        value = self.read(filled, POINTERS[name], call.quantities[name], line=node.lineno)
-        if value is not None and call.trains and name == "epochs":
-            return self._repeated(node, value)
-        return value
-
-    def _repeated(self, node: ast.Call, epochs: Any) -> Any:
-        if any(item.arg in ("steps_per_epoch", "initial_epoch") for item in node.keywords):
-            self.unread["/epochs"] = "steps_per_epoch or initial_epoch changes its length."
-            return None
-        try:
-            times = around(self.values, node)
-        except Unreadable as reason:
-            at = getattr(reason.node, "lineno", node.lineno)
-            self.unread["/epochs"] = f"line {at}: {reason.why}."
-            return None
-        return None if times.is_epochs else epochs * times.count
-
     def _loaders_shuffle(self) -> bool:
         """Whether a ``DataLoader`` of this file shuffles, and no Poisson sampler is named."""
         shuffles = False
@@ -292,35 +187,6 @@ class Reading:
                 shuffles = shuffles or (named and self.values.known(node.value) is True)
         return shuffles
 
-    # ---- reading --------------------------------------------------------------------------
-
-    def read(
-        self,
-        node: ast.expr | None,
-        pointer: str,
-        name: str,
-        kind: type = float,
-        line: int | None = None,
-    ) -> Any:
-        """The value of an expression, or None with a note of why it is not settled."""
-        if node is None:
-            return None
-        line = getattr(node, "lineno", None) or line or self.call.lineno
-        try:
-            value = self.values.of(node)
-        except Unreadable as reason:
-            at = getattr(reason.node, "lineno", line)
-            self.unread[pointer] = f"{name}={text_of(node)}: {reason.why} (line {at})."
-            return None
-        if value is None or (name == "max_steps" and value == -1):
-            return None
-        fits = isinstance(value, bool) if kind is bool else is_number(value)
-        if not fits:
-            self.unread[pointer] = f"{name}={text_of(node)} is not a {kind.__name__}."
-            return None
-        self.lines.append((pointer, line))
-        return value
-
     def pick(self, key: str, own: Any) -> Any:
         """The script's value, or what a comment states; raises ``MalformedPlan`` if they differ."""
         stated = self.stated.get(key)
@@ -331,34 +197,6 @@ class Reading:
     def _set(self, data: dict[str, Any], part: str, key: str, value: Any) -> None:
         if value is not None:
             data.setdefault(part, {})[key] = value
-
-
-class _Filled(ast.NodeTransformer):
-    """An expression over argument names, with the arguments in their place."""
-
-    def __init__(self, arguments: dict[str, ast.expr], defaults: Any) -> None:
-        self.arguments, self.defaults = arguments, defaults
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """The argument of this name."""
-        return self.arguments.get(node.id) or ast.Constant(self.defaults.get(node.id))
-
-
-def arguments_of(call: ast.Call, meaning: Call, kind: str) -> dict[str, ast.expr]:
-    """The arguments of a call by name; raises ``MalformedPlan`` if some have no name."""
-    unpacked = any(item.arg is None for item in call.keywords) or any(
-        isinstance(item, ast.Starred) for item in call.args
-    )
-    if unpacked or (len(call.args) > len(meaning.positional) and not meaning.accounts):
-        name = last_name(call.func)
-        raise not_imported(
-            kind,
-            f"{name} has arguments without a name.",
-            "Name each argument in the call, or write a plan.",
-            call.lineno,
-        )
-    named = dict(zip(meaning.positional, call.args, strict=False))
-    return named | {item.arg: item.value for item in call.keywords if item.arg is not None}
 
 
 def conflict(key: str, stated: Any, own: Any, line: int) -> MalformedPlan:

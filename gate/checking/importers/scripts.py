@@ -13,14 +13,18 @@ from affidavit.gate.checking.importers.libraries import (
     OPACUS,
     OPACUS_OPTIMIZER,
     TRAINING,
-    Library,
 )
+from affidavit.gate.checking.importers.library import Library
 from affidavit.gate.checking.importers.opacus import OpacusReading
+from affidavit.gate.checking.importers.quantities import uses_of
 from affidavit.gate.checking.importers.reading import Reading
 from affidavit.gate.checking.importers.script import Script, imports_of, last_name, package_of
 from affidavit.gate.checking.importers.script_values import text_of
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
+LEARNING_RATES = ("learning_rate", "lr")
+REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
+"""Methods and functions that undo a private call, or make another object of it."""
 ENTRIES = (*TRAINING, *ACCOUNTING)
 MENTIONED = tuple({name.encode() for entry in ENTRIES for name in entry.private.names})
 MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
@@ -89,10 +93,16 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
         if isinstance(node, ast.alias) and node.name in names and node.asname:
             names.add(node.asname)
     for node in script.nodes:
-        if not isinstance(node, ast.Name | ast.Attribute) or last_name(node) not in names:
-            continue
-        if (library is OPACUS or _is_of(script, node, library)) and node not in script.types:
-            yield node
+        match node:
+            case ast.Call(func=ast.Name(id="getattr"), args=[base, name, *_]):
+                own = isinstance(name, ast.Constant) and name.value in names
+                hidden = not isinstance(name, ast.Constant) and _is_of(script, base, library)
+                if own or hidden:
+                    yield node
+            case ast.Name() | ast.Attribute() if last_name(node) in names:
+                own = library is OPACUS or _is_of(script, node, library)
+                if own and node not in script.types:
+                    yield node
 
 
 def _is_of(script: Script, node: ast.expr, library: Library) -> bool:
@@ -125,6 +135,17 @@ def _require_unambiguous(script: Script, library: Library, call: ast.Call) -> No
         or not script.stored_attributes.keys().isdisjoint(library.private.names)
     ):
         raise not_imported(kind, f"its {name} may not be {library.name}'s.", "Write a plan.")
+    for use in () if method else uses_of(script, call):
+        if use.attr in REPLACED or (
+            not isinstance(use.ctx, ast.Load) and use.attr not in LEARNING_RATES
+        ):
+            message = f"{text_of(use)} may change what it adds."
+            raise not_imported(kind, message, "Write a plan.", use.lineno)
+    for other in () if method else script.calls:
+        held = {last_name(target) for target in getattr(script.parents[call], "targets", ())}
+        if last_name(other.func) in REPLACED and any(last_name(arg) in held for arg in other.args):
+            message = f"{text_of(other)} may change what it adds."
+            raise not_imported(kind, message, "Write a plan.", other.lineno)
     if method and (maker := _other_maker(script, call.func)) is not None:
         message = f"its {name} may not be {library.name}'s: {text_of(maker)} is not from opacus."
         raise not_imported(kind, message, "Write a plan.", maker.lineno)

@@ -110,6 +110,8 @@ def _calls(values: Values, function: ast.AST) -> ast.AST:
            for item in decorators):  # fmt: skip
         raise Unreadable(function, f"{name} is decorated")
     calls = values.calls_of(function) if not isinstance(function, ast.Lambda) else []
+    if decorators and not calls:
+        return function  # its decorator runs it, as Flower's app.main() does
     if len(calls) != 1:
         raise Unreadable(function, f"{name} is called {len(calls)} times in this file")
     # A call that app.run(main) stands for has no place of its own.

@@ -1,0 +1,130 @@
+"""Scripts of other libraries than Opacus: what hides noise or steps is refused or asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.gate.checking.importers import scripts
+from affidavit.plan import MalformedPlan
+
+KERAS = "from tensorflow_privacy import DPKerasSGDOptimizer\n"
+OPTIMIZER = "o = DPKerasSGDOptimizer(l2_norm_clip=1.0, noise_multiplier=4.0, num_microbatches=6)\n"
+FIT = "model.fit(x, y, 6, 2)\n"
+ENGINE = (
+    "from private_transformers import PrivacyEngine\n"
+    "e = PrivacyEngine(m, batch_size=6, sample_size=60, noise_multiplier=4.0, max_grad_norm=1)\n"
+)
+JAX = "from jax_privacy import execution_plan as p\n"
+CONFIG = "c = p.DpsgdConfig(iterations=10, expected_participations=1, noise_multiplier=4.0)\n"
+EVENTS = (
+    "import dp_accounting as d\nevent = d.PoissonSampledDpEvent(0.01, d.GaussianDpEvent(4.0))\n"
+)
+TRAINER = (
+    "import dp_transformers as t\n"
+    "trainer = t.dp_utils.OpacusDPTrainer(args=t.TrainingArguments(num_train_epochs=2),"
+    " privacy_args=t.PrivacyArguments(noise_multiplier=4.0), model=m)\n"
+)
+
+
+def data_of(text: str) -> dict[str, Any]:
+    partial = scripts.read(text.encode())
+    assert partial is not None
+    return partial.data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KERAS + "make = DPKerasSGDOptimizer\nq = make(noise_multiplier=0.1)\n" + OPTIMIZER + FIT,
+        KERAS + "class DPKerasSGDOptimizer:\n    pass\n" + OPTIMIZER + FIT,
+        KERAS + "from functools import partial\nmake = partial(DPKerasSGDOptimizer)\n" + FIT,
+        KERAS + "q = getattr(tensorflow_privacy, 'DPKerasSGDOptimizer')()\n" + OPTIMIZER + FIT,
+        "import tensorflow_privacy as t\nt.DPKerasSGDOptimizer = other\n"
+        + OPTIMIZER.replace("DPK", "t.DPK") + FIT,
+        KERAS + OPTIMIZER + "o._noise_multiplier = 0.1\n" + FIT,
+        KERAS + OPTIMIZER + "o._dp_sum_query = other\n" + FIT,
+        KERAS + OPTIMIZER.replace("4.0", "0.0") + FIT,
+        ENGINE + "e.detach()\nfor i in range(3):\n    optimizer.step(loss=l)\n",
+        JAX + CONFIG + "c = replace(c, noise_multiplier=0.1)\n",
+        JAX + CONFIG + "c = c.replace(noise_multiplier=0.1)\n",
+    ],
+)  # fmt: skip
+def test_what_may_change_the_noise_is_refused(text: str) -> None:
+    with pytest.raises(MalformedPlan):
+        data_of(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        KERAS + OPTIMIZER + FIT + FIT,
+        KERAS + OPTIMIZER + FIT + "model.train_on_batch(x, y)\n",
+        KERAS + OPTIMIZER + "run = model.fit\nrun(x, y, 6, 2)\n" + FIT,
+        KERAS + OPTIMIZER + "model.fit(x, y, 6, 2, steps_per_epoch=500)\n",
+        KERAS + OPTIMIZER + "while more():\n    model.fit(x, y, 6, 2)\n",
+        EVENTS + "a.compose(event, 3)\na.compose(event, 3)\n",
+        EVENTS + "a.compose(d.SelfComposedDpEvent(event, 10), 3)\n",
+        TRAINER + "trainer.train()\ntrainer.train()\n",
+        TRAINER + "go(trainer)\n",
+    ],
+)
+def test_a_length_that_the_text_does_not_settle_is_not_read(text: str) -> None:
+    assert not {"epochs", "steps"} & data_of(text).keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        (KERAS + OPTIMIZER + "for run in range(3):\n    model.fit(x, y, 6, 2)\n", {"epochs": 6}),
+        (JAX + "for run in range(7):\n    " + CONFIG, {"steps": 70}),
+        (EVENTS + "for run in range(100):\n    a.compose(event, 3)\n", {"steps": 300}),
+        (TRAINER + "for run in range(4):\n    trainer.train()\n", {"epochs": 8}),
+    ],
+)
+def test_loops_around_what_trains_are_counted(text: str, length: dict[str, int]) -> None:
+    assert length.items() <= data_of(text).items()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+GIN = (
+    "import gin\n" + KERAS + "@gin.configurable\ndef train(sigma=9.0):\n    "
+    + OPTIMIZER.replace("4.0", "sigma") + "    model.fit(x, y, 6, 2)\n"
+    "gin.parse_config_file('a.gin')\ntrain()\n"
+)  # fmt: skip
+
+
+def test_a_binding_of_gin_is_read_and_not_the_default(folder: Path) -> None:
+    (folder / "a.gin").write_text("S = 4.0\ntrain.sigma = %S  # noise\nother.sigma = 8\n")
+    partial = scripts.read(GIN.encode(), folder)
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+    for text, change in (
+        ("include 'b.gin'\n", GIN),
+        ("", GIN.replace("train()\n", "train(8.0)\n")),
+    ):
+        (folder / "a.gin").write_text(f"{text}train.sigma = 4.0\n")
+        with pytest.raises(MalformedPlan):
+            scripts.read(change.encode(), folder)
+
+
+def test_a_value_of_another_module_is_read_unless_some_module_sets_it(folder: Path) -> None:
+    text = "import settings\nimport other\n" + KERAS + OPTIMIZER.replace("4.0", "settings.S") + FIT
+    (folder / "settings.py").write_text("S = 2 * 2.0\n")
+    (folder / "other.py").write_text("")
+    partial = scripts.read(text.encode(), folder)
+    assert partial is not None
+    assert partial.data["releases"][0]["noise_multiplier"] == 4.0
+    (folder / "other.py").write_text("import settings\nsettings.S = 0.1\n")
+    with pytest.raises(MalformedPlan):
+        scripts.read(text.encode(), folder)
+    (folder / "other.py").write_text("")
+    with pytest.raises(MalformedPlan):
+        scripts.read((text + "settings.S = 0.1\n").encode(), folder)
