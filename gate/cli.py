@@ -45,6 +45,8 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "worker": ("programs", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),
+        "sign-model": ("model", "Put certificate, record and a signed claim beside the weights."),
+        "verify-model": ("model", "Verify offline what a model's folder claims."),
     },
     "Calls to a service": {
         "login": ("login", "Check a token, and store it for this service."),
@@ -65,7 +67,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 """By section, every command: the module that defines a function or group of that name, and what
-it does in a few words."""
+it does in a few words. A command is the function of its name, with ``_`` for ``-``."""
 COMMANDS = {name: module for section in SECTIONS.values() for name, (module, _) in section.items()}
 """Every command, with its module."""
 
@@ -82,7 +84,7 @@ class Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"affidavit.gate.{COMMANDS[cmd_name]}")
-        target = getattr(module, cmd_name)
+        target = getattr(module, cmd_name.replace("-", "_"))
         if not isinstance(target, typer.Typer):
             single = typer.Typer(add_completion=False)
             single.command(cmd_name)(target)

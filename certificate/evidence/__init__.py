@@ -1,0 +1,10 @@
+"""Evidence that travels with a model: what is signed beside the weights, and its verification.
+
+A model is a folder. ``manifest`` lists its files as OpenSSF's model signing does, ``openssf``
+signs that list so that the package ``model-signing`` verifies it, ``claim`` derives what
+certificate and record prove about the weights, and ``verification`` checks all of it offline.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,131 @@
+"""The claim ``dp-training/v1``: what is proved, checked and only declared about a model's training.
+
+It is the predicate of an in-toto statement whose subjects are the files of the model's folder. All
+of it but the time of signing follows from files of the folder, so that a verifier derives it again
+and compares (``claim_of``). ``checked`` names what that verification establishes, ``declared`` what
+the signer alone vouches for; the sentences are in ``CHECKED`` and ``DECLARED``.
+
+``device_attestation`` is null. It is the place for evidence by the hardware that trained (a quote
+of a trusted execution environment over the last digest of the run record), which Affidavit neither
+makes nor checks.
+
+References: in-toto Attestation Framework v1; OpenSSF Model Signing v1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from affidavit.certificate.conformance import Conformance
+from affidavit.certificate.evidence.manifest import Manifest, ModelFile
+from affidavit.certificate.evidence.openssf import SIGNATURE_FILE
+from affidavit.certificate.execution import certified_plan
+from affidavit.certificate.statement import STATEMENT_TYPE
+from affidavit.plan import digest_of
+
+CLAIM_TYPE = "https://affidavit.dev/dp-training/v1"
+
+FOLDER = "affidavit"
+STATEMENT_FILE = f"{FOLDER}/dp-training.json"
+CERTIFICATE_FILE = f"{FOLDER}/certificate.json"
+RECORD_FILE = f"{FOLDER}/record.jsonl"
+KEYSET_FILE = f"{FOLDER}/keyset.json"
+
+CHECKED = {
+    "files": "Every file of the folder is as it was when it was signed, and none was added.",
+    "certificate": "A trusted key signed the certificate that proves the guarantee for its plan.",
+    "record": "The run record has an unbroken chain, and its run did what the certificate allows.",
+    "weights": "The trained tensors are those with whose digest the run record ends.",
+}
+"""What verification establishes, by code."""
+DECLARED = {
+    "execution": "The machine did what the run record says; no hardware vouches for it.",
+    "data": "The records were those of the data set that the plan names, each of one unit.",
+    "sole_release": "Nothing else that depends on the data was released: no other run, no choice "
+    "of settings by results on the data.",
+    "gaussian_noise": "Noise in floating point is taken for exactly Gaussian.",
+    "weights": "The weights came out of the run of the record: they are in no form whose digest "
+    "can be compared with the record's.",
+    "untrained_tensors": "Tensors that the run did not train do not depend on the data.",
+}
+"""What the signer vouches for, by code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What a claim is derived from, all of it verified already.
+
+    ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
+    the weights are those of the record, and ``untrained`` names tensors beside the trained ones.
+    """
+
+    certificate: Mapping[str, Any]
+    conformance: Conformance
+    weights_checked: bool
+    untrained: tuple[str, ...] = ()
+
+
+def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
+    """Everything of the predicate that follows from the model's folder."""
+    predicate, report = training.certificate, training.conformance
+    digests = manifest.digests()
+    checked = [code for code in CHECKED if code != "weights" or training.weights_checked]
+    left = {"weights"} if training.weights_checked else set()
+    if not training.untrained:
+        left.add("untrained_tensors")
+    return {
+        "guarantee": predicate["guarantee"],
+        "mechanism": _mechanism(predicate),
+        "certificate": {
+            "name": CERTIFICATE_FILE,
+            "digest": {"sha256": digests[CERTIFICATE_FILE]},
+            "id": predicate["certificate_id"],
+            "plan_digest": digest_of(predicate["plan"]),
+        },
+        "record": {
+            "name": RECORD_FILE,
+            "digest": {"sha256": digests[RECORD_FILE]},
+            "run": report.run,
+            "head": report.head,
+        },
+        "conformance": {
+            "conformant": report.conformant,
+            "steps": report.as_dict()["steps"],
+            "findings": sorted({finding.code for finding in report.findings}),
+        },
+        "ledger": predicate.get("ledger"),
+        "manifest": {"digest": {"sha256": manifest.without(SIGNATURE_FILE).root}},
+        "checked": checked,
+        "declared": [code for code in DECLARED if code not in left],
+        "untrained_tensors": list(training.untrained),
+        "device_attestation": None,
+    }
+
+
+def statement_of(claim: Mapping[str, Any], files: Iterable[ModelFile], at: str) -> dict[str, Any]:
+    """The in-toto statement of ``claim`` about ``files``, signed ``at`` an instant."""
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": item.name, "digest": {"sha256": item.sha256}} for item in files],
+        "predicateType": CLAIM_TYPE,
+        "predicate": {"signed_at": at, **claim},
+    }
+
+
+def _mechanism(predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimiser and, for each phase, how records are drawn, clipped and noised."""
+    plan = certified_plan(dict(predicate))
+    return {
+        "optimizer": plan.optimizer.name,
+        "phases": [
+            {
+                "sampling": phase.sampling.scheme,
+                "clipping": phase.clipping,
+                "noise": phase.noise.kind,
+                "releases": [release.name for release in phase.releases],
+            }
+            for phase in plan.phases
+        ],
+    }

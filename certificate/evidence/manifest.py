@@ -1,0 +1,237 @@
+"""The manifest of a model: the sha256 of every file in its folder, in the form of OpenSSF.
+
+Files are ordered by the parts of their paths, and the root digest is the sha256 of their digests
+in that order, so that the manifest of a folder is the one that the package ``model-signing``
+computes with its method ``files`` and without symbolic links. What git keeps in a folder is left
+out, as it is there; so are the signatures themselves.
+
+A folder may hold regular files and folders. Anything else (a link, a pipe, a device, a name that
+is no UTF-8) has no digest, and is listed by its name as an ``obstacle``. Nothing outside the folder
+is ever opened, whatever a manifest names: files are found by walking the folder, and opened
+without following links.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = (Path(folder) / "weights").write_bytes(b"1234")
+...     manifest = manifest_of(Path(folder))
+>>> [file.name for file in manifest.files], manifest.root[:8]
+(['weights'], 'cfc32b61')
+
+References: OpenSSF Model Signing specification v1.0; model_signing 1.1.1, ``manifest.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+OPENSSF_TYPE = "https://model_signing/signature/v1.0"
+"""The predicate type of a statement that ``model-signing`` writes and reads."""
+IGNORED = (".git", ".gitattributes", ".github", ".gitignore")
+"""What ``model-signing`` leaves out of every manifest."""
+MOST_FILES = 100_000
+MOST_DEPTH = 64
+"""Levels of folders: paths below stay openable on every system."""
+
+
+class BadModel(Exception):
+    """A model folder that cannot be signed or read: a stable code, and what to do."""
+
+    def __init__(self, code: str, message: str, remedy: str) -> None:
+        super().__init__(f"{message} {remedy}")
+        self.code = code
+        self.message = message
+        self.remedy = remedy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFile:
+    """One file: its path from the model's folder, with ``/``, and its sha256 in hexadecimal."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Obstacle:
+    """Something in the folder that has no digest, and why; ``name`` is printable."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The files of a model in their order, and what in its folder is no file."""
+
+    files: tuple[ModelFile, ...]
+    obstacles: tuple[Obstacle, ...] = field(default=())
+
+    @property
+    def root(self) -> str:
+        """The sha256 of all digests in order, in hexadecimal: one name for the whole model."""
+        return hashlib.sha256(
+            b"".join(bytes.fromhex(item.sha256) for item in self.files)
+        ).hexdigest()
+
+    def digests(self) -> dict[str, str]:
+        """The digest of each file by its name."""
+        return {item.name: item.sha256 for item in self.files}
+
+    def without(self, name: str) -> Manifest:
+        """The manifest of the folder without the file ``name``."""
+        return replace(self, files=tuple(item for item in self.files if item.name != name))
+
+    def as_openssf(self, model: str, ignored: Iterable[str]) -> dict[str, Any]:
+        """The statement of ``model-signing`` about this manifest; ``model`` is only informative."""
+        return {
+            "_type": "https://in-toto.io/Statement/v1",
+            "subject": [{"name": model, "digest": {"sha256": self.root}}],
+            "predicateType": OPENSSF_TYPE,
+            "predicate": {
+                "serialization": {
+                    "method": "files",
+                    "hash_type": "sha256",
+                    "allow_symlinks": False,
+                    "ignore_paths": [*IGNORED, *ignored],
+                },
+                "resources": [
+                    {"name": item.name, "algorithm": "sha256", "digest": item.sha256}
+                    for item in self.files
+                ],
+            },
+        }
+
+
+def manifest_of(folder: Path, ignored: Iterable[str] = ()) -> Manifest:
+    """The manifest of what is in ``folder``, without the paths ``ignored``.
+
+    Raises ``BadModel`` for a folder that is none, or has too many files.
+    """
+    left_out = {*IGNORED, *ignored}
+    files: list[ModelFile] = []
+    obstacles: list[Obstacle] = []
+    for name, entry in _walked(folder, left_out):
+        reason = _reason(name, entry)
+        try:
+            if reason is None:
+                files.append(ModelFile(name=name, sha256=hash_file(Path(entry.path))))
+        except OSError as error:
+            reason = f"it cannot be read: {error.strerror}"
+        if reason is not None:
+            obstacles.append(Obstacle(name=printable(name), reason=reason))
+        if len(files) + len(obstacles) > MOST_FILES:
+            raise BadModel(
+                "too_many_files",
+                f"{folder} holds more than {MOST_FILES} files.",
+                "Put data sets and caches elsewhere; a model's folder holds the model.",
+            )
+    return Manifest(
+        files=tuple(sorted(files, key=lambda item: PurePosixPath(item.name).parts)),
+        obstacles=tuple(sorted(obstacles, key=lambda item: item.name)),
+    )
+
+
+def require_portable(manifest: Manifest) -> None:
+    """Raise ``BadModel`` unless every system can hold these files, each under its own name."""
+    for obstacle in manifest.obstacles:
+        raise BadModel(
+            "not_a_file",
+            f"{obstacle.name}: {obstacle.reason}.",
+            "Copy what it leads to into the folder, or remove it.",
+        )
+    names: dict[str, str] = {}
+    for item in manifest.files:
+        other = names.setdefault(unicodedata.normalize("NFC", item.name).casefold(), item.name)
+        if other != item.name:
+            raise BadModel(
+                "ambiguous_name",
+                f"{printable(other)} and {printable(item.name)} are one file on some systems.",
+                "Rename one of them.",
+            )
+
+
+def hash_file(path: Path) -> str:
+    """The sha256 of a regular file, in hexadecimal, in constant memory; raises ``OSError``."""
+    with os.fdopen(_opened(path), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def read_model_file(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most ``most`` bytes; raises ``OSError``, ``BadModel``."""
+    with os.fdopen(_opened(path), "rb") as stream:
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise BadModel(
+            "too_large",
+            f"{printable(path.name)} is larger than {most} bytes.",
+            "It is not what Affidavit writes there; fetch the model again.",
+        )
+    return content
+
+
+def printable(name: str) -> str:
+    """``name`` on one line, whatever is in it: control characters and wrong bytes are escaped.
+
+    >>> printable("a\\nb\\udcff")
+    'a\\\\nb\\\\udcff'
+    """
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in name
+    )
+
+
+def _opened(path: Path) -> int:
+    """A descriptor of the file itself: no link is followed, and a pipe does not block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no regular file")
+    return descriptor
+
+
+def _walked(folder: Path, left_out: set[str]) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below ``folder`` that is not a folder itself, with its path from there."""
+    if not folder.is_dir():
+        raise BadModel("no_folder", f"{folder} is not a folder.", "Give the model's folder.")
+    waiting: list[tuple[Path, str, int]] = [(folder, "", 0)]
+    while waiting:
+        place, prefix, depth = waiting.pop()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    name = prefix + entry.name
+                    if name in left_out:
+                        continue
+                    inside = entry.is_dir(follow_symlinks=False)
+                    if not inside or depth == MOST_DEPTH:
+                        yield name, entry
+                    else:
+                        waiting.append((Path(entry.path), f"{name}/", depth + 1))
+        except OSError as error:
+            raise BadModel(
+                "unreadable", f"{printable(str(place))} cannot be read: {error.strerror}.",
+                "Make it readable, or remove it.",
+            ) from None  # fmt: skip
+
+
+def _reason(name: str, entry: os.DirEntry[str]) -> str | None:
+    """Why an entry has no digest; None for a regular file."""
+    if entry.is_symlink():
+        return "it is a symbolic link"
+    if entry.is_dir(follow_symlinks=False):
+        return f"it lies more than {MOST_DEPTH} folders deep"
+    if not entry.is_file(follow_symlinks=False):
+        return "it is no regular file"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "its name is not UTF-8"
+    return None
