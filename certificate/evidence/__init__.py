@@ -4,7 +4,3 @@ A model is a folder. ``manifest`` lists its files as OpenSSF's model signing doe
 signs that list so that the package ``model-signing`` verifies it, ``claim`` derives what
 certificate and record prove about the weights, and ``verification`` checks all of it offline.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KeyStore
-from affidavit.certificate.evidence import KEYSET_FILE, STATEMENT_FILE
+from affidavit.certificate import KEYSET_FILE, STATEMENT_FILE, KeyStore
 from tests.certificate.evidence.conftest import WEIGHTS, run_of
 
 Folder = tuple[Path, list[str]]

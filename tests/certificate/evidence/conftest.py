@@ -14,8 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from affidavit.certificate import SigningKey
-from affidavit.certificate.evidence import Evidence, sign_model
+from affidavit.certificate import Evidence, SigningKey, sign_model
 from affidavit.trainer.adapters import digest_of_tensors
 from tests.certificate.test_conformance import chained, entries_of, plan_with, predicate_of
 

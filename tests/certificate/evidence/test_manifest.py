@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from model_signing import hashing, verifying
 
-from affidavit.certificate.evidence import SIGNATURE_FILE, BadModel, manifest_of, printable
+from affidavit.certificate import SIGNATURE_FILE, BadModel, manifest_of, printable
 from affidavit.certificate.evidence.manifest import require_portable
 from tests.certificate.evidence.conftest import WEIGHTS, Run
 

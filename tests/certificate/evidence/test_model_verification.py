@@ -14,8 +14,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 
-from affidavit.certificate import SigningKey, sign_envelope
-from affidavit.certificate.evidence import (
+from affidavit.certificate import (
     CERTIFICATE_FILE,
     RECORD_FILE,
     STATEMENT_FILE,
@@ -23,6 +22,8 @@ from affidavit.certificate.evidence import (
     Evidence,
     ModelReport,
     NotTrained,
+    SigningKey,
+    sign_envelope,
     verify_model,
 )
 from affidavit.certificate.keys import PublicKey
