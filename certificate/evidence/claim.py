@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from affidavit.certificate.conformance import Conformance
 from affidavit.certificate.evidence.manifest import Manifest, ModelFile
@@ -28,7 +28,7 @@ from affidavit.plan import digest_of
 CLAIM_TYPE = "https://affidavit.dev/dp-training/v1"
 
 FOLDER = "affidavit"
-STATEMENT_FILE: Final = f"{FOLDER}/dp-training.json"
+STATEMENT_FILE: str = f"{FOLDER}/dp-training.json"
 CERTIFICATE_FILE = f"{FOLDER}/certificate.json"
 RECORD_FILE = f"{FOLDER}/record.jsonl"
 KEYSET_FILE = f"{FOLDER}/keyset.json"

@@ -53,7 +53,7 @@ from affidavit.certificate.verification import MAX_BUNDLE_BYTES, verify
 from affidavit.certificate.verification_options import VerificationError, VerificationOptions
 from affidavit.plan import MalformedPlan, PlanError, canonical_json, load_json
 
-IGNORED_FILES = (STATEMENT_FILE,)
+IGNORED_FILES: tuple[str, ...] = (STATEMENT_FILE,)
 """Files that the statement cannot list: itself."""
 MOST_STATEMENT = 128 * 1024 * 1024
 MOST_RECORD = 1024 * 1024 * 1024
