@@ -25,8 +25,9 @@ Each row is a published private run, accounted from the numbers that its source 
 means that the claimed ε, to its digits, is not below what is proved for this reading; early
 accountants often claim more than needed. *Does not hold* means that even the proved lower end is
 above the claim. A row is about one number of one version of a source, under the reading that it
-names; where the source leaves something out, the row says so. [Cases](cases/README.md)
-explain some of them.
+names; where the source leaves something out, the row says so. One number can have several rows: as
+its source accounts it, and as the code beside it draws its lots. [Cases](cases/README.md) explain
+some of them.
 
 """
 TAIL = """
@@ -90,5 +91,5 @@ def page() -> str:
     """The whole page."""
     rows = [Row.of(file) for file in sorted(CLAIMS.glob("*.yaml"))]
     held = sum(row.answer == "holds" for row in rows)
-    count = f"{len(rows)} claims, of which {held} hold.\n\n"
+    count = f"{len(rows)} readings of published claims, of which {held} hold.\n\n"
     return HEAD + count + table(COLUMNS, [row.cells() for row in rows]) + TAIL
