@@ -1,5 +1,6 @@
 from .asynchronous import AsyncClient as AsyncClient
 from .blocking import Client as Client
+from .calls import segment as segment
 from .models import DIGEST as DIGEST
 from .models import Adjacency as Adjacency
 from .models import Bound as Bound

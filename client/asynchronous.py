@@ -59,9 +59,9 @@ class AsyncClient:
         """The signed status list."""
         return await self.send(calls.status_list())
 
-    async def policy(self, name: str, version: int) -> Any:
+    async def policy(self, name: str, version: int) -> dict[str, Any]:
         """A version of a policy."""
-        return await self.get(f"/v1/policies/{calls.segment(name)}/{version}")
+        return await self.send(calls.policy(name, version))
 
     async def publish_keyset(self, envelope: Mapping[str, Any]) -> Any:
         """Publish a signed keyset."""
@@ -146,7 +146,7 @@ class AsyncClient:
             try:
                 options = call.options(self._headers, self._timeout)
                 response = await self._http.request(
-                    call.method, f"{self.server}{call.path}", **options
+                    call.method, f"{self.server}{call.target}", **options
                 )
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 failure = str(error)

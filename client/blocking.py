@@ -48,9 +48,9 @@ class Client:
         """The signed status list."""
         return self.send(calls.status_list())
 
-    def policy(self, name: str, version: int) -> Any:
+    def policy(self, name: str, version: int) -> dict[str, Any]:
         """A version of a policy."""
-        return self.get(f"/v1/policies/{calls.segment(name)}/{version}")
+        return self.send(calls.policy(name, version))
 
     def publish_keyset(self, envelope: Mapping[str, Any]) -> Any:
         """Publish a signed keyset."""
@@ -131,7 +131,7 @@ class Client:
             response, failure = None, ""
             try:
                 options = call.options(self._headers, self._timeout)
-                response = httpx.request(call.method, f"{self.server}{call.path}", **options)
+                response = httpx.request(call.method, f"{self.server}{call.target}", **options)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 failure = str(error)
             if response is not None and response.is_success:

@@ -6,11 +6,12 @@ its content, or it has an idempotency key.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 
@@ -20,6 +21,7 @@ from affidavit.client.responses import (
     Model,
     certificate_of,
     document_of,
+    policy_of,
     reader_of,
 )
 
@@ -55,15 +57,20 @@ class Call(Generic[Answer]):
     key: str | None = None
     repeatable: bool = False
 
+    @property
+    def target(self) -> str:
+        """The path and the query; what is no Unicode is sent too, for the service to refuse."""
+        query = f"?{urlencode(self.query, errors='surrogatepass')}" if self.query else ""
+        return f"{self.path}{query}"
+
     def options(self, headers: Mapping[str, str], timeout: float) -> dict[str, Any]:
         """The arguments of httpx for this request."""
         key = {"idempotency-key": self.key} if self.key else {}
-        return {
-            "json": self.document,
-            "params": dict(self.query) if self.query else None,
-            "headers": {**headers, **key},
-            "timeout": timeout,
-        }
+        body: dict[str, Any] = {}
+        if self.method == "POST":
+            body["content"] = json.dumps(self.document, allow_nan=False).encode("ascii")
+            key["content-type"] = "application/json"
+        return {**body, "headers": {**headers, **key}, "timeout": timeout}
 
     def delay(self, attempt: int, response: httpx.Response | None) -> float | None:
         """Seconds until the request is sent again; None if it is not, after ``attempt`` tries."""
@@ -135,6 +142,12 @@ def status_list() -> Call[bytes]:
     return Call(method="GET", path="/v1/status", read=lambda r: r.content, repeatable=True)
 
 
+def policy(name: str, version: int) -> Call[dict[str, Any]]:
+    """Read a version of a policy."""
+    path = f"/v1/policies/{segment(name)}/{version}"
+    return replace(get(path), read=policy_of)
+
+
 def ledgers(dataset: str, certificate_id: str | None) -> Call[Page[Ledger]]:
     """Read the ledgers of a data set, with a forecast for a certificate."""
     query = {} if certificate_id is None else {"certificate": certificate_id}
@@ -184,7 +197,9 @@ def _change(path: str, model: type[Model], document: Any, key: str | None = None
 
 def segment(name: str) -> str:
     """``name`` as one path segment; dots are encoded so that no client resolves them."""
-    return "%2E" * len(name) if name in (".", "..") else quote(name, safe="")
+    return (
+        "%2E" * len(name) if name in (".", "..") else quote(name, safe="", errors="surrogatepass")
+    )
 
 
 def new_key() -> str:

@@ -22,17 +22,8 @@ from affidavit.gate.plan_io import PlanFile, read_plan
 from affidavit.gate.render import reason_line
 from affidavit.plan import MalformedPlan, Reason
 
-
-class Output(Console):
-    """Output for people; a broken pipe is left to ``affidavit.gate.entry``."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Raise the ``BrokenPipeError`` that is being handled; Rich would exit with 1."""
-        raise BrokenPipeError
-
-
-out = Output(soft_wrap=True)
-err = Output(stderr=True, soft_wrap=True)
+out = Console(soft_wrap=True)
+err = Console(stderr=True, soft_wrap=True)
 
 
 def say(text: str) -> None:

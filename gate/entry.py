@@ -8,14 +8,18 @@ else. It imports little, so that a broken installation is reported the same way.
 from __future__ import annotations
 
 import codecs
+import importlib
 import os
 import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from affidavit.gate.exit_codes import Exit
+
+if TYPE_CHECKING:
+    from typer import Typer
 
 COMPLETION = "_AFFIDAVIT_COMPLETE"
 """Set by a shell that asks for completions."""
@@ -69,6 +73,9 @@ def run(program: Callable[[], int]) -> int:
 
 def _program(room: str) -> int:
     """Run ``python -m affidavit.ROOM`` in this process."""
+    app = getattr(importlib.import_module(f"affidavit.{room}.__main__"), "app", None)
+    if app is not None:
+        return _invoke(app, app.info.name, sys.argv[1:])
     try:
         runpy.run_module(f"affidavit.{room}", run_name="__main__", alter_sys=True)
     except SystemExit as finished:
@@ -77,23 +84,30 @@ def _program(room: str) -> int:
 
 
 def _code(finished: SystemExit) -> int:
+    if isinstance(finished.__context__, BrokenPipeError):  # Rich exits with 1
+        raise finished.__context__
     if finished.code is None or isinstance(finished.code, int):
         return finished.code or 0
     raise finished
 
 
 def _command(arguments: Sequence[str]) -> int:
+    from affidavit.gate.cli import app
+
+    return _invoke(app, "affidavit", arguments)
+
+
+def _invoke(app: Typer, name: str, arguments: Sequence[str]) -> int:
+    """Run a command; Click's own way of running one exits with 1 where a pipe is closed."""
     from typer import Abort
     from typer import Exit as Finished
     from typer.main import get_command
 
-    from affidavit.gate.cli import app
-
     command = get_command(app)
     try:
         if COMPLETION in os.environ:
-            command.main(list(arguments), prog_name="affidavit")
-        with command.make_context("affidavit", list(arguments)) as context:
+            command.main(list(arguments), prog_name=name)
+        with command.make_context(name, list(arguments)) as context:
             command.invoke(context)
     except Finished as finished:
         return finished.exit_code

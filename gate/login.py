@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import webbrowser
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 
-from affidavit.client import Client, Problem, Unreachable
+from affidavit.client import Client, Problem, Unreachable, segment
 from affidavit.gate.client import (
     SERVER,
     ServerOption,
@@ -54,7 +53,7 @@ def open(  # the command's name
 ) -> None:
     """Open the service's pages, or a certificate, in a browser, and print the address."""
     require_url(server)
-    path = "/" if certificate is None else f"/certificates/{quote(certificate, safe='')}"
+    path = "/" if certificate is None else f"/certificates/{segment(certificate)}"
     url = server.rstrip("/") + path
     say(url)
     webbrowser.open(url)

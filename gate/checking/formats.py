@@ -110,7 +110,9 @@ def junit(results: Sequence[CheckResult]) -> str:
     for result in results:
         _case(suite, result)
     Xml.indent(root)
-    return Xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    # Not "unicode", which declares the encoding of the terminal.
+    content: bytes = Xml.tostring(root, encoding="utf-8", xml_declaration=True)
+    return f"{content.decode()}\n"
 
 
 def _case(suite: Xml.Element, result: CheckResult) -> None:
@@ -226,7 +228,7 @@ def _uri(file: str) -> str:
     if os.path.isabs(file):
         near = os.path.relpath(file)
         file = file if near.startswith("..") else near
-    return quote(os.path.normpath(file).replace(os.sep, "/"))
+    return quote(os.path.normpath(file).replace(os.sep, "/"), errors="surrogateescape")
 
 
 MARKER = "<!-- affidavit check -->"

@@ -53,10 +53,10 @@ class ServiceCheck:
 
     def _store_on_outage(self, answer: dict[str, Any]) -> None:
         policy = answer.get("policy")
-        if not isinstance(policy, dict):
+        if policy is None:
             return
         document = self._client.policy(policy["name"], policy["version"])
-        on_outage = document.get("policy", {}).get("on_outage")
+        on_outage = document["policy"].get("on_outage")
         if on_outage in ON_OUTAGE:
             self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())
@@ -89,7 +89,7 @@ def _combine(source: Source, local: CheckResult, answer: dict[str, Any]) -> Chec
     if answer.get("plan_digest") != local.result["plan_digest"]:
         findings.append(_finding(source, "other_plan", "the service returned another plan."))
         return replace(local, exit=Exit.UNDECIDED, findings=tuple(findings))
-    verdict, status = answer.get("verdict"), answer.get("certificate", {}).get("status")
+    verdict, status = answer["verdict"], answer["certificate"]["status"]
     if local.exit is Exit.BLOCKED:
         if verdict == "certified":
             findings.append(

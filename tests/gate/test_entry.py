@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import locale
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.main import get_command
@@ -97,6 +99,17 @@ def test_what_programs_read_is_utf_8_everywhere(
     assert json.loads(ended.out.decode("utf-8"))
 
 
+def test_a_report_declares_the_encoding_that_it_has(
+    inside: Callable[..., Ended], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locale, "getpreferredencoding", lambda *_: "cp1252")
+    monkeypatch.setattr(locale, "getencoding", lambda: "cp1252")
+    ended = inside("check", "--format", "junit", files["certified"], encoding="cp1252")
+    assert "ε-日本" in "".join(
+        ElementTree.fromstring(ended.out).find(".//testcase").attrib.values()
+    )  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("arguments", [("--help",), ("certify", "--json"), ("check",)])
 def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
     plans = [] if arguments == ("--help",) else [files["certified"]]
@@ -107,7 +120,18 @@ def test_a_full_device_decides_nothing(files: dict[str, str], arguments: Sequenc
     assert len(ended.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("check", "--help"), ("batch",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("check", "--help"),
+        ("batch",),
+        ("audit", "verify", "--help"),
+        ("worker", "--help"),
+        ("worker", "--server", "nonsense"),
+        ("train", "nowhere.json"),
+    ],
+)
 def test_a_closed_pipe_decides_nothing(files: dict[str, str], arguments: Sequence[str]) -> None:
     plans = [files["certified"]] if arguments == ("batch",) else []
     reader, writer = os.pipe()
