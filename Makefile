@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-scale bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -109,7 +109,7 @@ site: install
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky docs build/site
 	@echo "build/site/index.html"
 
-# Update docs/benchmarks.md and docs/scale.md; takes hours on an idle machine. BENCHES="gate service" runs some.
+# Update docs/benchmarks.md; takes hours on an idle machine. BENCHES="gate service" runs some.
 bench: install-trainer
 	$(BIN)/python -m bench.all $(BENCHES)
 
@@ -128,10 +128,6 @@ bench-monte-carlo: install
 # Needs wrk (apt-get install wrk) and three minutes on an idle machine.
 bench-service: install
 	$(BIN)/python -m bench.service
-
-# A thousand workers and 10^5 runs on PostgreSQL, training stubbed: an hour and a half on two cores.
-bench-scale: install
-	$(BIN)/python -m bench.scale
 
 # Measure pages over 10^5 certificates and 10^6 log entries; takes minutes.
 bench-pages: install

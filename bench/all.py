@@ -98,13 +98,6 @@ BENCHES = (
     Bench(name="gpu", command=("bench/gpu/run.py", "--markdown"), minutes=15, lacks=_cuda),
     Bench(name="service", command=("-m", "bench.service"), minutes=20, lacks=_wrk),
     Bench(name="pages", command=("-m", "bench.pages"), minutes=45, lacks=_postgresql),
-    Bench(
-        name="scale",
-        command=("-m", "bench.scale"),
-        minutes=300,
-        document=ROOT / "docs" / "scale.md",
-        lacks=_postgresql,
-    ),
 )
 
 

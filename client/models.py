@@ -208,9 +208,9 @@ class Ledger(LedgerSummary):
 
 
 class RunRequirements(ResponseModel):
-    """What a worker must have; memory in MiB."""
+    """What an engine gives the run; memory in MiB."""
 
-    gpu: bool
+    gpus: int
     memory: Count
 
 
@@ -233,7 +233,6 @@ class Run(ResponseModel):
     plan_digest: Identifier
     reservation: str
     queue: str
-    priority: int
     requirements: RunRequirements
     time_limit: int | None
     data: str

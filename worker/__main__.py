@@ -1,7 +1,12 @@
 """``python -m affidavit.worker``: the program behind ``affidavit worker``.
 
-Exit codes: 0 stopped by a signal, or with ``--once`` the queue is empty; 2 usage, no signing key,
-or the service refuses this worker; 3 with ``--once``, the service could not be reached.
+It claims one run after the other from a queue; as the job of an engine it claims the run that it
+was handed (``--run``) and ends with it. The first SIGTERM or SIGINT lets the current run finish,
+because an aborted run is charged in full. The second one ends the worker and its trainer.
+
+Exit codes: 0 stopped by a signal, or with ``--once`` or ``--run`` nothing is left to claim; 2
+usage, no signing key, or the service refuses this worker; 3 with ``--once`` or ``--run``, the
+service could not be reached.
 """
 
 from __future__ import annotations
@@ -19,19 +24,25 @@ import typer
 
 from affidavit.certificate import KeyFailure, KeyRole, KeyStore, SigningPort, TrustRoot, home
 from affidavit.certificate.signers import private_key_source
-from affidavit.worker.checkpoint_transfer import place_of
-from affidavit.worker.job import WorkerConfig
-from affidavit.worker.lease import ClaimRequest
+from affidavit.worker.job import WorkerConfig, run_job
+from affidavit.worker.lease import TEXTS, ClaimRequest, Job, LeaseLost, Refused, Unreachable
 from affidavit.worker.queue import RunQueue
-from affidavit.worker.slots import WAIT, Slots
 
-USAGE = 2
+USAGE = REFUSED = 2
+UNREACHABLE = 3
+WAIT = 2.0
+MAX_WAIT = 30.0
+"""Seconds between two claims while the service is unreachable or runs fail."""
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = logging.getLogger("affidavit.worker")
 
 
 def main(
     queue: Annotated[str, typer.Option(help="Queue to claim runs from.")] = "default",
-    slots: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent runs.")] = 1,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Claim this run only, and exit with it.")
+    ] = None,
     server: Annotated[
         str, typer.Option(envvar="AFFIDAVIT_SERVER", help="Base URL of the service.")
     ] = "http://127.0.0.1:8321",
@@ -47,8 +58,7 @@ def main(
         int,
         typer.Option(min=1, max=86_400, help="Seconds without a heartbeat until a run is lost."),
     ] = 60,
-    gpu: Annotated[bool, typer.Option("--gpu", help="Accept runs that need a GPU.")] = False,
-    memory: Annotated[int, typer.Option(min=0, help="Memory per run, in MiB.")] = 0,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Train on GPUs.")] = False,
     own_code: Annotated[
         bool,
         typer.Option(
@@ -69,17 +79,19 @@ def main(
         typer.Option(min=1, max=64, help="Trainer processes per run (torchrun); one per GPU."),
     ] = 1,
     wait: Annotated[
-        float, typer.Option(min=0.05, help="Seconds between polls of an empty queue.")
+        float, typer.Option(min=0.05, help="Seconds between claims from an empty queue.")
     ] = WAIT,
     once: Annotated[bool, typer.Option("--once", help="Exit when the queue is empty.")] = False,
 ) -> None:
-    """Claim certified runs from a service, train them, and report the results."""
+    """Claim certified runs from a service, train them one by one, and report the results."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     worker = name or re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "worker"
     for option, value in (("--queue", queue), ("--name", worker)):
         if NAME.fullmatch(value) is None:
             _stop(f"{option} {value[:80]!r} is invalid: use 1 to 64 of A-Z a-z 0-9 . _ -")
+    if run is not None and TEXTS["run"].fullmatch(run) is None:
+        _stop(f"--run {run[:80]!r} is not a run id.")
     config = WorkerConfig(
         source=_source(server, os.environ.get("AFFIDAVIT_TOKEN")),
         name=worker,
@@ -93,19 +105,61 @@ def main(
         processes=processes,
         pause=min(0.5, lease / 6),
     )
-    request = ClaimRequest(
-        queue=queue,
-        worker=worker,
-        seconds=lease,
-        gpu=gpu,
-        memory_mib=memory,
-        place=_place(config.outputs),
-    )
+    request = ClaimRequest(queue=queue, worker=worker, seconds=lease, run=run)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: _on_signal(stop, received))
-    pool = Slots(config=config, request=request, count=slots, wait=wait, once=once)
-    raise typer.Exit(pool.run(stop))
+    raise typer.Exit(work(config, request, stop, wait=wait, once=once or run is not None))
+
+
+def work(
+    config: WorkerConfig, request: ClaimRequest, stop: threading.Event, *, wait: float, once: bool
+) -> int:
+    """Execute one run after the other until ``stop`` is set; the exit code.
+
+    Pauses double while the service is unreachable or runs fail.
+    """
+    pause = wait
+    while not stop.is_set():
+        try:
+            job = config.source.claim(request)
+        except (Unreachable, LeaseLost) as error:
+            log.warning("cannot claim a run at the moment: %s", error)
+            if once and pause >= MAX_WAIT:
+                return UNREACHABLE
+            stop.wait(pause)
+            pause = min(2 * pause, MAX_WAIT)
+            continue
+        except Refused as error:
+            log.error("cannot claim runs: %s: %s", error.code, error)
+            return REFUSED
+        if job is None and once:
+            return 0
+        conforms = job is not None and _execute(config, job)
+        if job is not None and request.run is not None:
+            return 0  # whoever handed it out sees what became of it
+        if not conforms:
+            stop.wait(pause)
+        pause = wait if conforms or job is None else min(2 * pause, MAX_WAIT)
+    return 0
+
+
+def _execute(config: WorkerConfig, job: Job) -> bool:
+    """Execute a claimed run; whether its record conforms."""
+    log.info("run %s: claimed under fencing token %d", job.run, job.fence)
+    try:
+        result = run_job(config, job)
+    except LeaseLost as error:
+        log.warning("run %s: the lease is lost, so nothing is reported: %s", job.run, error)
+    except Refused as error:
+        log.error("run %s: %s: %s", job.run, error.code, error)
+    except Exception:
+        # One failure must not end the worker; the lease of the run will expire.
+        log.exception("run %s: internal error", job.run)
+    else:
+        log.info("run %s: %s", job.run, result.message)
+        return result.conformant
+    return False
 
 
 def _on_signal(stop: threading.Event, received: int) -> None:
@@ -120,13 +174,6 @@ def _source(server: str, token: str | None) -> RunQueue:
     if token and re.fullmatch(r"[!-~]+", token) is None:
         _stop("AFFIDAVIT_TOKEN is not a token: it contains invalid characters.")
     return RunQueue(server, token)
-
-
-def _place(outputs: Path) -> str:
-    try:
-        return place_of(outputs)
-    except (OSError, UnicodeError) as error:
-        _stop(f"--outputs {outputs} cannot be used: {error}")
 
 
 def _signing_key() -> SigningPort:

@@ -4,26 +4,14 @@ Every attempt at a run has its own folder, ``RUN-FENCE``, and only that attempt 
 a stale trainer cannot interfere with the new attempt. The copy has the record, the checkpoint
 that it names and the secret that decrypts it. The checkpoint is copied before the record, and
 both again if the checkpoint changed meanwhile, so that the record names the copied checkpoint.
-
-The *place* identifies the storage: ``.place`` in the output folder, the same for all workers that
-share that folder.
-
->>> import tempfile
->>> with tempfile.TemporaryDirectory() as folder:
-...     place_of(Path(folder)) == place_of(Path(folder))
-True
 """
 
 from __future__ import annotations
 
 import os
-import re
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
-
-from affidavit.certificate import fsync_directory, write_atomically
 
 RECORD = "record.jsonl"
 CHECKPOINT = "checkpoint.pt"
@@ -31,25 +19,8 @@ CHECKPOINTS = ("checkpoint.pt.part", CHECKPOINT)
 OPENING = "opening.json"
 """File names of the trainer, which the worker must not import."""
 MAX_TRIES = 10
-PLACE = re.compile(r"[0-9a-f]{32}")
 
 FileVersions = tuple[tuple[int, int, int] | None, ...]
-
-
-def place_of(outputs: Path) -> str:
-    """The id of the place ``outputs``, created if it has none; raises ``OSError``."""
-    outputs.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path, new_id = outputs / ".place", secrets.token_hex(16)
-    draft = outputs / f".place-{new_id}"
-    write_atomically(draft, new_id.encode())
-    with suppress(FileExistsError):
-        os.link(draft, path)  # atomic, even if several workers create it
-    draft.unlink()
-    fsync_directory(outputs)  # the service learns of it next
-    place = path.read_text("ascii")
-    if PLACE.fullmatch(place) is None:
-        raise OSError(f"{path} does not hold a place id; remove it.")
-    return place
 
 
 def copy_attempt(previous: Path, run: Path) -> bool:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from affidavit.certificate import (
     BUILD_TYPE,
@@ -46,12 +46,7 @@ from affidavit.certificate import (
 )
 from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import trainer_process
-from affidavit.worker.checkpoint_transfer import (
-    copy_attempt,
-    delete_checkpoints,
-    has_ended,
-    place_of,
-)
+from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints, has_ended
 from affidavit.worker.heartbeat import Heartbeat
 from affidavit.worker.lease import Job, Refused, Unreachable
 from affidavit.worker.queue import RunQueue
@@ -94,8 +89,15 @@ class WorkerConfig:
     pause: float = 0.5
 
 
-def run_job(config: WorkerConfig, job: Job) -> str:
-    """Execute a claimed run and return a line for the log. Raises ``LeaseLost``."""
+class JobResult(NamedTuple):
+    """Whether a run's record conforms, and a line for the log."""
+
+    conformant: bool
+    message: str
+
+
+def run_job(config: WorkerConfig, job: Job) -> JobResult:
+    """Execute a claimed run. Raises ``LeaseLost``."""
     started_at = datetime.now(UTC)
     try:
         folder, predicate = _prepare(config, job)
@@ -104,11 +106,11 @@ def run_job(config: WorkerConfig, job: Job) -> str:
         code, message = str(getattr(error, "code", "not_prepared")), _printable(str(error))
         again = isinstance(error, OSError)
         retry(lambda: config.source.fail(job, code, message, again=again))
-        return f"{code}: {message}"
+        return JobResult(False, f"{code}: {message}")
     try:
-        retry(lambda: config.source.start(job, job.plan_digest, place_of(config.outputs)))
+        retry(lambda: config.source.start(job, job.plan_digest))
     except Refused as error:
-        return f"{error.code}: {error}"
+        return JobResult(False, f"{error.code}: {error}")
     heartbeat = Heartbeat(
         source=config.source,
         job=job,
@@ -214,7 +216,7 @@ def _report(
     result: trainer_process.TrainerExit,
     heartbeat: Heartbeat,
     started_at: datetime,
-) -> str:
+) -> JobResult:
     record = folder / "run" / "record.jsonl"
     if not has_ended(record):
         code = heartbeat.reason or ("trainer_killed" if result.code < 0 else "trainer_failed")
@@ -223,7 +225,7 @@ def _report(
         again = heartbeat.reason is None and (result.code < 0 or result.code == UNFINISHED)
         heartbeat.renew()
         retry(lambda: config.source.fail(job, code, message, again=again))
-        return f"{code}: {message} See {folder / 'trainer.log'}."
+        return JobResult(False, f"{code}: {message} See {folder / 'trainer.log'}.")
     content = record.read_bytes()
     report = check_conformance(content, predicate)
     _upload_record(config, job, content)
@@ -231,7 +233,8 @@ def _report(
     retry(lambda: config.source.complete(job, envelope))
     delete_checkpoints(folder.parent, job.run)
     verdict = "conformant" if report.conformant else "NOT CONFORMANT"
-    return f"{verdict}, {report.steps_to_charge} of {report.steps_certified} steps charged"
+    message = f"{verdict}, {report.steps_to_charge} of {report.steps_certified} steps charged"
+    return JobResult(report.conformant, message)
 
 
 def _upload_record(config: WorkerConfig, job: Job, record: bytes) -> None:

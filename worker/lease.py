@@ -1,11 +1,11 @@
 """Runs as workers hold them: claims, leases, fencing tokens and their errors.
 
 A worker that claims a run holds a lease on it under a fencing token, a number that grows with
-every claim. Every call about the run carries the token; once the lease has expired, calls with the
-old token are refused (``LeaseLost``), however late they arrive. A run that was claimed but not
-started goes back to the queue when its lease expires. A started run is handed over: a worker
-only charges steps that it was granted, and its successor uses none that were granted before, so
-it does not matter whether the lost worker still trains.
+every claim, and a random secret. Every call about the run carries both; once the lease has
+expired, calls with the old token are refused (``LeaseLost``), however late they arrive. A run that
+was claimed but not started goes back to the queue when its lease expires. A started run is handed
+over: a worker only charges steps that it was granted, and its successor uses none that were
+granted before, so it does not matter whether the lost worker still trains.
 
 ``affidavit.service.runs.queue`` keeps the queue in the service's tables; ``worker.queue`` is its
 HTTP client.
@@ -13,9 +13,9 @@ HTTP client.
 References: C. Gray and D. Cheriton, "Leases", SOSP 1989; M. Kleppmann, "How to do distributed
 locking", 2016 (fencing tokens).
 
->>> Job.read({"run": "../r", "fence": 1, "certificate": "sha256:0", "plan_digest": "sha256:1",
-...           "data": "digits", "model": "mlp", "output": "a", "time_limit": None,
-...           "granted": 0, "previous": None})
+>>> Job.read({"run": "../r", "fence": 1, "secret": 64 * "0", "certificate": "sha256:0",
+...           "plan_digest": "sha256:1", "data": "digits", "model": "mlp", "output": "a",
+...           "time_limit": None, "granted": 0, "previous": None})
 Traceback (most recent call last):
 affidavit.worker.lease.Refused: the service offered a run with an invalid run: '../r'.
 """
@@ -24,12 +24,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 TEXTS = {
     "run": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
+    "secret": re.compile(r"[0-9a-f]{64}"),
     "certificate": _DIGEST,
     "plan_digest": _DIGEST,
     "data": re.compile(r"[A-Za-z0-9][!-~]{0,499}"),
@@ -61,22 +62,17 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimRequest:
-    """A request for a run of ``queue`` that fits the worker, with a lease of ``seconds``.
-
-    ``place`` identifies the storage of checkpoints; workers that share storage share the place.
-    """
+    """A request for ``run``, or for the oldest run of ``queue``, with a lease of ``seconds``."""
 
     queue: str
     worker: str
     seconds: int
-    gpu: bool
-    memory_mib: int
-    place: str | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A claimed run: what to train, and the fencing token of its lease.
+    """A claimed run: what to train, and the fencing token and secret of its lease.
 
     ``time_limit`` is in seconds from this attempt's first step. Earlier attempts may have charged
     up to ``granted`` steps; ``previous`` is the fencing token of the last one that started.
@@ -84,6 +80,7 @@ class Job:
 
     run: str
     fence: int
+    secret: str = field(repr=False)
     certificate: str
     plan_digest: str
     data: str

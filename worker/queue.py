@@ -30,20 +30,14 @@ class RunQueue:
         self._client = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=TIMEOUT)
 
     def claim(self, request: ClaimRequest) -> Job | None:
-        """Claim the next run by priority, then age; None if none fits."""
-        body = {
-            "worker": request.worker,
-            "lease": request.seconds,
-            "gpu": request.gpu,
-            "memory": request.memory_mib,
-            **({} if request.place is None else {"place": request.place}),
-        }
+        """Claim the run that is named, or the oldest; None if there is none to claim."""
+        body = {"worker": request.worker, "lease": request.seconds, "run": request.run}
         claim = self._post(f"/v1/queues/{request.queue}/claims", body)
         return None if claim is None else Job.read(claim)
 
-    def start(self, job: Job, plan_digest: str, place: str | None) -> None:
+    def start(self, job: Job, plan_digest: str) -> None:
         """Start or resume the run, which commits its budget; no step is granted yet."""
-        self._report(job, "start", {"plan_digest": plan_digest, "wants": 0, "place": place})
+        self._report(job, "start", {"plan_digest": plan_digest, "wants": 0})
 
     def renew(self, job: Job, steps: int, *, wants: int, head: str | None) -> Renewal:
         """Renew the lease after ``steps`` charged steps, and request up to ``wants`` in all.
@@ -77,7 +71,9 @@ class RunQueue:
         return self._request("GET", "/v1/status").content
 
     def _report(self, job: Job, action: str, body: dict[str, Any]) -> Any:
-        return self._post(f"/v1/runs/{job.run}/{action}", {"fence": job.fence, **body})
+        return self._post(
+            f"/v1/runs/{job.run}/{action}", {"fence": job.fence, "secret": job.secret, **body}
+        )
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
         answer = self._request("POST", path, body)

@@ -70,7 +70,6 @@ class RunLine:
     id: str
     state: str
     queue: str
-    priority: int
     certificate: str
     name: str | None
     dataset: str | None
@@ -278,13 +277,15 @@ def _fields(form: Form) -> dict[str, object]:
     """The form as a request of the API; empty fields are left out."""
     texts = ("certificate", "data", "model", "output", "queue", "reservation")
     fields: dict[str, object] = {name: form.get(name) for name in texts if form.get(name)}
-    for name in ("priority", "time_limit"):
-        text = form.get(name)
-        if text:
-            fields[name] = int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else text
-    if form.get("gpu"):
-        fields["requirements"] = {"gpu": True}
+    if text := form.get("time_limit"):
+        fields["time_limit"] = _number(text)
+    if text := form.get("gpus"):
+        fields["requirements"] = {"gpus": _number(text)}
     return fields
+
+
+def _number(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else text
 
 
 # ---- one run ------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from affidavit.service.routing import JsonRoute
 from affidavit.service.runs.models import (
     CompletionRequest,
     FailureRequest,
+    FencedRequest,
     HeartbeatRequest,
     Job,
     RecordPart,
@@ -42,30 +43,27 @@ Queue = Annotated[
 CHANGE = problems(400, 401, 403, 404, 408, 409, 413, 415, 422, 503)
 
 
-def _lease(run_id: str, fence: int, actor: Actor) -> HeldLease:
-    return HeldLease(run=run_id, fence=fence, actor=actor.name, at=datetime.now(UTC))
+def _lease(run_id: str, report: FencedRequest, actor: Actor) -> HeldLease:
+    at = datetime.now(UTC)
+    return HeldLease(run=run_id, fence=report.fence, secret=report.secret, actor=actor.name, at=at)
 
 
 @router.post(
     "/v1/queues/{queue}/claims",
     summary="Claim a run",
-    response_description="The run, or null if no queued run fits.",
+    response_description="The run, or null if there is none to claim.",
     responses=problems(400, 401, 403, 408, 413, 415, 422, 503),
 )
 def claim(
     actor: Worker, services: TheServices, queue: Queue, request: RunClaimRequest
 ) -> Job | None:
-    """The run of highest priority, then the oldest, is this worker's until its lease ends."""
-    offer = ClaimRequest(
-        queue=queue,
-        worker=request.worker,
-        seconds=request.lease,
-        gpu=request.gpu,
-        memory_mib=request.memory,
-        place=request.place,
-    )
-    run = services.runs.queue.claim(offer, actor.name, datetime.now(UTC))
-    return None if run is None else Job.of(run)
+    """The oldest run of the queue, or the one named, is this worker's until its lease ends.
+
+    Every report on it takes the ``secret`` that is returned here and nowhere else.
+    """
+    offer = ClaimRequest(queue=queue, worker=request.worker, seconds=request.lease, run=request.run)
+    claimed = services.runs.queue.claim(offer, actor.name, datetime.now(UTC))
+    return None if claimed is None else Job.of(*claimed)
 
 
 @router.get(
@@ -88,9 +86,9 @@ def bundle(_: Worker, services: TheServices, run_id: RunId) -> Response:
 @router.post("/v1/runs/{run_id}/start", summary="Begin a run", responses=CHANGE)
 def start(actor: Worker, services: TheServices, run_id: RunId, request: StartRequest) -> Run:
     """Check certificate, status, validity, reservation and plan again, and commit the budget."""
-    lease = _lease(run_id, request.fence, actor)
+    lease = _lease(run_id, request, actor)
     queue = services.runs.queue
-    return run_of(queue.start(lease, request.plan_digest, request.wants, request.place))
+    return run_of(queue.start(lease, request.plan_digest, request.wants))
 
 
 @router.post("/v1/runs/{run_id}/heartbeat", summary="Renew a run's lease", responses=CHANGE)
@@ -98,7 +96,7 @@ def heartbeat(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: HeartbeatRequest
 ) -> RenewedLease:
     """The lease starts again now."""
-    lease = _lease(run_id, request.fence, actor)
+    lease = _lease(run_id, request, actor)
     renewal = services.runs.queue.renew(
         lease, request.steps, wants=request.wants, head=request.head
     )
@@ -111,7 +109,7 @@ def record(
 ) -> RecordPart:
     """The record is checked against the certificate once the run is reported."""
     lines = request.lines.encode("utf-8", "surrogatepass")
-    lease = _lease(run_id, request.fence, actor)
+    lease = _lease(run_id, request, actor)
     services.runs.queue.add_record_part(lease, request.part, lines)
     return RecordPart(part=request.part)
 
@@ -121,7 +119,7 @@ async def complete(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: CompletionRequest
 ) -> Run:
     """Charged by its record; failed where that does not conform."""
-    lease = _lease(run_id, request.fence, actor)
+    lease = _lease(run_id, request, actor)
     return run_of(await services.runs.complete(lease, request.provenance))
 
 
@@ -130,6 +128,6 @@ def fail(
     actor: HoldingWorker, services: TheServices, run_id: RunId, request: FailureRequest
 ) -> Run:
     """Free if it did not begin; charged in full if it did, unless another worker may continue."""
-    lease = _lease(run_id, request.fence, actor)
+    lease = _lease(run_id, request, actor)
     queue = services.runs.queue
     return run_of(queue.fail(lease, request.code, request.message, again=request.again))

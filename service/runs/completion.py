@@ -9,9 +9,7 @@ taken, because the lost worker may be taking them still. It is over, and charged
 step is left, when it was cancelled, or when ``MOST_FAILED_ATTEMPTS`` attempts in a row made no
 progress: it may be what kills workers.
 
-A run continues from its checkpoint, so it waits for a worker of the same place (``place`` is the
-name of a folder that workers share, or that a single worker has) for ``ELSEWHERE`` seconds before
-any other may start it again. One that was given back waits longer after each failed attempt.
+A run continues from its checkpoint, in the output folder that the workers of a queue share.
 """
 
 from __future__ import annotations
@@ -30,10 +28,6 @@ from affidavit.service.runs.repository import Kind, StoredRun
 
 REAPER = "service:reaper"
 MOST_FAILED_ATTEMPTS = 5
-ELSEWHERE = 600
-"""Seconds for which a run that began waits for a worker that has its checkpoint."""
-FIRST_WAIT = 2
-"""Seconds before a run that was given back may be claimed; twice as many each time in vain."""
 
 
 def verdict(
@@ -128,7 +122,7 @@ def recover(connection: Connection, lease: Row[Any], at: datetime) -> None:
         kind: Kind = "cancelled" if lease.cancel and not run.begun else "failed"
         give_up(connection, run, kind, body, call, lease.fence)
         return
-    requeue(connection, run, lease, body, actor=REAPER, at=at, given_back=False)
+    requeue(connection, run, lease, body, call)
 
 
 # ---- recovery of lost leases ---------------------------------------------------------
@@ -163,24 +157,12 @@ def requeue(
     run: StoredRun,
     lease: Row[Any],
     body: dict[str, Any],
-    *,
-    actor: str,
-    at: datetime,
-    given_back: bool,
+    call: CommandContext,
 ) -> None:
     """Queue the run for another worker; ``body`` says why."""
-    wait = timedelta(seconds=FIRST_WAIT * 2 ** failed_attempts(run))
-    elsewhere = at + timedelta(seconds=ELSEWHERE) if run.begun and lease.place else None
-    repository.change_lease(
-        connection,
-        run.id,
-        state="queued",
-        expires_at=None,
-        ready_at=at + wait if given_back else None,
-        elsewhere_at=elsewhere,
-    )
+    repository.change_lease(connection, run.id, state="queued", expires_at=None, secret=None)
     progress = {"granted": lease.granted, "steps": lease.steps, "head": lease.head}
     body = {**body, **progress, "begun": run.begun, "further": made_progress(run)}
     repository.add_event(
-        connection, run.id, "requeued", body, actor=actor, at=at, fence=lease.fence
+        connection, run.id, "requeued", body, actor=call.actor, at=call.at, fence=lease.fence
     )

@@ -73,7 +73,6 @@ def enqueue(
             plan_digest=reservation.plan_digest,
             reservation_id=reservation_id,
             queue=request.queue,
-            priority=request.priority,
             wanted=json.dumps(request.model_dump(mode="json"), sort_keys=True),
             requested_by=call.actor,
             requested_at=call.at,
@@ -85,9 +84,6 @@ def enqueue(
         insert(run_leases).values(
             run_id=run_id,
             queue=request.queue,
-            priority=request.priority,
-            gpu=request.requirements.gpu,
-            memory_mib=request.requirements.memory,
             requested_at=call.at,
             state="queued",
             fence=0,

@@ -1,6 +1,7 @@
 r"""Wire models of runs: what people and workers send, and the responses.
 
->>> HeartbeatRequest.from_json(b'{"fence": 1, "steps": 7}').steps
+>>> body = b'{"fence": 1, "secret": "' + 64 * b"0" + b'", "steps": 7}'
+>>> HeartbeatRequest.from_json(body).steps
 7
 >>> RunRequest.from_json(b'{"certificate": "x"}')
 Traceback (most recent call last):
@@ -22,6 +23,7 @@ from affidavit.worker import TEXTS
 
 REFERENCE = f"^{TEXTS['data'].pattern}$"
 OUTPUT = f"^{TEXTS['output'].pattern}$"
+SECRET = f"^{TEXTS['secret'].pattern}$"
 
 RunId = Annotated[str, PathParameter(pattern=UUID, description="The run's `id`.")]
 Reference = Annotated[str, StringConstraints(strict=True, pattern=REFERENCE)]
@@ -41,9 +43,9 @@ class RunRequestModel(RequestModel):
 
 
 class Requirements(StrictModel):
-    """What a worker must have; memory in MiB."""
+    """What an engine gives the run; memory in MiB, 0 for the engine's default."""
 
-    gpu: Flag = False
+    gpus: Annotated[Integer, Field(ge=0, le=1024)] = 0
     memory: Memory = 0
 
 
@@ -61,7 +63,6 @@ class RunRequest(RunRequestModel):
     output: Annotated[str, StringConstraints(strict=True, pattern=OUTPUT)]
     reservation: Annotated[str, StringConstraints(strict=True, pattern=UUID)] | None = None
     queue: Name = "default"
-    priority: Annotated[Integer, Field(ge=-100, le=100)] = 0
     requirements: Requirements = Requirements()
     time_limit: Annotated[Integer, Field(ge=1, le=31_536_000)] | None = None
 
@@ -74,33 +75,31 @@ class CancelRequest(RunRequestModel):
 
 
 class RunClaimRequest(RunRequestModel):
-    """What the worker has; ``lease`` is in seconds."""
+    """Who claims the oldest run of the queue, or ``run``; ``lease`` is in seconds."""
 
     noun = "a claim"
     worker: Name
     lease: Annotated[Integer, Field(ge=1, le=86_400)] = 60
-    gpu: Flag = False
-    memory: Memory = 0
-    place: Name | None = None
+    run: Annotated[str, StringConstraints(strict=True, pattern=UUID)] | None = None
 
 
 class FencedRequest(RunRequestModel):
-    """A report about a run under the fencing token of its claim."""
+    """A report about a run under the fencing token and the secret of its claim."""
 
     fence: Fence
+    secret: Annotated[str, StringConstraints(strict=True, pattern=SECRET)]
 
 
 class StartRequest(FencedRequest):
     """The first step is about to be taken, of the plan with this digest.
 
     A worker that gives ``wants`` charges no step that it was not granted (``HeartbeatRequest``),
-    so that another may continue the run; ``place`` names where its checkpoint is.
+    so that another may continue the run.
     """
 
     noun = "a start"
     plan_digest: Digest
     wants: Steps | None = None
-    place: Name | None = None
 
 
 class HeartbeatRequest(FencedRequest):
@@ -158,11 +157,8 @@ def run_of(run: StoredRun) -> Run:
             "plan_digest": run.plan_digest,
             "reservation": run.reservation_id,
             "queue": run.queue,
-            "priority": run.priority,
-            **{
-                name: run.wanted[name]
-                for name in ("requirements", "time_limit", "data", "model", "output")
-            },
+            "requirements": run.requirements,
+            **{name: run.wanted[name] for name in ("time_limit", "data", "model", "output")},
             "worker": run.worker,
             "claims": run.fence,
             "cancel_asked": run.cancel_asked,
@@ -192,6 +188,7 @@ class Job(ResponseModel):
 
     run: str
     fence: Count
+    secret: Annotated[str, Field(pattern=SECRET)]
     certificate: Identifier
     plan_digest: Identifier
     granted: Count
@@ -202,11 +199,12 @@ class Job(ResponseModel):
     time_limit: int | None
 
     @classmethod
-    def of(cls, run: StoredRun) -> Self:
-        """The job of a claimed ``run``."""
+    def of(cls, run: StoredRun, secret: str) -> Self:
+        """The job of a ``run`` that was claimed with that secret."""
         return cls(
             run=run.id,
             fence=run.fence,
+            secret=secret,
             certificate=run.certificate_id,
             plan_digest=run.plan_digest,
             granted=run.granted,

@@ -2,8 +2,9 @@
 
 Every change is one transaction: the lease's row is locked, what is claimed of it checked, and
 the lease, the event, its log entry and what the ledger must say of it are written together.
-Runs wait in order of priority, then age; two workers that ask at once skip what the other
-has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
+A worker claims the oldest run of its queue, or the one that an engine handed it; two that ask at
+once skip what the other has locked (``FOR UPDATE SKIP LOCKED``; SQLite has one writer at a time).
+Each claim has a secret of its own, without which nobody reports on the run.
 
 An expired lease is recovered by the next claims in any queue (``completion``). A run that is over
 without a record is charged in full.
@@ -11,12 +12,15 @@ without a record is charged in full.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from hmac import compare_digest
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Row, bindparam, or_, select
+from sqlalchemy import Connection, Engine, Row, bindparam, select
 from sqlalchemy.exc import IntegrityError
 
 from affidavit.accountants.privacy_filter import Cost
@@ -48,24 +52,17 @@ _NEXT = (
     .where(
         _lease.queue == bindparam("queue"),
         _lease.state == "queued",
-        _lease.memory_mib <= bindparam("memory"),
-        _lease.gpu <= bindparam("gpu"),  # false comes before true
-        or_(_lease.ready_at.is_(None), _lease.ready_at <= _AT),
-        or_(
-            _lease.elsewhere_at.is_(None),
-            _lease.elsewhere_at <= _AT,
-            _lease.place == bindparam("place"),
-        ),
     )
-    .order_by(_lease.priority.desc(), _lease.requested_at, _lease.run_id)
+    .order_by(_lease.requested_at, _lease.run_id)
     .limit(1)
 )
+_NAMED = _NEXT.where(_lease.run_id == bindparam("run"))
 _EXPIRED = (
     select(run_leases)
     .where(_lease.state.in_(["claimed", "running"]), _lease.expires_at < _AT)
     .limit(1)
 )
-_TAKE_NEXT, _TAKE_EXPIRED = (query.with_for_update(skip_locked=True) for query in (_NEXT, _EXPIRED))
+_TAKE_EXPIRED = _EXPIRED.with_for_update(skip_locked=True)
 
 
 class LeaseLost(DomainError):
@@ -82,10 +79,11 @@ class RunNotStarted(DomainError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldLease:
-    """The fencing token under which an actor reports on a run."""
+    """The fencing token and the secret under which an actor reports on a run."""
 
     run: str
     fence: int
+    secret: str
     actor: str
     at: datetime
 
@@ -191,28 +189,28 @@ class RunQueue:
 
     # ---- workers ---------------------------------------------------------------------
 
-    def claim(self, request: ClaimRequest, actor: str, at: datetime) -> StoredRun | None:
-        """The next run that fits, held under a new fencing token; None if none does."""
+    def claim(
+        self, request: ClaimRequest, actor: str, at: datetime
+    ) -> tuple[StoredRun, str] | None:
+        """The oldest run, or the one named, under a new fencing token; and the claim's secret."""
         self.reap(at)
-        parameters = {
-            "queue": request.queue,
-            "memory": request.memory_mib,
-            "gpu": request.gpu,
-            "place": request.place,
-            "at": at,
-        }
+        query = _NEXT if request.run is None else _NAMED
+        parameters = {"queue": request.queue, "run": request.run}
         with self._reader.connect() as connection:
-            if connection.execute(_NEXT, parameters).first() is None:
+            if connection.execute(query, parameters).first() is None:
                 return None
         with self._writer.begin() as connection:
-            lease = connection.execute(_TAKE_NEXT, parameters).first()
+            taken = query.with_for_update(skip_locked=True)
+            lease = connection.execute(taken, parameters).first()
             if lease is None:
                 return None
+            secret = secrets.token_hex(32)
             repository.change_lease(
                 connection,
                 lease.run_id,
                 state="claimed",
                 fence=lease.fence + 1,
+                secret=_digest(secret),
                 holder=actor,
                 worker=request.worker,
                 seconds=request.seconds,
@@ -228,16 +226,14 @@ class RunQueue:
                 at=at,
                 fence=lease.fence + 1,
             )
-            return repository.find(connection, lease.run_id)
+            return repository.find(connection, lease.run_id), secret
 
-    def start(
-        self, held: HeldLease, plan_digest: str, wants: int | None = None, place: str | None = None
-    ) -> StoredRun:
+    def start(self, held: HeldLease, plan_digest: str, wants: int | None = None) -> StoredRun:
         """Start or continue a run: check everything again, in one transaction.
 
         The first time its budget is committed. ``wants`` as in ``renew``; without it every
-        step is granted, and the run is not handed over. ``place`` is where its checkpoint will
-        be. Raises ``LeaseLost``, or ``RunNotStarted`` once the run was ended for what was found.
+        step is granted, and the run is not handed over. Raises ``LeaseLost``, or
+        ``RunNotStarted`` once the run was ended for what was found.
         """
         with self._writer.begin() as connection:
             lease = _held(connection, held, "claimed", "running")
@@ -252,10 +248,8 @@ class RunQueue:
                     run.id,
                     state="running",
                     granted=granted,
-                    place=place,
                     previous=held.fence,
                     head=None,
-                    elsewhere_at=None,
                 )
                 body = {"fence": held.fence, "plan_digest": plan_digest, "granted": granted}
                 repository.add_event(
@@ -357,8 +351,7 @@ class RunQueue:
             run = repository.find(connection, held.run)
             body = {"code": code, "message": message, "fence": held.fence}
             if again and not completion.is_over(run, lease):
-                by: dict[str, Any] = {"actor": held.actor, "at": held.at, "given_back": True}
-                completion.requeue(connection, run, lease, body, **by)
+                completion.requeue(connection, run, lease, body, held.call)
             else:
                 kind: Kind = "cancelled" if lease.cancel else "failed"
                 completion.give_up(connection, run, kind, body, held.call, held.fence)
@@ -390,12 +383,18 @@ def _held(connection: Connection, held: HeldLease, *states: str) -> Row[Any]:
 
 
 def _require_held(lease: Row[Any], held: HeldLease, *states: str) -> None:
-    if (lease.fence, lease.holder) != (held.fence, held.actor) or lease.state not in states:
+    genuine = lease.secret is not None and compare_digest(lease.secret, _digest(held.secret))
+    current_claim = (lease.fence, lease.holder) == (held.fence, held.actor)
+    if not (genuine and current_claim and lease.state in states):
         raise LeaseLost(
             f"fencing token {held.fence} of run {held.run} is no longer valid, or not in "
             "this state.",
             "Stop the run: further work does not count.",
         )
+
+
+def _digest(secret: str) -> str:
+    return "sha256:" + hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _obstacle(

@@ -118,7 +118,6 @@ class StoredRun:
     plan_digest: str
     reservation_id: str
     queue: str
-    priority: int
     wanted: dict[str, Any]
     requested_by: str
     requested_at: datetime
@@ -128,6 +127,7 @@ class StoredRun:
     changed_at: datetime
     worker: str | None
     fence: int
+    job: int
     steps: int
     certified_steps: int
     granted: int
@@ -137,6 +137,12 @@ class StoredRun:
     attempts: tuple[Attempt, ...]
     outcome: dict[str, Any] | None
     request_digest: str | None
+
+    @property
+    def requirements(self) -> dict[str, int]:
+        """GPUs, and memory in MiB; a run of an earlier version said only whether it needs a GPU."""
+        stored = self.wanted["requirements"]
+        return {"gpus": int(stored.get("gpus", stored.get("gpu", 0))), "memory": stored["memory"]}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,7 +170,7 @@ class StoredRunEvent:
 
 
 # Built once: composing a statement takes as long as running it.
-_LEASE = ("worker", "fence", "steps", "granted", "previous", "head")
+_LEASE = ("worker", "fence", "job", "steps", "granted", "previous", "head")
 _WITH_LEASE: Select[Any] = (
     select(*runs.c, *(run_leases.c[name] for name in _LEASE), reservations.c.certified_steps)
     .join_from(runs, run_leases)
@@ -323,7 +329,6 @@ def _run(row: Row[Any], events: Sequence[Row[Any]]) -> StoredRun:
         plan_digest=row.plan_digest,
         reservation_id=row.reservation_id,
         queue=row.queue,
-        priority=row.priority,
         wanted=json.loads(row.wanted),
         requested_by=row.requested_by,
         requested_at=row.requested_at,
@@ -333,6 +338,7 @@ def _run(row: Row[Any], events: Sequence[Row[Any]]) -> StoredRun:
         changed_at=events[-1].event_at,
         worker=row.worker,
         fence=row.fence,
+        job=row.job,
         steps=row.steps,
         certified_steps=row.certified_steps,
         granted=row.granted,

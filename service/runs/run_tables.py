@@ -5,10 +5,9 @@
 ``run_events``
     What happened to a run, numbered from 1. The state of a run is what its events say.
 ``run_leases``
-    The queue: who holds a run, until when, under which fencing token, and how many steps those
-    who held it may have charged (``granted``). While a run that began waits again,
-    ``previous`` is the token under which it ran last, ``place`` where its checkpoint is,
-    ``ready_at`` when it may be claimed, and ``elsewhere_at`` when by a worker of another place.
+    Who holds a run, until when, under which fencing token and secret (its digest), and how many
+    steps those who held it may have charged (``granted``). ``previous`` is the token under which
+    the run was last begun, ``job`` counts the jobs that it was handed to an engine in.
     The only rows that change; all that matters about them afterwards stands in an event too.
 ``run_records``
     The record that a worker sent of a run, part by part (zlib; ``length`` is in bytes before).
@@ -64,7 +63,6 @@ runs = Table(
     Column("plan_digest", String(71), nullable=False),
     Column("reservation_id", String(36), ForeignKey("reservations.id"), nullable=False),
     Column("queue", String(64), nullable=False),
-    Column("priority", Integer, nullable=False),
     Column("wanted", Text, nullable=False),
     Column("requested_by", String(255), nullable=False),
     Column("requested_at", UtcDateTime, nullable=False),
@@ -112,12 +110,11 @@ run_leases = Table(
     metadata,
     Column("run_id", String(36), ForeignKey("runs.id"), primary_key=True),
     Column("queue", String(64), nullable=False),
-    Column("priority", Integer, nullable=False),
-    Column("gpu", Boolean, nullable=False),
-    Column("memory_mib", Integer, nullable=False),
     Column("requested_at", UtcDateTime, nullable=False),
     Column("state", String(16), nullable=False),
     Column("fence", Integer, nullable=False),
+    Column("secret", String(71)),
+    Column("job", Integer, nullable=False, server_default="1"),
     Column("holder", String(255)),
     Column("worker", String(64)),
     Column("seconds", Integer),
@@ -126,23 +123,11 @@ run_leases = Table(
     Column("cancel", Boolean, nullable=False),
     Column("granted", Integer, nullable=False, server_default="0"),
     Column("head", String(71)),
-    Column("place", String(64)),
     Column("previous", Integer),
-    Column("ready_at", UtcDateTime),
-    Column("elsewhere_at", UtcDateTime),
     CheckConstraint("state IN ('queued', 'claimed', 'running', 'ended')", name="run_leases_state"),
     CheckConstraint("fence >= 0", name="run_leases_fence"),
     Index("run_leases_expiring", "state", "expires_at"),
-)
-
-_lease = run_leases.c
-Index(
-    "run_leases_next",
-    _lease.queue,
-    _lease.state,
-    _lease.priority.desc(),
-    _lease.requested_at,
-    _lease.run_id,
+    Index("run_leases_next", "queue", "state", "requested_at", "run_id"),
 )
 
 run_records = Table(

@@ -99,7 +99,9 @@ class Worker:
 
     def say(self, job: dict[str, Any], what: str, **body: Any) -> None:
         path = f"/v1/runs/{job['run']}/{what}"
-        self.site.ask("POST", path, self.token, json={"fence": job["fence"], **body})
+        self.site.ask(
+            "POST", path, self.token, json={"fence": job["fence"], "secret": job["secret"], **body}
+        )
 
     def complete(self, job: dict[str, Any], steps: int, *, more: int = 0) -> None:
         """Report a run of so many steps, and ``more`` than it may have."""
@@ -265,7 +267,7 @@ def _runs(company: Company) -> None:
     worker.say(job, "heartbeat", steps=120)
     company.run("claimed", clicks)
     worker.claim(worker="w2")
-    company.run("queued", clicks, priority=5, requirements={"gpu": True, "memory": 16_000})
+    company.run("queued", clicks, requirements={"gpus": 1, "memory": 16_000})
     company.run("other-queue", clicks, queue="nightly")
 
 

@@ -3,14 +3,13 @@
 Everything else is real: the worker claims, verifies, starts and renews runs, checks the record
 against the certificate, signs and reports. Instead of starting a trainer, ``run`` waits
 ``STUB_SECONDS`` and writes the record of a conforming run. Each training adds a line to the file
-``STUB_TRACE``: worker, slot, run, start and end.
+``STUB_TRACE``: worker, run, start and end.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,7 +51,6 @@ def trained(
 def _trace(run: str, began: float) -> None:
     line = {
         "worker": os.getpid(),
-        "slot": threading.current_thread().name,
         "run": run,
         "began": began,
         "ended": time.monotonic(),

@@ -21,6 +21,7 @@ RUN = "00000000-0000-4000-8000-000000000000"
 OFFERED = {
     "run": RUN,
     "fence": 1,
+    "secret": 64 * "0",
     "certificate": f"sha256:{'0' * 64}",
     "plan_digest": f"sha256:{'1' * 64}",
     "data": "digits:part=train",

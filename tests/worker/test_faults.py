@@ -143,13 +143,12 @@ def test_what_befalls_a_trainer(shop: Any) -> None:
     certificate, endless = shop.certify(STEPS), shop.certify(LONG)
     killed = shop.request(certificate)
     full = shop.request(certificate, model="mlp:200,seed=1,blocks=all")
-    worker = shop.worker("--slots", "2", "--lease", "6")
-    other = shop.worker("--slots", "2", "--lease", "6", name="w2")
+    workers = [shop.worker("--lease", "6", name=f"w{number}") for number in range(1, 5)]
     stopped, late = shop.request(endless), shop.request(endless, time_limit=8)
     for run in (killed, full, stopped):
         trains(shop, run, 0, 3)
-    os.kill(trainer_of(killed, worker, other), signal.SIGKILL)
-    disk_full(shop, full, worker, other)
+    os.kill(trainer_of(killed, *workers), signal.SIGKILL)
+    disk_full(shop, full, *workers)
     shop.held.unlink()
     assert shop.ask("POST", f"/v1/runs/{stopped}/cancel", body={"reason": "no"})["cancel_asked"]
     for run, state, code in (

@@ -49,7 +49,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def job(**more: Any) -> Job:
-    provided = {"run": "r", "fence": 1, "certificate": "c", "plan_digest": "d", "output": "o"}
+    provided = {
+        "run": "r",
+        "fence": 1,
+        "secret": "s",
+        "certificate": "c",
+        "plan_digest": "d",
+        "output": "o",
+    }
     return Job(**{**provided, "data": "d", "model": "m", "time_limit": None, **more})
 
 

@@ -95,7 +95,7 @@ def test_a_run_that_does_not_conform_shows_its_findings(yard: Yard) -> None:
 
 def test_runs_are_started_and_stopped_with_the_right_scopes(yard: Yard) -> None:
     fields = {"certificate": yard.certify(), "data": "d", "model": "m", "output": "o"}
-    refused = _post(yard, "/runs/new", "submit", **{**fields, "priority": "high", "data": MARKUP})
+    refused = _post(yard, "/runs/new", "submit", **{**fields, "gpus": "many", "data": MARKUP})
     assert refused.status_code == 422
     assert MARKUP not in refused.text
     assert "riority" in refused.text

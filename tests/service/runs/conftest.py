@@ -53,7 +53,9 @@ class Yard:
 
     def say(self, job: Any, what: str, **body: Any) -> Any:
         path = f"/v1/runs/{job['run']}/{what}"
-        return self.ask("POST", path, "work", {"fence": job["fence"], **body})
+        return self.ask(
+            "POST", path, "work", {"fence": job["fence"], "secret": job["secret"], **body}
+        )
 
     def start(self, job: Any) -> Any:
         return self.say(job, "start", plan_digest=job["plan_digest"])

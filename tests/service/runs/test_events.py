@@ -188,7 +188,7 @@ def test_watchers_see_each_change_within_their_limit_until_the_service_stops(
             assert time.monotonic() < end, answer.text
             time.sleep(0.1)
         job = answer.json()
-        stated = {"fence": job["fence"]}
+        stated = {"fence": job["fence"], "secret": job["secret"]}
         client.post(f"/v1/runs/{run}/start", json={**stated, "plan_digest": job["plan_digest"]})
         client.post(f"/v1/runs/{run}/heartbeat", json={**stated, "steps": 4})
         for reader in readers:

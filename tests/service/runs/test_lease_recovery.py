@@ -17,13 +17,12 @@ from affidavit.service.command import CommandContext
 from affidavit.service.database import writer
 from affidavit.service.ledger import transitions
 from affidavit.service.ledger.replay import replay
-from affidavit.service.runs.completion import ELSEWHERE, MOST_FAILED_ATTEMPTS
+from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
 from tests.seeds import seeded
 from tests.service.runs.conftest import Yard
 from tests.service.runs.records import Record, digest, record_of
 
 STEPS = 10
-PLACE = "here"
 HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "4"))
 """Random histories in each database; `make soak` takes more."""
 
@@ -31,8 +30,8 @@ HAND_OVERS = int(os.environ.get("AFFIDAVIT_HANDOVERS", "4"))
 def begun(yard: Yard, granted: int = 4, **more: Any) -> tuple[Any, Any]:
     """A run that is under way with so many steps granted, and its job."""
     run = yard.request(yard.certify(), **more).json()
-    job = yard.claim(place=PLACE)
-    assert yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE).is_success
+    job = yard.claim()
+    assert yard.say(job, "start", plan_digest=job["plan_digest"], wants=0).is_success
     stated = yard.say(job, "heartbeat", steps=0, wants=granted).json()
     assert stated == {"cancel": False, "granted": min(granted, STEPS)}
     return run, job
@@ -41,8 +40,8 @@ def begun(yard: Yard, granted: int = 4, **more: Any) -> tuple[Any, Any]:
 def taken(yard: Yard, **more: Any) -> Any:
     """The job of whoever goes on with a run whose worker is not heard of any more."""
     assert yard.later(61) == 1
-    job = yard.claim(place=PLACE, **more)
-    answer = yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE)
+    job = yard.claim(**more)
+    answer = yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
     assert answer.is_success, answer.text
     return job
 
@@ -179,22 +178,6 @@ def test_a_run_may_be_begun_anew_where_its_steps_stand_alone(yard: Yard) -> None
     assert yard.charged(run) == ("settled", STEPS)
 
 
-def test_another_place_waits_and_its_own_does_not(yard: Yard) -> None:
-    _, zombie = begun(yard)
-    assert yard.later(61) == 1
-    assert yard.claim(place="elsewhere") is None
-    assert yard.claim() is None
-    job = yard.claim(place=PLACE)
-    assert job["run"] == zombie["run"]
-    # Its claim ran out as well; later anybody may have it.
-    assert yard.later(61) == 1
-    with yard.engine.begin() as connection:
-        moved = "UPDATE run_leases SET elsewhere_at = '2026-01-01 00:00:00'"
-        connection.execute(text(moved))
-    assert yard.claim(place="elsewhere")["previous"] == 1
-    assert ELSEWHERE > 60
-
-
 def test_what_changed_since_the_run_began_stops_whoever_goes_on(yard: Yard) -> None:
     for what in ("settled", "cancelled", "other_plan", "revoked"):
         stopped_by(yard, what)
@@ -204,7 +187,7 @@ def test_what_changed_since_the_run_began_stops_whoever_goes_on(yard: Yard) -> N
 def stopped_by(yard: Yard, what: str) -> None:
     run, zombie = begun(yard)
     yard.later(61)
-    job = yard.claim(place=PLACE)
+    job = yard.claim()
     if what == "revoked":
         path = f"/v1/certificates/{zombie['certificate']}/revocation"
         body = {"code": "key_compromise", "reason": "test"}
@@ -217,7 +200,7 @@ def stopped_by(yard: Yard, what: str) -> None:
     if what == "cancelled":
         yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {})
     plan = digest() if what == "other_plan" else job["plan_digest"]
-    refused = yard.say(job, "start", plan_digest=plan, wants=0, place=PLACE)
+    refused = yard.say(job, "start", plan_digest=plan, wants=0)
     assert (refused.status_code, refused.json()["code"]) == (409, "run_not_started")
     assert yard.run(run)["state"] == ("cancelled" if what == "cancelled" else "failed")
     assert yard.charged(run) == ("settled", STEPS)
@@ -236,31 +219,25 @@ def test_nobody_goes_on_where_no_step_is_left_or_somebody_asked_for_its_end(yard
 
 
 def given_back(yard: Yard, job: Any) -> Any:
-    answer = yard.say(job, "fail", code="trainer_killed", message="x", again=True)
-    with yard.engine.begin() as connection:
-        connection.execute(text("UPDATE run_leases SET ready_at = NULL"))
-    return answer.json()
+    return yard.say(job, "fail", code="trainer_killed", message="x", again=True).json()
 
 
-def test_a_run_that_is_given_back_waits_and_is_given_up_when_nothing_comes_of_it(
+def test_a_run_that_is_given_back_is_given_up_when_nothing_comes_of_it(
     yard: Yard,
 ) -> None:
     run, job = begun(yard)
     answer = yard.say(job, "fail", code="trainer_killed", message="x", again=True)
     assert answer.json()["state"] == "queued"
-    assert yard.claim(place=PLACE) is None  # not at once
-    with yard.engine.begin() as connection:
-        connection.execute(text("UPDATE run_leases SET ready_at = NULL"))
     for attempt in range(2, MOST_FAILED_ATTEMPTS + 2):
-        job = yard.claim(place=PLACE)
-        yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE)
+        job = yard.claim()
+        yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
         if attempt == 2:  # this one gets further, and those before do not count any more
             granted = job["granted"]
             yard.say(job, "heartbeat", steps=granted + 2, wants=granted + 2)
         ended = given_back(yard, job)
         assert ended["state"] == "queued"
-    job = yard.claim(place=PLACE)
-    yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE)
+    job = yard.claim()
+    yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
     ended = given_back(yard, job)
     assert (ended["state"], ended["code"]) == ("failed", "trainer_killed")
     assert yard.charged(run) == ("settled", STEPS)
@@ -306,7 +283,7 @@ def test_a_planted_pickle_executes_nothing(yard: Yard, tmp_path: Path) -> None:
     run, job = begun(yard)
     whole = record_of(yard.predicate(job), STEPS)
     with yard.engine.begin() as connection:
-        for column in ("worker", "place", "head"):
+        for column in ("worker", "head"):
             connection.execute(text(f"UPDATE run_leases SET {column} = :bomb"), {"bomb": bomb[:64]})
         connection.execute(
             text(
@@ -415,10 +392,8 @@ def history(yard: Yard, seed: int) -> tuple[int, str]:
         if state not in ("queued", "claimed", "running"):
             break
         if state != "running":
-            with yard.engine.begin() as connection:
-                connection.execute(text("UPDATE run_leases SET ready_at = NULL"))
-            job = yard.claim(place=PLACE)
-            answer = yard.say(job, "start", plan_digest=job["plan_digest"], wants=0, place=PLACE)
+            job = yard.claim()
+            answer = yard.say(job, "start", plan_digest=job["plan_digest"], wants=0)
             assert answer.is_success, answer.text
             current = heir(yard, job, everybody[-1] if everybody else None, drawn)
             current.allowed = max(job["granted"], 0)

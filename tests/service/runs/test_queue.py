@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError
 
 from affidavit.certificate import SigningKey
+from affidavit.service.database import open_engine
 from affidavit.service.ledger.replay import replay
 from affidavit.service.runs import queue
 from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
@@ -187,7 +190,7 @@ def test_cancelling_and_asking_again(yard: Yard) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("output", "../x"), ("output", "/x"), ("data", "--x"), ("model", "a b"), ("priority", 101)],
+    [("output", "../x"), ("output", "/x"), ("data", "--x"), ("model", "a b"), ("queue", "a b")],
 )
 def test_what_a_run_may_not_ask_for(yard: Yard, field: str, value: Any) -> None:
     answer = yard.request("sha256:" + "0" * 64, **{field: value})
@@ -195,28 +198,99 @@ def test_what_a_run_may_not_ask_for(yard: Yard, field: str, value: Any) -> None:
     assert answer.json()["reasons"][0]["pointer"] == f"/{field}"
 
 
-def test_twenty_runs_over_four_workers_each_once_and_by_priority(yard: Yard) -> None:
+def test_twenty_runs_over_four_workers_each_once_and_the_oldest_first(yard: Yard) -> None:
     certificate = yard.certify()
-    requested = [yard.request(certificate, priority=number % 3).json() for number in range(20)]
-    needy = yard.request(certificate, priority=9, requirements={"gpu": True}).json()
-    queue = RunQueue(yard.engine)
-    wanting = ClaimRequest(queue="default", worker="w", seconds=60, gpu=False, memory_mib=0)
+    requested = [yard.request(certificate).json()["id"] for _ in range(20)]
+    queue, place = RunQueue(yard.engine), requested.index
+    next_run = ClaimRequest(queue="default", worker="w", seconds=60)
 
-    def worker(number: int) -> list[tuple[str, int]]:
+    def worker(number: int) -> list[str]:
         claimed = []
-        while (run := queue.claim(wanting, f"w{number}", datetime.now(UTC))) is not None:
-            claimed.append((run.id, run.priority))
+        while (claim := queue.claim(next_run, f"w{number}", datetime.now(UTC))) is not None:
+            claimed.append(claim[0].id)
         return claimed
 
     with ThreadPoolExecutor(4) as pool:
         result = list(pool.map(worker, range(4)))
-    assert sorted(run for entry in result for run, _ in entry) == sorted(
-        run["id"] for run in requested
-    )
+    assert sorted(run for item in result for run in item) == sorted(requested)
     for item in result:
-        priorities = [priority for _, priority in item]
-        assert priorities == sorted(priorities, reverse=True)
-    assert yard.claim(gpu=True)["run"] == needy["id"]
+        assert item == sorted(item, key=place)
+
+
+def test_a_named_run_is_claimed_out_of_turn_and_only_from_its_queue(yard: Yard) -> None:
+    certificate = yard.certify()
+    first, second = (yard.request(certificate).json()["id"] for _ in range(2))
+    elsewhere = yard.request(certificate, queue="other").json()["id"]
+    assert yard.claim(run=elsewhere) is None
+    assert yard.claim(run=second)["run"] == second
+    assert yard.claim(run=second) is None
+    assert yard.claim()["run"] == first
+
+
+def test_only_the_secret_of_a_claim_reports_on_it(yard: Yard) -> None:
+    """Another worker of the same token guesses the fencing token, and nothing more."""
+    run = yard.request(yard.certify()).json()
+    job = yard.claim()
+    for guess in ("0" * 64, secrets.token_hex(32), None):
+        thief = {**job, "secret": guess}
+        for refused in (
+            yard.start(thief),
+            yard.say(thief, "heartbeat", steps=1, wants=9),
+            yard.say(thief, "record", part=1, lines="x"),
+            yard.say(thief, "fail", code="x", message=""),
+            yard.say(thief, "complete", provenance={}),
+        ):
+            assert refused.status_code in (400, 409, 422), refused.text
+            assert job["secret"] not in refused.text
+    assert yard.run(run)["state"] == "claimed"
+    with yard.engine.connect() as connection:
+        (stored,) = connection.execute(text("SELECT secret FROM run_leases")).scalars()
+        logged = connection.execute(text("SELECT content FROM log_entries")).scalars().all()
+    assert stored == "sha256:" + hashlib.sha256(job["secret"].encode()).hexdigest()
+    assert not any(job["secret"] in str(entry) for entry in logged)
+    assert job["secret"] not in str(yard.run(run))
+    # The secret of an attempt ends with it.
+    assert yard.later(61) == 1
+    successor = yard.claim()
+    assert successor["secret"] != job["secret"]
+    mixed = {**successor, "secret": job["secret"]}
+    assert yard.start(mixed).json()["code"] == "lease_lost"
+    assert yard.start(successor).json()["state"] == "running"
+
+
+def test_a_claim_reads_the_queue_in_the_order_of_an_index(database_url: str) -> None:
+    engine = open_engine(database_url)
+    query = "SELECT * FROM run_leases WHERE queue = 'q' AND state = 'queued'"
+    query += " ORDER BY requested_at, run_id LIMIT 1"
+    with engine.connect() as connection:
+        word = "EXPLAIN QUERY PLAN"
+        if engine.dialect.name == "postgresql":
+            word = "EXPLAIN"
+            # An empty table is sorted in no time, so that alone would be no reason against it.
+            for way in ("sort", "incremental_sort", "seqscan", "bitmapscan"):
+                connection.exec_driver_sql(f"SET LOCAL enable_{way} = off")
+        rows = connection.exec_driver_sql(f"{word} {query}")
+        plan = "\n".join(str(row[-1]) for row in rows)
+    engine.dispose()
+    assert "run_leases_next" in plan
+    assert "Sort" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
+def test_leases_that_ran_out_are_taken_back_a_few_at_a_time_and_each_once(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = yard.certify()
+    runs = [yard.request(certificate).json() for _ in range(7)]
+    for _ in runs:
+        yard.claim()
+    monkeypatch.setattr(queue, "MOST_REAPED", 2)
+    assert (yard.later(30), yard.later(61)) == (0, 2)
+    with ThreadPoolExecutor(4) as pool:
+        taken = list(pool.map(lambda _: yard.later(61), range(4)))
+    assert (max(taken) <= 2, sum(taken), yard.later(61)) == (True, 5, 0)
+    for run in runs:
+        assert [item["kind"] for item in yard.events(run)] == ["queued", "claimed", "requeued"]
 
 
 def test_the_database_keeps_what_happened(yard: Yard) -> None:

@@ -36,13 +36,10 @@ class Crowd:
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
 
-    def workers(self, count: int, slots: int, *options: str) -> None:
+    def workers(self, count: int, *options: str) -> None:
         for number in range(count):
-            self.shop.worker(
-                *("--slots", str(slots), *options),
-                name=f"w{number}",
-                module="tests.worker.stubbed_worker",
-            )
+            name, module = f"w{number}", "tests.worker.stubbed_worker"
+            self.shop.worker(*options, name=name, module=module)
 
     def wait(self, seconds: float = 60.0) -> None:
         """Until every worker has found that nothing waits."""

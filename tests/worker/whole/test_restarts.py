@@ -40,7 +40,7 @@ def during_runs(crowd: Crowd, *deaths: Callable[[], None]) -> None:
     """Have ``RUNS`` runs done, with a death each time that so many more are settled."""
     certificate = crowd.shop.certify(STEPS)
     runs = [crowd.request(certificate) for _ in range(RUNS)]
-    crowd.workers(2, 2, "--lease", str(LEASE))
+    crowd.workers(3, "--lease", str(LEASE))
     for number, die in enumerate(deaths, 1):
         until_settled(crowd, number * RUNS // (len(deaths) + 2))
         die()
