@@ -13,7 +13,7 @@ import pytest
 
 from tests.docs.pages import DOCS, ROOT
 
-PAGES = ("benchmarks.md", "scale.md")
+PAGES = ("benchmarks.md",)
 MARKER = re.compile(r"<!-- (bench|end): ([\w-]+) -->")
 MEASURED = re.compile(r"\d(\.\d+)? ?(ms|MiB|times|x)\b|\d ?s\b|median \d|load \d")
 TABLE = "| a | b |\n|---|---|\n| 1 | 2 |"
