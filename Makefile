@@ -93,9 +93,9 @@ COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-h
 
 lock: install
 	$(BIN)/python $(PIP) uv
-	$(BIN)/$(COMPILE) --group dev --extra postgresql pyproject.toml --output-file requirements.lock
-	$(BIN)/$(COMPILE) --extra postgresql pyproject.toml --output-file requirements-run.lock
-	$(BIN)/$(COMPILE) --extra postgresql --extra trainer --constraint requirements-run.lock pyproject.toml --output-file deploy/worker/requirements.lock
+	$(BIN)/$(COMPILE) --group dev --extra service --extra postgresql pyproject.toml --output-file requirements.lock
+	$(BIN)/$(COMPILE) --extra service --extra postgresql pyproject.toml --output-file requirements-run.lock
+	$(BIN)/$(COMPILE) --extra service --extra postgresql --extra trainer --constraint requirements-run.lock pyproject.toml --output-file deploy/worker/requirements.lock
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 		| $(BIN)/$(COMPILE) - --output-file requirements-build.lock
 

@@ -65,6 +65,12 @@ def run(program: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         _discard_output()
         return Exit.INTERRUPTED
+    except ModuleNotFoundError as error:
+        error.msg += (
+            "; install 'affidavit[gate]' for commands, 'affidavit[service]' for the service"
+        )
+        _report(error)
+        return Exit.FAULT
     except BaseException as error:
         _report(error)
         return Exit.FAULT

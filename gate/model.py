@@ -123,6 +123,8 @@ def verify_model(
         )
     except (BadModel, KeyFailure) as failure:
         stop(str(failure))
+    except OSError as error:
+        stop(f"cannot read {folder}: {error.strerror}.")
     (print_json(_as_document(report)) if as_json else _print(report))
     raise typer.Exit(Exit.CERTIFIED if report.verified else Exit.BLOCKED)
 

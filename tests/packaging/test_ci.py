@@ -123,7 +123,10 @@ def test_the_hook_of_pre_commit_is_one_and_runs(project: Path) -> None:
     config = {
         "repos": [
             # What is there is the same, in an environment that need not be built here.
-            {"repo": "local", "hooks": [hook | {"language": "system"}]}
+            {
+                "repo": "local",
+                "hooks": [hook | {"language": "system", "additional_dependencies": []}],
+            }
         ]
     }
     with (project / ".pre-commit-config.yaml").open("w") as stream:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +15,51 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "affidavit"
 LINKS = sorted(path.name for path in PACKAGE.iterdir() if path.is_symlink())
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MODULES = {"prv-accountant": "prv_accountant", "ruamel.yaml": "ruamel", "pyjwt": "jwt"}
+MODULES |= {"fpdf2": "fpdf", "prometheus-client": "prometheus_client"}
+# Packages that another one always brings along.
+BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"markupsafe"}}
+OPACUS = ROOT / "library" / "opacus_interface.py"  # a class of Opacus, for who has it
+ROOMS_OF = {
+    None: ("plan", "mechanisms", "accountants", "certificate", "library"),
+    "gate": ("gate", "client", "worker"),
+    "service": ("service", "migrations"),
+}
+
+
+def installed_with(extra: str | None) -> set[str]:
+    """The modules that an extra installs, with what it builds on."""
+    names: set[str] = set()
+    lines = PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else [])
+    for line in lines:
+        name = re.split(r"[^A-Za-z0-9._-]", line)[0]
+        if name == "affidavit":
+            names |= installed_with(line[len("affidavit[") : -1])
+        module = MODULES.get(name, name.replace("-", "_"))
+        names |= {module} | BROUGHT.get(name, set())
+    return names
+
+
+@pytest.mark.parametrize("extra", ROOMS_OF)
+def test_an_extra_installs_what_its_rooms_import_at_once(extra: str | None) -> None:
+    """What a function imports when it is called may be an extra of its own."""
+    known = installed_with(extra) | set(sys.stdlib_module_names) | {"affidavit"}
+    paths = {path for room in ROOMS_OF[extra] for path in (ROOT / room).rglob("*.py")}
+    for path in paths - {OPACUS}:
+        for node in ast.parse(path.read_text()).body:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else names
+            assert {name.split(".")[0] for name in names} <= known, path
+
+
+def test_every_extra_that_a_text_names_exists() -> None:
+    texts = [*ROOT.glob("docs/**/*.md"), *(p for r in LINKS for p in (ROOT / r).rglob("*.py"))]
+    named = {n for path in texts for n in re.findall(r"affidavit\[([a-z0-9]+)\]", path.read_text())}
+    assert named
+    assert named <= set(PROJECT["optional-dependencies"])
 
 
 def test_there_are_links() -> None:
