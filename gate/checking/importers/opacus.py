@@ -24,13 +24,26 @@ from affidavit.gate.checking.importers.library import Library
 from affidavit.gate.checking.importers.reading import Reading
 from affidavit.gate.checking.importers.script import Binding, Script, imports_of, last_name
 from affidavit.gate.checking.importers.script_values import Unreadable
-from affidavit.gate.checking.importers.training_loop import passes_of
+from affidavit.gate.checking.importers.training_loop import accumulation, passes_of
 
 NEW_ACCOUNTANT = Broken(
     code="accountant_reset",
     message="A PrivacyEngine is made more than once, and each starts its ε at 0: the ε that this "
     "script reports leaves out what was spent before.",
     remedy="Make one PrivacyEngine before the first round, or keep its accountant's history.",
+)
+ACCUMULATED = Broken(
+    code="accumulated_lots",
+    message="optimizer.step() does not run for each lot. Lots are drawn independently, so that a "
+    "record in several of those that one step sums moves it by a multiple of the clip norm, and "
+    "the noise is that of one.",
+    remedy="Step at each lot, and split large lots with BatchMemoryManager.",
+)
+UNCLIPPED = Broken(
+    code="unclipped_loss",
+    message="with ghost clipping only the loss that make_private returns clips, and backward() is "
+    "not known to be called on it alone.",
+    remedy="Form the loss with the criterion that make_private returns.",
 )
 
 
@@ -52,7 +65,15 @@ class OpacusReading(Reading):
             self.broken.append(PRIVATE_DIVISOR)
         if self._makes_several_engines():
             self.broken.append(NEW_ACCOUNTANT)
+        if self._is_ghost() and not self._uses_its_criterion():
+            self.broken.append(UNCLIPPED)
         return super().partial()
+
+    def judge(self, lot: Any) -> None:
+        """Add what Opacus does not do with these arguments."""
+        super().judge(lot)
+        if self.is_poisson is not False and accumulation(self.values) is not None:
+            self.broken.append(ACCUMULATED)
 
     # ---- the parts of a plan ------------------------------------------------------------
 
@@ -166,6 +187,60 @@ class OpacusReading(Reading):
                     ):
                         return True
         return False
+
+    def _is_ghost(self) -> bool:
+        """Whether gradients are clipped by a second backward pass, or may be."""
+        node = self.arguments.get("grad_sample_mode")
+        mode = "hooks" if node is None else self.values.known(node)
+        if isinstance(mode, str):
+            return "ghost" in mode
+        # With ghost clipping four things are returned, so that three names would fail.
+        targets = getattr(self.values.ignored, "targets", ())
+        return not any(isinstance(item, ast.Tuple) and len(item.elts) == 3 for item in targets)
+
+    def _uses_its_criterion(self) -> bool:
+        """Whether every ``backward()`` is of the loss that the private call returns."""
+        returned = [
+            target.elts[2].id
+            for target in getattr(self.values.ignored, "targets", ())
+            if isinstance(target, ast.Tuple)
+            and len(target.elts) == 4
+            and isinstance(target.elts[2], ast.Name)
+        ]
+        losses = [
+            call.func.value
+            for call in self.script.calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
+        ]
+        if len(returned) != 1 or not losses:
+            return False
+        for loss in losses:
+            made: ast.expr | None = loss
+            if isinstance(loss, ast.Name):
+                _, bindings = self.script.resolve(loss.id, self.script.scope_of(loss))
+                made = bindings[0].value if len(bindings) == 1 else None
+            if not (isinstance(made, ast.Call) and last_name(made.func) == returned[0]):
+                return False
+            if isinstance(made.func, ast.Name) and not self._is_returned(made.func):
+                return False
+        return True
+
+    def _is_returned(self, name: ast.Name, depth: int = 0) -> bool:
+        """Whether a name is bound last by the private call, here or by what calls this function."""
+        _, bindings = self.script.resolve(name.id, self.script.scope_of(name))
+        if len(bindings) == 1 and isinstance(bindings[0].node, ast.arg) and depth < 20:
+            try:
+                passed = self.values.arguments_of(name, bindings[0].node)
+            except Unreadable:
+                return False
+            return bool(passed) and all(
+                isinstance(item, ast.Name) and self._is_returned(item, depth + 1) for item in passed
+            )
+        inside = [item for item in bindings if self._is_rebinding(item)]
+        line = self.call.lineno
+        return bool(inside) and all(
+            item in inside or getattr(item.node, "lineno", line) < line for item in bindings
+        )
 
     def _makes_several_engines(self) -> bool:
         engines = [item for item in self.script.calls if last_name(item.func) == "PrivacyEngine"]

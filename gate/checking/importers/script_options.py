@@ -87,7 +87,9 @@ class _Default:
             return value
         # argparse gives the default's text to ``type``.
         kind = self.arguments["type"]
-        if isinstance(kind, ast.Name) and kind.id in ("float", "int", "str"):
+        if isinstance(kind, ast.Name) and kind.id == "str":
+            return value
+        if isinstance(kind, ast.Name) and kind.id in ("float", "int"):
             return self.values.attempt(ast.Call(func=kind, args=[ast.Constant(value)], keywords=[]))
         return Unreadable(self.call, f"the option {name} is converted by a function")
 

@@ -203,7 +203,7 @@ class Values:
             if outer is scope:
                 return True
             if isinstance(outer, ast.If | ast.For | ast.While | ast.Try | ast.Match):
-                same = outer in around and _branch(self.script, outer, target) == _branch(
+                same = outer in around and branch(self.script, outer, target) == branch(
                     self.script, outer, use
                 )
                 if not same:
@@ -410,7 +410,7 @@ def text_of(node: ast.AST) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
+def branch(script: Script, outer: ast.AST, node: ast.AST) -> str:
     """The field of ``outer`` in which ``node`` stands."""
     inner = node
     for place in script.above(node):

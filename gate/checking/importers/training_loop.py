@@ -11,8 +11,13 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from affidavit.gate.checking.importers.script import last_name
-from affidavit.gate.checking.importers.script_values import Unreadable, Values, text_of
+from affidavit.gate.checking.importers.script import Script, last_name
+from affidavit.gate.checking.importers.script_values import (
+    Unreadable,
+    Values,
+    branch,
+    text_of,
+)
 
 WRAPPERS = frozenset({"tqdm", "trange", "enumerate", "track", "notebook_tqdm"})
 OTHER_STEPS = ("sched", "prof", "timer", "wandb", "pbar", "bar", "env")
@@ -68,6 +73,74 @@ def hidden_use(values: Values, methods: tuple[str, ...]) -> ast.AST | None:
                     continue
             return call
     return None
+
+
+def accumulation(values: Values) -> ast.AST | None:
+    """What makes one step release several lots, if anything may: a step that some lots skip."""
+    script = values.script
+    for node in script.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in ("signal_skip_step", "virtual_step"):
+            return node
+    steps = [call for call in script.calls if _is_method(call, "step") and _optimises(call)]
+    for step in steps:
+        scope, inside = script.scope_of(step), list(script.above(step))
+        loops = [outer for outer in inside if isinstance(outer, ast.For | ast.While)]
+        for call in script.calls:
+            if not _is_method(call, "backward") or script.scope_of(call) is not scope:
+                continue
+            beside = [outer for outer in script.above(call) if isinstance(outer, ast.For)]
+            if any(loop not in loops for loop in beside):
+                return call  # backward() in a loop that ends before the step
+        for outer in inside:
+            if outer in loops or outer is scope:
+                break
+            if isinstance(outer, ast.If | ast.Match | ast.Try) and _is_skipped(
+                values, outer, step, scope
+            ):
+                return outer
+        if loops and (skip := _continue_between(script, loops[0], step)) is not None:
+            return skip
+    return None
+
+
+def _is_skipped(values: Values, outer: ast.AST, step: ast.AST, scope: ast.AST) -> bool:
+    """Whether gradients of this scope are formed where a condition skips the step."""
+    if isinstance(outer, ast.If) and values.known(outer.test) is True:
+        return False
+    body = branch(values.script, outer, step)
+    formed = [
+        call
+        for call in values.script.calls
+        if _is_method(call, "backward") and values.script.scope_of(call) is scope
+    ]
+    return not formed or any(
+        outer not in values.script.above(call) or branch(values.script, outer, call) != body
+        for call in formed
+    )
+
+
+def _continue_between(script: Script, loop: ast.AST, step: ast.Call) -> ast.AST | None:
+    """A ``continue`` of the step's loop after gradients are formed and before the step."""
+    formed = [
+        call.lineno
+        for call in script.calls
+        if _is_method(call, "backward") and loop in script.above(call)
+    ]
+    for node in ast.walk(loop):
+        if isinstance(node, ast.Continue) and any(
+            line < node.lineno < step.lineno for line in formed
+        ):
+            return node
+    return None
+
+
+def _is_method(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name
+
+
+def _optimises(step: ast.Call) -> bool:
+    name = (last_name(getattr(step.func, "value", step)) or "").lower()
+    return not any(part in name for part in OTHER_STEPS) or "optim" in name
 
 
 def around(values: Values, node: ast.AST, depth: int = 0) -> Passes:
