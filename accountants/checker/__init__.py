@@ -1,0 +1,9 @@
+"""A small checker: what a certificate claims of ε and δ, proved in ball arithmetic.
+
+It shares nothing with the engines. They, or anybody, hand it a witness, which need not be
+honest. Statement and proof of every bound: docs/theorems/checker.md.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
