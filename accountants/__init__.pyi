@@ -35,3 +35,4 @@ from .tradeoff import belief as belief
 from .tradeoff import guess as guess
 from .tradeoff import odds_exponent as odds_exponent
 from .tradeoff import sample as sample
+from .witness_search import search_witness as search_witness

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from affidavit.accountants.bracket import decimal_up
@@ -22,13 +23,13 @@ from affidavit.plan import Event
 _EPSILON_SHIFT = 5e-5
 """Part of ε by which the extra noise may move it."""
 _ALIASED = 12.0
-_NEGLIGIBLE = 16.0
-"""Terms smaller than their sum by a power of e of this are bounded, not summed."""
+"""What is neglected is smaller than δ by e to the power of this."""
+_MOST_TERMS = 20_000
 _WIDEST = 1e-3
 """Part of ε within which the bound that is proved must lie above the one that was computed."""
 
 
-def search(event: Event, epsilon: float, delta: float) -> Witness:
+def search_witness(event: Event, epsilon: float, delta: float) -> Witness:
     """A witness that ``event`` is (about ``epsilon``, ``delta``)-DP, for the least ε it proves.
 
     ``epsilon`` (nats) is what an engine computed; the witness's is at most 0.1 % more. Raises
@@ -44,9 +45,7 @@ def search(event: Event, epsilon: float, delta: float) -> Witness:
         run = _run(mixtures, gaussian, epsilon, delta)
         proved = max(proved, _least(Transform(direction, run), epsilon, delta))
         runs.append(run)
-    return Witness(
-        epsilon=decimal_up(proved, 12), delta=decimal_up(delta, 17), runs=tuple(runs)
-    )
+    return Witness(epsilon=decimal_up(proved, 12), delta=decimal_up(delta, 17), runs=tuple(runs))
 
 
 def _least(transform: Transform, epsilon: float, delta: float) -> float:
@@ -58,7 +57,9 @@ def _least(transform: Transform, epsilon: float, delta: float) -> float:
         raise Unproved("not_proved", "The search for a witness failed.", "Rest on the accountants.")
     for _ in range(8):
         middle = (low + high) / 2
-        low, high = (low, middle) if transform.proves(epsilon * (1 + middle), delta) else (middle, high)
+        low, high = (
+            (low, middle) if transform.proves(epsilon * (1 + middle), delta) else (middle, high)
+        )
     return epsilon * (1 + high)
 
 
@@ -70,17 +71,25 @@ def _run(
         exponents = sum(times * _log_moment(mixture, s) for mixture, times in mixtures)
         return exponents + gaussian * (s * s + s) / 2
 
-    saddle = _minimum(lambda s: rate(s) - s * epsilon - math.log(s * (s + 1)))
+    def chernoff(s: float) -> float:
+        return rate(s) - s * epsilon - math.log(s * (s + 1))
+
+    saddle = _minimum(chernoff)
+    # Where losses reach no further than ε the least is at infinity; a small one is enough.
+    enough = math.log(delta) - _ALIASED
+    saddle = next((s for s in saddle * np.geomspace(1e-3, 1, 40) if chernoff(s) < enough), saddle)
     chosen = []
     for tilt in saddle * np.array((1.0, 0.85, 0.7)):
         window = _window(rate, float(tilt), epsilon, delta)
         noise = math.sqrt(max(0.0, 2 * _EPSILON_SHIFT * epsilon / (tilt + 1) - gaussian))
         excess = max(rate(tilt) - tilt * epsilon - math.log(delta), 0.0) + _ALIASED
         last = math.sqrt(2 * excess / (noise * noise + gaussian))
-        chosen.append((last * window / (2 * math.pi), float(tilt), window, noise, last))
-    terms, tilt, window, noise, last = min(chosen)
-    sizes = _sizes(mixtures, gaussian + noise * noise, tilt, window, math.ceil(terms) + 1)
-    count, blocks = sizes
+        chosen.append((last * window / (2 * math.pi), float(tilt), window, noise, excess))
+    length, tilt, window, noise, excess = min(chosen)
+    terms, mu_squared = math.ceil(length) + 1, gaussian + noise * noise
+    if terms > _MOST_TERMS:
+        raise Unproved("not_proved", "The sum would be too long.", "Rest on the accountants.")
+    count, blocks = _sizes(mixtures, mu_squared, tilt, 2 * math.pi / window, terms, excess)
     last = 2 * math.pi / window * (count + sum(size * number for size, number in blocks))
     rules = tuple(_rule(mixture, times, tilt, last) for mixture, times in mixtures)
     return RunWitness(
@@ -100,13 +109,17 @@ def _window(rate: Callable[[float], float], tilt: float, epsilon: float, delta: 
 
 
 def _sizes(
-    mixtures: list[tuple[Mixture, int]], gaussian: float, tilt: float, window: float, terms: int
+    mixtures: list[tuple[Mixture, int]],
+    gaussian: float,
+    tilt: float,
+    eta: float,
+    terms: int,
+    excess: float,
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """How many terms to sum, and the blocks in which to bound the rest, of ``terms``."""
-    eta = 2 * math.pi / window
+    """How many of ``terms`` to sum, and the blocks in which to bound the rest."""
     laws_used = [(*_atoms(mixture, tilt), times) for mixture, times in mixtures]
 
-    def sizes(k: Array) -> list[Array]:
+    def sizes(k: NDArray[np.int_]) -> list[Array]:
         """|ψ| of each law at kη."""
         return [
             np.abs(np.exp(1j * eta * np.outer(k, losses)) @ weights)
@@ -115,15 +128,18 @@ def _sizes(
 
     def small(k: int, half: int, spreads: list[float]) -> bool:
         exponent = -gaussian * (eta * (k - half)) ** 2 / 2
-        for (value,), spread, (_, _, times) in zip(sizes(np.array([k])), spreads, laws_used, strict=True):
+        for (value,), spread, (_, _, times) in zip(
+            sizes(np.array([k])), spreads, laws_used, strict=True
+        ):
             exponent += times * math.log(min(value + spread, 1.0))
-        return exponent < -_NEGLIGIBLE
+        return exponent < -excess
 
     def spreads(half: int) -> list[float]:
         near = sizes(np.arange(0, half + 1, max(1, half // 50)))
         return [math.sqrt(2 * max(0.0, 1 - float(values.min()))) for values in near]
 
-    count, blocks, size = 8, [], 2
+    blocks: list[tuple[int, int]] = []
+    count, size = 8, 2
     while count < terms and not small(count, 0, [s / 2 for s in spreads(1)]):
         count = math.ceil(count * 1.05)
     start = count
@@ -158,10 +174,10 @@ def _minimum(function: Callable[[float], float]) -> float:
     """Where a function of s > 0 that is convex in s is least, to a few digits."""
     from scipy.optimize import minimize_scalar
 
-    found = minimize_scalar(
+    least = minimize_scalar(
         lambda power: function(math.exp(power)), bounds=(-7, 9), method="bounded"
     )
-    return float(math.exp(found.x))
+    return float(math.exp(least.x))
 
 
 def _logs(mixture: Mixture, x: Array) -> tuple[Array, Array]:

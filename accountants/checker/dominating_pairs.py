@@ -88,7 +88,10 @@ def laws(event: Event) -> tuple[Direction, ...]:
             "Use fewer phases.",
         )
     parts = sorted(((leaf, times) for leaf, times in counts.items() if times), key=repr)
-    both = any(isinstance(leaf, PoissonSubsampledGaussian) and leaf.pair == "add_remove" for leaf, _ in parts)
+    both = any(
+        isinstance(leaf, PoissonSubsampledGaussian) and leaf.pair == "add_remove"
+        for leaf, _ in parts
+    )
     sides: tuple[Literal["remove", "add"], ...] = ("remove", "add") if both else ("remove",)
     return tuple(tuple((_law(leaf, side), times) for leaf, times in parts) for side in sides)
 

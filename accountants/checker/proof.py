@@ -16,6 +16,7 @@ docs/theorems/checker.md has the proof. Nothing here comes from the engines: onl
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -29,6 +30,7 @@ from affidavit.plan import Event
 
 MOST_FREQUENCIES = 30_000
 """Terms of one sum."""
+_DECIMAL = re.compile(r"\d{1,40}(\.\d{1,40})?([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +152,7 @@ class Transform:
         """At least Σ |Φ| / t² over ``blocks`` blocks of ``size`` terms from ``start`` on.
 
         By |ψ(t) - ψ(t')|² ≤ 2 (1 - Re ψ(t - t')) for the characteristic function ψ = φ(s + i·)/φ(s)
-        of the tilted loss, up to a shift of that loss: |φ(t')| ≤ |φ(t)| + √(2φ(s)(φ(s) - |φ(t - t')|)).
+        of the tilted loss, which may be shifted: |φ(t')| ≤ |φ(t)| + √(2φ(s)(φ(s) - |φ(t - t')|)).
         """
         eta, half = self._eta, size // 2
         totals = [
@@ -170,11 +172,9 @@ class Transform:
 
     def delta(self, epsilon: arb) -> arb:
         """A ball whose upper end is at least δ(``epsilon``)."""
-        turn = acb(0, -self._eta * epsilon).exp()
-        total, power = arb(0), acb(1)
-        for term in self._terms:
-            total += (term * power).real
-            power *= turn
+        total = arb(0)
+        for k, term in enumerate(self._terms):
+            total += (term * acb(0, -self._eta * epsilon * k).exp()).real
         total = 2 * total - self._terms[0].real + 2 * self._rest
         bound = (-self._tilt * epsilon).exp() / self._window * total
         if not bound.is_finite():
@@ -216,10 +216,9 @@ def _mu_squared(direction: Direction) -> arb:
 
 
 def _decimal(text: str) -> arb:
-    try:
-        return arb(text)
-    except ValueError:
-        raise Unproved("bad_witness", f"{text!r} is no decimal number.", "Search again.") from None
+    if _DECIMAL.fullmatch(text) is None:
+        raise Unproved("bad_witness", f"{text!r} is no decimal number.", "Search again.")
+    return arb(text)
 
 
 def as_document(witness: Witness) -> dict[str, Any]:
