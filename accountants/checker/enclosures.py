@@ -154,7 +154,10 @@ class Moments:
     error: arb
 
     def at(self, first: arb, gap: arb, count: int) -> list[acb]:
-        """Balls of φ(s + i(first + k gap)) for k = 0..count-1, as a product of two matrices."""
+        """Balls of φ(s + i(first + k gap)) for k = 0..count-1, as a product of two matrices.
+
+        Raises ``Unproved`` beyond ``end``, or where there are too many.
+        """
         if not first + gap * (count - 1) <= self.end or len(self.points) * count > MOST_PRODUCTS:
             raise _bad("the frequencies are too high or too many")
         stride = max(1, round(count**0.5))

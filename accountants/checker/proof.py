@@ -171,7 +171,7 @@ class Transform:
         return sum(totals, arb(0))
 
     def delta(self, epsilon: arb) -> arb:
-        """A ball whose upper end is at least δ(``epsilon``)."""
+        """A ball whose upper end is at least δ(``epsilon``); raises ``Unproved`` if infinite."""
         total = arb(0)
         for k, term in enumerate(self._terms):
             total += (term * acb(0, -self._eta * epsilon * k).exp()).real
