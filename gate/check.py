@@ -15,9 +15,9 @@ from rich.markup import escape
 from affidavit.gate.checking.cache import Cache, folder
 from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
-from affidavit.gate.checking.formats import WRITERS
+from affidavit.gate.checking.formats import WRITERS, with_changes
 from affidavit.gate.checking.source import Source, sources_of
-from affidavit.gate.console import err, out, print_document, stop, write
+from affidavit.gate.console import err, fail, out, print_document, stop, write
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import printable
@@ -53,6 +53,15 @@ def check(
         str | None,
         typer.Option("--diff", help="Show which change since this commit or file moved ε."),
     ] = None,
+    comment: Annotated[
+        str | None,
+        typer.Option(
+            "--comment",
+            help="Post the verdicts as a comment of the pull or merge request of this pipeline, "
+            "on github or gitlab; with --diff, also what moved ε. The token is read from "
+            "GITHUB_TOKEN or GITLAB_TOKEN.",
+        ),
+    ] = None,
     second_opinion: SecondOpinionOption = False,
     policy: PolicyFileOption = None,
     server: Annotated[
@@ -71,6 +80,9 @@ def check(
     reports = _parse_reports(format_, report or [])
     cache = Cache(folder()) if cached and not fix else None
     results: list[CheckResult] = []
+    changes: list[str] = []
+    if comment not in (None, "github", "gitlab"):
+        stop(f"unknown --comment {comment}; choose github or gitlab.")
     evaluator = Evaluator(second_opinion, None if policy is None else _read_policy(policy), cache)
     service = None
     if server is not None:
@@ -89,7 +101,10 @@ def check(
         if format_ == "text":
             _print(result)
         if diff is not None and source is not None:
-            _print_difference(source, diff)
+            lines = _difference(source, diff)
+            for line in lines:
+                err.print(escape(line), highlight=False)
+            changes += lines
     if cache is not None and cache.corrupt:
         results.append(_corrupt(cache))
         _print(results[-1])
@@ -99,6 +114,8 @@ def check(
         print_document(WRITERS[format_](results))
     for kind, path in reports:
         write(path, WRITERS[kind](results).encode("utf-8", "backslashreplace"))
+    if comment is not None:
+        _post(comment, results, changes)
     raise typer.Exit(worst(result.exit for result in results))
 
 
@@ -198,7 +215,19 @@ def _print(result: CheckResult) -> None:
         out.print(f"[green]{escape(line)}[/]", highlight=False)
 
 
-def _print_difference(source: Source, base: str) -> None:
+def _post(host: str, results: Sequence[CheckResult], changes: Sequence[str]) -> None:
+    """Post the verdicts; a comment that cannot be posted ends the command."""
+    # Imported here because most checks need no network.
+    from affidavit.gate.checking.comment import NotPosted, post
+
+    try:
+        post(host, with_changes(WRITERS["markdown"](results), changes))
+    except NotPosted as error:
+        fail(f"--comment: {error}.", worst([*(result.exit for result in results), Exit.UNDECIDED]))
+
+
+def _difference(source: Source, base: str) -> list[str]:
+    """What moved ε since ``base``, one line a changed field."""
     from affidavit.certificate import compare_plans
     from affidavit.gate.checking.base import NoBase, read_base
 
@@ -206,25 +235,22 @@ def _print_difference(source: Source, base: str) -> None:
         raw = read_base(source.file, base)
     except NoBase as error:
         stop(f"--diff: {error}.")
-    name = escape(printable(source.name))
+    name = printable(source.name)
     before = None if raw is None else source.same_in(raw)
     if before is None:
-        err.print(f"{name}: not found in {escape(base)}.", highlight=False)
-        return
+        return [f"{name}: not found in {base}."]
     try:
         comparison = compare_plans(plan_from(before.data), plan_from(source.data))
     except PlanError as error:
-        err.print(f"{name}: not compared: {escape(printable(str(error)))}", highlight=False)
-        return
+        return [f"{name}: not compared: {printable(str(error))}"]
     first, second = comparison.first, comparison.second
     before_text = _bound(first.epsilon_text, first.verdict)
-    after_text = _bound(second.epsilon_text, second.verdict)
-    err.print(f"{name}: {before_text} -> {after_text}", highlight=False)
+    lines = [f"{name}: {before_text} -> {_bound(second.epsilon_text, second.verdict)}"]
     for row in sorted(comparison.rows(SHOWN), key=lambda row: not row.furthest):
         alone = row.why_not or _bound(row.epsilon, row.verdict)
         values = f"{row.first or 'nothing'} -> {row.second or 'nothing'}"
-        line = printable(f"  {row.field}: {values}; alone: {alone}")
-        err.print(escape(line), highlight=False)
+        lines.append(printable(f"  {row.field}: {values}; alone: {alone}"))
+    return lines
 
 
 def _bound(epsilon: str | None, verdict: str | None) -> str:

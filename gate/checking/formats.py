@@ -248,6 +248,13 @@ def markdown(results: Sequence[CheckResult]) -> str:
     return f"{MARKER}\n{table}" + ("\n" + "".join(blocking) if blocking else "")
 
 
+def with_changes(comment: str, changes: Sequence[str]) -> str:
+    """A comment with what moved ε below it, one line a changed field."""
+    if not changes:
+        return comment
+    return f"{comment}\nWhat moved ε:\n\n" + "".join(f"- {_cell(line)}\n" for line in changes)
+
+
 def _verdict(result: CheckResult) -> str:
     return result.headline or "cannot be read"
 

@@ -1,0 +1,146 @@
+"""One comment a request: posted once, replaced later, on GitHub and GitLab."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from affidavit.gate.checking import comment
+from affidavit.gate.checking.formats import MARKER
+
+GITHUB = "https://api.github.com/repos/o/r/issues"
+GITLAB = "https://gitlab.example/api/v4/projects/7/merge_requests/3/notes"
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    event = tmp_path / "event.json"
+    event.write_text('{"pull_request": {"number": 5}}')
+    for name, value in {
+        "GITHUB_EVENT_PATH": str(event),
+        "GITHUB_REPOSITORY": "o/r",
+        "GITHUB_TOKEN": "secret-token",
+        "CI_API_V4_URL": "https://gitlab.example/api/v4",
+        "CI_PROJECT_ID": "7",
+        "CI_MERGE_REQUEST_IID": "3",
+        "GITLAB_TOKEN": "secret-token",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GITHUB_API_URL", raising=False)
+    return event
+
+
+class Conversation:
+    """A host that has some comments, and records what it is asked."""
+
+    def __init__(self, bodies: list[str], status: int = 200) -> None:
+        self.bodies, self.status = bodies, status
+        self.changes: list[tuple[str, str, str]] = []
+        self.headers: list[httpx.Headers] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.headers.append(request.headers)
+        address = str(request.url.copy_with(query=None))
+        if self.status != 200:
+            return httpx.Response(self.status, json={"message": "no"})
+        if request.method == "GET":
+            page, size = (int(request.url.params[key]) for key in ("page", "per_page"))
+            listed = list(enumerate(self.bodies, 100))[(page - 1) * size : page * size]
+            return httpx.Response(200, json=[{"id": n, "body": body} for n, body in listed])
+        self.changes.append((request.method, address, json.loads(request.content)["body"]))
+        return httpx.Response(201, json={"id": 1})
+
+
+@pytest.mark.usefixtures("pipeline")
+@pytest.mark.parametrize(
+    ("host", "first", "later"),
+    [
+        ("github", ("POST", f"{GITHUB}/5/comments"), ("PATCH", f"{GITHUB}/comments/250")),
+        ("gitlab", ("POST", GITLAB), ("PUT", f"{GITLAB}/250")),
+    ],
+)
+def test_a_comment_is_posted_once_and_then_replaced(
+    host: str, first: tuple[str, str], later: tuple[str, str]
+) -> None:
+    others = [f"text {MARKER}"] * 150
+    for bodies, expected in ((others, first), ([*others, f"{MARKER}\nold"], later)):
+        talk = Conversation(bodies)
+        comment.post(host, f"{MARKER}\nnew", httpx.MockTransport(talk))
+        assert talk.changes == [(*expected, f"{MARKER}\nnew")]
+        name, value = {
+            "github": ("authorization", "Bearer secret-token"),
+            "gitlab": ("private-token", "secret-token"),
+        }[host]
+        assert all(headers[name] == value for headers in talk.headers)
+
+
+def refused(transport: httpx.BaseTransport) -> str:
+    with pytest.raises(comment.NotPosted) as error:
+        comment.post("github", "text", transport)
+    return str(error.value)
+
+
+def test_what_prevents_a_comment_is_told_without_the_token(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("secret-token", request=request)
+
+    answers: list[Callable[[httpx.Request], httpx.Response]] = [
+        Conversation([], 403),
+        Conversation([], 500),
+        unreachable,
+        lambda _: httpx.Response(200, text="<html>"),
+        lambda _: httpx.Response(200, json={"message": "no list"}),
+        lambda _: httpx.Response(200, json=["no comment"]),
+    ]
+    for answer in answers:
+        assert "secret-token" not in refused(httpx.MockTransport(answer))
+    pipeline.write_text('{"push": {}}')
+    assert "pull request" in refused(httpx.MockTransport(Conversation([])))
+    monkeypatch.setenv("GITHUB_TOKEN", "a\r\nb")
+    pipeline.write_text('{"pull_request": {"number": 5}}')
+    assert "GITHUB_TOKEN" in refused(httpx.MockTransport(Conversation([])))
+
+
+PLAN = """\
+version: 1
+dataset: {name: d, size: 60000}
+adjacency: add_remove
+sampling: {scheme: poisson, lot_size: 600}
+epochs: 10
+releases:
+  - {name: all, clip_norm: 1, noise_multiplier: 1.1}
+optimizer: {name: dp_sgd}
+target: {epsilon: 3, delta: 1.0e-5}
+"""
+
+
+def test_a_comment_says_which_change_moved_epsilon(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("before.yaml").write_text(PLAN)
+    Path("plan.yaml").write_text(PLAN.replace("epochs: 10", "epochs: 100"))
+    posted: list[tuple[str, str]] = []
+    monkeypatch.setattr(comment, "post", lambda host, body: posted.append((host, body)))
+    result = run("check", "plan.yaml", "--diff", "before.yaml", "--comment", "gitlab")
+    assert result.exit_code == 1
+    ((host, body),) = posted
+    assert (host, body.startswith(MARKER)) == ("gitlab", True)
+    moved = body.partition("What moved ε")[2]
+    assert "epochs: 10.0 -> 100.0" in moved.replace("\\", "")
+    assert moved.count("ε ≤") >= 2
+
+    def fail(_host: str, _body: str) -> None:
+        raise comment.NotPosted("it is down")
+
+    monkeypatch.setattr(comment, "post", fail)
+    result = run("check", "before.yaml", "--comment", "github")
+    assert (result.exit_code, "it is down" in result.stderr) == (3, True)
+    assert run("check", "before.yaml", "--comment", "bitbucket").exit_code == 2
