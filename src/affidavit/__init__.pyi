@@ -20,7 +20,10 @@ from .library import curve as curve
 from .library import delta as delta
 from .library import diagnose as diagnose
 from .library import epsilon as epsilon
+from .library import epsilon_over_steps as epsilon_over_steps
 from .library import load as load
+from .library import log_to_mlflow as log_to_mlflow
+from .library import log_to_wandb as log_to_wandb
 from .library import noise_multiplier as noise_multiplier
 from .library import register_opacus_accountant as register_opacus_accountant
 from .library import steps as steps
