@@ -11,7 +11,8 @@ a log includes them whose checkpoint another key signed, because whoever holds t
 any date on what it signs. Its checkpoints and status lists count no more. A revocation names the
 first moment at which a stranger may have had the key, and the window's start where nobody knows.
 
-``trust`` is the default trust policy of those who verify by the keyset.
+``trust`` is the default trust policy of those who verify by the keyset, ``administrators`` how many
+people a budget or a policy needs at the service.
 
 The payload is RFC 8785 canonical JSON, so that a version has one digest.
 
@@ -176,10 +177,12 @@ class Keyset(_Part):
     keys: Annotated[tuple[KeyEntry, ...], Field(max_length=MOST_KEYS)]
     revoked: Annotated[tuple[Revocation, ...], Field(max_length=MOST_KEYS)] = ()
     trust: TrustPolicy | None = None
+    administrators: Annotated[int, Field(ge=2, le=10)] | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(handler(self), *(() if self.trust else ("trust",)))
+        absent = [name for name in ("trust", "administrators") if getattr(self, name) is None]
+        return _without(handler(self), *absent)
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -239,6 +242,7 @@ def draft_keyset(
     issued_at: datetime,
     expires_at: datetime,
     trust: TrustPolicy | None = None,
+    administrators: int | None = None,
 ) -> SignedKeyset:
     """The version after ``previous``, without a signature; raises ``KeysetError``."""
     document = {
@@ -251,6 +255,7 @@ def draft_keyset(
         "keys": [_without(key.as_record(), "development") for key in keys],
         "revoked": [item.model_dump(mode="json") for item in revoked],
         **({} if trust is None else {"trust": trust.model_dump(mode="json")}),
+        **({} if administrators is None else {"administrators": administrators}),
     }
     keyset = read_model(Keyset, document)
     payload = canonical_json(keyset.model_dump(mode="json", by_alias=True))

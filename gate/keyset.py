@@ -74,6 +74,14 @@ def keyset_new(
         Path | None,
         typer.Option("--trust", help="Default trust policy (YAML); default: the previous one."),
     ] = None,
+    administrators: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10,
+            help="People who must ask for a budget or a policy; default: as before, first 1.",
+        ),
+    ] = None,
     days: Annotated[int, typer.Option(min=1, max=3660, help="Days until the keyset expires.")] = 90,
 ) -> None:
     """Draft the next version, or without --previous the first one."""
@@ -87,6 +95,7 @@ def keyset_new(
             issued_at=(now := datetime.now(UTC)),
             expires_at=now + timedelta(days=days),
             trust=read_trust_policy(trust) or (None if last is None else last.keyset.trust),
+            administrators=_administrators(last, administrators),
         )
     except (KeyFailure, KeysetError) as failure:
         stop(str(failure))
@@ -144,6 +153,12 @@ def keyset_publish(file: FileArgument, server: ServerOption = SERVER) -> None:
     with connect(server) as client:
         client.publish_keyset(signed.envelope.as_document())
     say(f"version {signed.keyset.version} published ({signed.digest})")
+
+
+def _administrators(last: SignedKeyset | None, option: int | None) -> int | None:
+    if option is None:
+        return None if last is None else last.keyset.administrators
+    return option if option > 1 else None
 
 
 def _roots(last: SignedKeyset | None, records: list[Path], threshold: int | None) -> Roots:

@@ -93,6 +93,11 @@ class KeysetStore:
         with self._reader.connect() as connection:
             return _newest(connection)
 
+    def administrators(self) -> int:
+        """How many people a budget or a policy needs; 1 without a keyset."""
+        newest = self.newest()
+        return 1 if newest is None else read_keyset(newest).keyset.administrators or 1
+
     def find(self, version: int) -> bytes | None:
         """That version, byte for byte."""
         query = select(keysets.c.document).where(keysets.c.version == version)

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 
 from affidavit.service import keysets
 from affidavit.service.database import is_missing_file, make_room, open_engine, writer
-from affidavit.service.identity import token_repository
+from affidavit.service.identity import second_person, token_repository
 from affidavit.service.ledger import ledger_tables
 from affidavit.service.lifecycle import lifecycle_tables
 from affidavit.service.log import log_tables
@@ -28,6 +28,7 @@ from affidavit.service.tables import metadata
 
 MODULES = (
     token_repository,
+    second_person,
     ledger_tables,
     keysets,
     log_tables,

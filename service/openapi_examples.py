@@ -32,12 +32,17 @@ _CODES = {
     503: "too_busy",
 }
 """A code of each status, for its example."""
+_CHECKPOINT = (
+    "affidavit.example/log\n1\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\n"
+    "— affidavit.example/log az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeO\n"
+)
 _TEXTS = {
     "/metrics": "affidavit_requests_total 1\n",
     "/v1/certificates/{certificate_id}/curve.svg": '<svg xmlns="http://www.w3.org/2000/svg"/>',
-    "/v1/log/checkpoint": "affidavit.example/log\n1\n"
-    "CsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n\n"
-    "— affidavit.example/log az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeO\n",
+    "/v1/log/checkpoint": _CHECKPOINT,
+    "/v1/tlog/checkpoint": _CHECKPOINT,
+    "/v1/tlog/tile/{level}/{number}": "256 hashes of 32 bytes",
+    "/v1/tlog/tile/entries/{number}": "256 entries, each after its length in two bytes",
     "/v1/log/witness": "— witness.example az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeO\n",
     "/v1/runs/{run_id}/events": "id: 7-120\nevent: progress\n"
     'data: {"steps": 120, "certified": 400, "spent": null}\n\n',

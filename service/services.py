@@ -14,6 +14,7 @@ from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
 from affidavit.service.identity.provider_tokens import ProviderKeys, ProviderTokens
 from affidavit.service.identity.rate_limit import RateLimiter
+from affidavit.service.identity.second_person import SecondPerson
 from affidavit.service.identity.token_repository import TokenRepository
 from affidavit.service.keyring import Keyring
 from affidavit.service.keysets import KeysetStore, RevokedKeys
@@ -69,6 +70,7 @@ class Services:
         self.keyring = Keyring(
             settings.key_directory, settings.halves, RevokedKeys(self.keysets), self.clock.now
         )
+        self.second_person = SecondPerson(self.engine, self.keysets.administrators)
         self.policies = PolicyStore(self.engine, self.keyring.public_records)
         self.sequencer = Sequencer(
             self.engine,

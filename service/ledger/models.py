@@ -85,6 +85,12 @@ class BudgetRequest(LedgerRequest):
         """ε and δ as decimals that read back as these doubles."""
         return decimal_down(self.epsilon, 17), decimal_down(self.delta, 17)
 
+    def asked_of(self, dataset: str) -> dict[str, str]:
+        """What several administrators have to agree on: all but the reason."""
+        epsilon, delta = self.decimals()
+        scope = {"dataset": dataset, "unit": self.unit, "adjacency": self.adjacency}
+        return {**scope, "epsilon": epsilon, "delta": delta}
+
 
 class ReservationRequest(LedgerRequest):
     """The certificate whose run is to be reserved for."""

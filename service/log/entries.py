@@ -36,6 +36,7 @@ EntryKind = Literal[
     "run",
     "keyset",
     "token",
+    "proposal",
 ]
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import Select, Table, select
 from affidavit.certificate import read_envelope
 from affidavit.certificate.log import LogEntry
 from affidavit.plan import canonical_json
+from affidavit.service.identity.second_person import admin_proposals
 from affidavit.service.identity.token_repository import token_revocations, tokens
 from affidavit.service.keysets import keysets
 from affidavit.service.ledger.head_check import ENTRY_KINDS, entry_body
@@ -162,6 +163,11 @@ def _keyset(row: Any) -> LogEntry:
     return _entry("keyset", f"keyset:{row.version}", row.publisher, row.published_at, body)
 
 
+def _proposal(row: Any) -> LogEntry:
+    body = {"kind": row.kind, "carried_out": bool(row.carried_out)}
+    return _entry("proposal", row.digest, row.proposer, row.at, body)
+
+
 def _ledger_event(row: Any) -> LogEntry:
     scope = LedgerScope(dataset=row.dataset, unit=row.unit, adjacency=row.adjacency)
     body = entry_body(scope, row.seq, json.loads(row.body))
@@ -213,6 +219,7 @@ ENTRY_TYPES = (
     EntryType(
         table=keysets, kinds=("keyset",), entry=_keyset, comparable=_only("version", "digest")
     ),
+    EntryType(table=admin_proposals, kinds=("proposal",), entry=_proposal, comparable=dict),
     EntryType(
         table=ledger_events,
         kinds=tuple(ENTRY_KINDS.values()),

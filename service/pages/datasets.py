@@ -150,6 +150,7 @@ def _set_budget(request: Request, actor: Actor, services: Services, form: Form) 
         return _respond(request, services, None, values, wrong)
     scope = LedgerScope(dataset=name, unit=budget.unit, adjacency=budget.adjacency)
     call = CommandContext.of(actor, request, None, budget)
+    services.second_person.require("budget", budget.asked_of(name), actor, call.at)
     services.ledger_store.set_budget(scope, *budget.decimals(), budget.reason, call)
     return see_other("/datasets", done="set")
 

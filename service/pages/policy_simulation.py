@@ -190,13 +190,15 @@ def _activate(request: Request, actor: Actor, services: Services, view: Simulati
     policy, reasons = read_draft(view.yaml)
     if policy is None:
         return _respond(request, replace(view, reasons=reasons), 422)
+    now = datetime.now(UTC)
+    services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
     try:
         stored, _ = activate(
             services.policies,
             policy,
             services.keyring.current(),
             actor=actor.name,
-            at=datetime.now(UTC),
+            at=now,
         )
     except PolicyConflict as error:
         return _respond(request, replace(view, reasons=(error.reason,)), error.status)

@@ -80,7 +80,7 @@ async def ledger(
     response_description="In force from now on.",
     responses={
         200: {"model": LedgerSummary, "description": "Set before, with this Idempotency-Key."},
-        **problems(400, 401, 403, 408, 415, 422, 503),
+        **problems(400, 401, 403, 408, 409, 415, 422, 503),
     },
 )
 def budget(
@@ -95,6 +95,7 @@ def budget(
     """Each is a version; one that is below what was spent leaves the ledger exhausted."""
     scope = LedgerScope(dataset=dataset, unit=request.unit, adjacency=request.adjacency)
     call = CommandContext.of(actor, http, idempotency_key, request)
+    services.second_person.require("budget", request.asked_of(dataset), actor, call.at)
     stored, created = services.ledger_store.set_budget(
         scope, *request.decimals(), request.reason, call
     )

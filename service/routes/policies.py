@@ -106,8 +106,10 @@ def activate_policy(
     response: Response,
 ) -> PolicyVersion:
     """Versions of a name count up; certificates name the version that judged them."""
+    now = datetime.now(UTC)
+    services.second_person.require("policy", {"policy": policy.digest()}, actor, now)
     key = services.keyring.current()
-    stored, new = activate(services.policies, policy, key, actor=actor.name, at=datetime.now(UTC))
+    stored, new = activate(services.policies, policy, key, actor=actor.name, at=now)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
     return PolicyVersion.of(stored.policy, stored, services.policies.policy_set())

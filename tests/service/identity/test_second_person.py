@@ -1,0 +1,90 @@
+"""Four eyes: with a keyset that says so, no administrator sets a budget or a policy alone."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.certificate import KeyStore, Roots, SigningKey, draft_keyset, read_keyset
+from affidavit.service.identity import second_person
+from affidavit.service.log.audit import audit, snapshot
+from affidavit.service.settings import Settings
+
+BUDGET = {"adjacency": "add_remove", "epsilon": 8, "delta": 1e-4}
+POLICY = {"schema_version": 1, "name": "strict", "version": 1, "datasets": ["toy"]}
+ADMINS = {name: ["admin"] for name in ("ada", "bob", "cyd")}
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+@pytest.fixture
+def ask(database_url: str, tmp_path: Path, client_of: Any, tokens_for: Any) -> Any:
+    key = KeyStore(tmp_path / "keys").new("test")
+    settings = Settings(
+        database_url=database_url, key_directory=tmp_path / "keys", workers=1, loopback=True
+    )
+    headers = tokens_for(settings, ADMINS)
+    root = SigningKey.generate()
+    with client_of(settings) as client:
+        services = client.app.state.services
+
+        def ask(who: str, path: str, body: Any) -> tuple[int, str]:
+            response = client.post(path, headers=headers[who], json=body)
+            return response.status_code, response.json().get("code", "")
+
+        def publish(administrators: int | None) -> None:
+            last = services.keysets.newest()
+            signed = draft_keyset(
+                None if last is None else read_keyset(last),
+                roots=Roots.of([root.public], threshold=1),
+                keys=[key.public],
+                revoked=[],
+                issued_at=NOW,
+                expires_at=NOW + timedelta(days=9),
+                administrators=administrators,
+            ).signed_by(root)
+            services.keysets.publish(signed.as_bytes(), actor="ada", at=datetime.now(UTC))
+
+        ask.publish = publish  # type: ignore[attr-defined]
+        ask.services = services  # type: ignore[attr-defined]
+        yield ask
+
+
+NEEDED = (409, "second_person_needed")
+
+
+def test_nothing_takes_effect_before_enough_people_asked_for_the_same(ask: Any) -> None:
+    budget = "/v1/ledgers/toy/budget"
+    assert ask("ada", budget, BUDGET) == (201, "")
+    ask.publish(3)
+    larger = {**BUDGET, "epsilon": 9}
+    for _ in range(2):  # one person who repeats it is one
+        assert ask("ada", budget, larger) == NEEDED
+    assert ask("bob", budget, {**BUDGET, "epsilon": 10}) == NEEDED
+    assert ask("bob", budget, {**larger, "reason": "in other words"}) == NEEDED
+    assert ask("cyd", "/v1/ledgers/other/budget", larger) == NEEDED
+    (ledger,) = ask.services.ledger_store.ledgers()
+    assert float(ledger.state.budget.epsilon) == 8
+    assert ask("cyd", budget, larger) == (201, "")
+    (ledger,) = ask.services.ledger_store.ledgers()
+    assert float(ledger.state.budget.epsilon) == 9
+    # What was carried out is asked for anew.
+    assert ask("cyd", budget, larger) == NEEDED
+    with snapshot(ask.services.engine) as connection:
+        assert list(audit(connection, [], lambda *_: None)) == []
+
+
+def test_a_policy_needs_them_too_and_the_roots_loosen_it(
+    ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask.publish(2)
+    assert ask("ada", "/v1/policies", POLICY) == NEEDED
+    monkeypatch.setattr(second_person, "LASTS", timedelta(seconds=-1))
+    assert ask("bob", "/v1/policies", POLICY) == NEEDED
+    monkeypatch.undo()
+    assert ask("bob", "/v1/policies", {**POLICY, "version": 2}) == NEEDED
+    assert ask("cyd", "/v1/policies", POLICY) == (201, "")
+    ask.publish(None)
+    assert ask("ada", "/v1/policies", {**POLICY, "version": 2}) == (201, "")
