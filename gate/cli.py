@@ -45,6 +45,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "worker": ("programs", "Claim certified runs from a service, and train them."),
         "runs": ("runs", "Watch, cancel and verify runs."),
         "conformance": ("conformance", "Check that a run did what was certified."),
+        "audit-model": ("audit_model", "Measure from one run how large ε is at least."),
         "sign-model": ("model", "Put certificate, record and a signed claim beside the weights."),
         "verify-model": ("model", "Verify offline what a model's folder claims."),
     },

@@ -51,6 +51,12 @@ def sign_model(
     keys: KeysOption = None,
     keyset: KeysetOption = None,
     root: RootOption = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="The canaries that the run was trained with.")
+    ] = None,
+    losses: Annotated[
+        Path | None, typer.Option(help="Their losses, run/canary-losses.json.")
+    ] = None,
     openssf_key: Annotated[
         Path | None,
         typer.Option(
@@ -72,6 +78,8 @@ def sign_model(
                 bundle=read_file(certificate),
                 record=read_file(record),
                 keyset=read_file(keyset[-1]) if keyset else None,
+                canaries=None if canaries is None else read_file(canaries),
+                losses=None if losses is None else read_file(losses),
             ),
             key,
             trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),

@@ -17,17 +17,23 @@ from rich.console import Console
 from rich.markup import escape
 
 from affidavit.certificate import (
+    BadCanaries,
     KeyFailure,
     PublicKey,
     TrustPolicy,
     TrustRoot,
     VerificationError,
     VerificationOptions,
+    losses_as_bytes,
+    read_canaries,
+    write_atomically,
 )
 from affidavit.mechanisms import attach
 from affidavit.plan import Plan, PlanError, parse_plan, syntax_of
 from affidavit.trainer.adapters import DataAdapter, ModelAdapter
 from affidavit.trainer.clipping.private import MixedRecords, UnsupportedModel
+from affidavit.trainer.data.canaries import AuditedData, AuditedModel, canary_losses
+from affidavit.trainer.data.numbers import WrongData
 from affidavit.trainer.distributed import Peers
 from affidavit.trainer.errors import Diverged, Interrupted, NotCertified, RunFailure
 from affidavit.trainer.loop import Outcome, train
@@ -36,6 +42,8 @@ from affidavit.trainer.settings import Precision, Schedule, Settings
 from affidavit.trainer.sources import data_of, model_of
 from affidavit.trainer.step_grants import Supervision
 
+CANARY_LOSSES = "canary-losses.json"
+"""The file of a run's folder with what its canaries lose when it is over."""
 err = Console(stderr=True, soft_wrap=True)
 
 
@@ -99,6 +107,10 @@ def main(
     no_files: Annotated[
         bool, typer.Option("--no-files", help="Let --data and --model name no file at all.")
     ] = False,
+    canaries: Annotated[
+        Path | None,
+        typer.Option(help="Canaries to train with, for an audit: affidavit audit-model new."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     microbatch: Annotated[int, typer.Option(min=1, help="Records at a time.")] = 64,
@@ -160,6 +172,9 @@ def main(
     if files or no_files:
         FOLDERS.set(tuple(files or ()))
     records, adapter = _adapters(data, model)
+    audited = None if canaries is None else _audited(records, adapter, canaries)
+    if audited is not None:
+        records, adapter = audited
     trusted, policy = _trusted(keys or [], keyset or [], root)
     options = VerificationOptions(
         trust=policy,
@@ -181,6 +196,7 @@ def main(
             resume=resume,
             peers=peers,
             supervision=Supervision(allowance=allowance, charged=charged_before, ends=stop_ends),
+            canaries=None if audited is None else audited[0].canaries.commitment,
         )
     except Interrupted as failure:
         _end(Exit.UNFINISHED, failure.code, str(failure))
@@ -197,6 +213,9 @@ def main(
     finally:
         peers.leave()
     if peers.leads:
+        if audited is not None:
+            losses = losses_as_bytes(canary_losses(audited[1], audited[0]))
+            write_atomically(out / CANARY_LOSSES, losses)
         _print(outcome, out)
 
 
@@ -249,6 +268,15 @@ def _adapters(data: str, model: str) -> tuple[DataAdapter, ModelAdapter]:
         _end(Exit.USAGE, "file_refused", str(error))
     except (ValueError, OSError, ImportError) as error:
         _end(Exit.USAGE, "bad_source", str(error))
+
+
+def _audited(
+    data: DataAdapter, model: ModelAdapter, path: Path
+) -> tuple[AuditedData, AuditedModel]:
+    try:
+        return AuditedData.of(data, read_canaries(_bytes(path))), AuditedModel(model)
+    except (BadCanaries, WrongData) as error:
+        _end(Exit.USAGE, "bad_canaries", f"{path}: {error}")
 
 
 def _precision(value: str) -> Precision:

@@ -75,9 +75,11 @@ def train(
     options: VerificationOptions | None = None,
     entropy: Entropy = os.urandom,
     supervision: Supervision | None = None,
+    canaries: str | None = None,
 ) -> Outcome:
     """Train what ``bundle`` certifies of ``plan``, and write record and weights to ``out``.
 
+    ``canaries`` is the digest of the file of canaries that are in ``data``, if there are any.
     Raises ``NotCertified``, ``Interrupted``, ``Diverged`` or another ``RunFailure``, and
     ``UnsupportedModel`` or ``MixedRecords`` for a model that does not keep records apart.
     """
@@ -92,6 +94,7 @@ def train(
         quiet=quiet,
         entropy=entropy,
         supervision=supervision or Supervision(),
+        canaries=canaries,
     )
     try:
         return run.steps(run.resumed(out) if resume else run.begun(out))
@@ -131,8 +134,9 @@ class Run:
         entropy: Entropy,
         supervision: Supervision,
         optimizer: torch.optim.Optimizer | None = None,
+        canaries: str | None = None,
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._canaries = optimizer, canaries
         self.config, self._model, self._data = config, model, data
         self._settings, self._peers = settings, peers
         self._quiet = quiet or not peers.leads
@@ -158,7 +162,14 @@ class Run:
         def begin() -> None:
             self._run_log = RunLog.begun(out)
             self._open_writer = RunWriter(self._run_log, secrets.opening)
-            self._writer.header(self.config, training, self._data, secrets.run, self._performance)
+            self._writer.header(
+                self.config,
+                training,
+                self._data,
+                secrets.run,
+                self._performance,
+                canaries=self._canaries,
+            )
             self._writer.checkpoint(training, 0, secrets)
 
         self._peers.led(begin)

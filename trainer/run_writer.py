@@ -87,8 +87,12 @@ class RunWriter:
         data: DataAdapter,
         run: str,
         performance: Any,
+        canaries: str | None = None,
     ) -> None:
-        """The first line, and the secret that opens its commitments."""
+        """The first line, and the secret that opens its commitments.
+
+        ``canaries`` is the digest of their file, where some are in the data.
+        """
         opening = {"run": run, "secret": self._opening.hex(), "data": data.digest}
         checkpoint.write(
             self.run_log.folder / OPENING, (json.dumps(opening, indent=2) + "\n").encode()
@@ -113,6 +117,7 @@ class RunWriter:
                 "tensors": training.layout.as_entries(),
                 "parameters": training.digest(),
                 "performance": performance,
+                **({} if canaries is None else {"canaries": canaries}),
             }
         )
 

@@ -18,7 +18,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from affidavit.accountants import decimal_down
 from affidavit.certificate.conformance import Conformance
+from affidavit.certificate.evidence.audit import Audit
 from affidavit.certificate.evidence.manifest import Manifest, ModelFile
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE
 from affidavit.certificate.execution import certified_plan
@@ -32,12 +34,16 @@ STATEMENT_FILE: str = f"{FOLDER}/dp-training.json"
 CERTIFICATE_FILE = f"{FOLDER}/certificate.json"
 RECORD_FILE = f"{FOLDER}/record.jsonl"
 KEYSET_FILE = f"{FOLDER}/keyset.json"
+CANARIES_FILE = f"{FOLDER}/canaries.json"
+LOSSES_FILE = f"{FOLDER}/canary-losses.json"
 
 CHECKED = {
     "files": "Every file of the folder is as it was when it was signed, and none was added.",
     "certificate": "A trusted key signed the certificate that proves the guarantee for its plan.",
     "record": "The run record has an unbroken chain, and its run did what the certificate allows.",
     "weights": "The trained tensors are those with whose digest the run record ends.",
+    "audit": "Canaries that were committed to before the training, with these losses after it, "
+    "prove no ε above the certified one.",
 }
 """What verification establishes, by code."""
 DECLARED = {
@@ -48,9 +54,35 @@ DECLARED = {
     "gaussian_noise": "Noise in floating point is taken for exactly Gaussian.",
     "weights": "The weights came out of the run of the record: they are in no form whose digest "
     "can be compared with the record's.",
+    "canary_losses": "The losses of the canaries are those of these weights.",
     "untrained_tensors": "Tensors that the run did not train do not depend on the data.",
 }
 """What the signer vouches for, by code."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What goes into the folder: the certificate's bundle, the run record, and what else there is.
+
+    ``canaries`` and ``losses`` go together; a run that had canaries needs them.
+    """
+
+    bundle: bytes
+    record: bytes
+    keyset: bytes | None = None
+    canaries: bytes | None = None
+    losses: bytes | None = None
+
+    def files(self) -> dict[str, bytes]:
+        """The content of each file by its name."""
+        contents = {
+            CERTIFICATE_FILE: self.bundle,
+            RECORD_FILE: self.record,
+            KEYSET_FILE: self.keyset,
+            CANARIES_FILE: self.canaries,
+            LOSSES_FILE: self.losses,
+        }
+        return {name: content for name, content in contents.items() if content is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,22 +91,37 @@ class Training:
 
     ``certificate`` is the predicate of the verified certificate. ``weights_checked`` is whether
     the weights are those of the record, and ``untrained`` names tensors beside the trained ones.
+    ``audit`` is what the run's canaries prove, if it had any.
     """
 
     certificate: Mapping[str, Any]
     conformance: Conformance
     weights_checked: bool
     untrained: tuple[str, ...] = ()
+    audit: Audit | None = None
 
 
 def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
     """Everything of the predicate that follows from the model's folder."""
     predicate, report = training.certificate, training.conformance
     digests = manifest.digests()
-    checked = [code for code in CHECKED if code != "weights" or training.weights_checked]
-    left = {"weights"} if training.weights_checked else set()
-    if not training.untrained:
-        left.add("untrained_tensors")
+    unchecked = {
+        code
+        for code, done in (
+            ("weights", training.weights_checked),
+            ("audit", training.audit is not None),
+        )
+        if not done
+    }
+    not_needed = {
+        code
+        for code, needed in (
+            ("weights", not training.weights_checked),
+            ("untrained_tensors", bool(training.untrained)),
+            ("canary_losses", training.audit is not None),
+        )
+        if not needed
+    }
     return {
         "guarantee": predicate["guarantee"],
         "mechanism": _mechanism(predicate),
@@ -97,8 +144,9 @@ def claim_of(training: Training, manifest: Manifest) -> dict[str, Any]:
         },
         "ledger": predicate.get("ledger"),
         "manifest": {"digest": {"sha256": manifest.without(SIGNATURE_FILE).root}},
-        "checked": checked,
-        "declared": [code for code in DECLARED if code not in left],
+        "audit": None if training.audit is None else _audit(training.audit, digests),
+        "checked": [code for code in CHECKED if code not in unchecked],
+        "declared": [code for code in DECLARED if code not in not_needed],
         "untrained_tensors": list(training.untrained),
         "device_attestation": None,
     }
@@ -111,6 +159,19 @@ def statement_of(claim: Mapping[str, Any], files: Iterable[ModelFile], at: str) 
         "subject": [{"name": item.name, "digest": {"sha256": item.sha256}} for item in files],
         "predicateType": CLAIM_TYPE,
         "predicate": {"signed_at": at, **claim},
+    }
+
+
+def _audit(result: Audit, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The measured lower end of ε, rounded down, and the files that it follows from."""
+    return {
+        "canaries": {"name": CANARIES_FILE, "digest": {"sha256": digests[CANARIES_FILE]}},
+        "losses": {"name": LOSSES_FILE, "digest": {"sha256": digests[LOSSES_FILE]}},
+        "count": result.canaries,
+        "guesses": result.guesses,
+        "right": result.right,
+        "confidence": str(result.confidence),
+        "epsilon_at_least": decimal_down(result.epsilon),
     }
 
 

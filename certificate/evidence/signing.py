@@ -8,7 +8,6 @@ has either no claim or one that does not fit.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from affidavit.certificate.atomic_write import write_atomically
 from affidavit.certificate.dsse import sign_envelope
 from affidavit.certificate.evidence.claim import (
-    CERTIFICATE_FILE,
     FOLDER,
-    KEYSET_FILE,
-    RECORD_FILE,
     STATEMENT_FILE,
+    Evidence,
     claim_of,
     statement_of,
 )
@@ -32,20 +29,6 @@ from affidavit.certificate.evidence.verification import IGNORED_FILES, training_
 from affidavit.certificate.keys import PublicKey, SigningPort, format_instant
 from affidavit.certificate.verification_options import VerificationOptions
 from affidavit.plan import canonical_json
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evidence:
-    """What goes into the folder: the certificate's bundle, the run record, and a keyset if any."""
-
-    bundle: bytes
-    record: bytes
-    keyset: bytes | None = None
-
-    def files(self) -> dict[str, bytes]:
-        """The content of each file by its name."""
-        result = {CERTIFICATE_FILE: self.bundle, RECORD_FILE: self.record}
-        return result if self.keyset is None else {**result, KEYSET_FILE: self.keyset}
 
 
 def sign_model(
@@ -74,8 +57,7 @@ def sign_model(
         folder,
         before,
         trusted,
-        bundle=evidence.bundle,
-        record=evidence.record,
+        evidence=evidence,
         now=now,
         options=VerificationOptions(),
     )

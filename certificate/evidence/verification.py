@@ -5,8 +5,9 @@
 3. certificate: it verifies under the trusted keys, and allows what was trained
 4. record: its chain is unbroken, and the run did what the certificate allows
 5. weights: the trained tensors are those with whose digest the record ends
-6. claim: it says what follows from these files, and nothing else
-7. signature of the manifest: ``model.sig``, where there is one, lists the same files
+6. audit: the canaries are those that the record committed to, and falsify nothing
+7. claim: it says what follows from these files, and nothing else
+8. signature of the manifest: ``model.sig``, where there is one, lists the same files
 
 A step that cannot be taken, because what it reads was altered, is passed over: its file is named
 already. The last step compares what ``model.sig`` lists; its signature is for ``model-signing``.
@@ -27,12 +28,24 @@ from typing import Any
 
 from affidavit.certificate.conformance import check_conformance
 from affidavit.certificate.dsse import PAYLOAD_TYPE, BadEnvelope, Envelope, read_envelope
+from affidavit.certificate.evidence.audit import (
+    AUDITABLE,
+    MOST_BYTES,
+    Audit,
+    BadCanaries,
+    audit_canaries,
+    read_canaries,
+    read_losses,
+)
 from affidavit.certificate.evidence.claim import (
+    CANARIES_FILE,
     CERTIFICATE_FILE,
     CLAIM_TYPE,
     FOLDER,
+    LOSSES_FILE,
     RECORD_FILE,
     STATEMENT_FILE,
+    Evidence,
     Training,
     claim_of,
 )
@@ -45,7 +58,7 @@ from affidavit.certificate.evidence.manifest import (
 )
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, openssf_digests
 from affidavit.certificate.evidence.weights import SUFFIX, digest_of_weights
-from affidavit.certificate.keys import PublicKey, by_id, parse_instant
+from affidavit.certificate.keys import KeyRole, PublicKey, by_id, parse_instant
 from affidavit.certificate.run_record import START, RecordEntry, decode_line, is_guarded
 from affidavit.certificate.statement import STATEMENT_TYPE
 from affidavit.certificate.status import check_status
@@ -59,7 +72,16 @@ MOST_STATEMENT = 128 * 1024 * 1024
 MOST_RECORD = 1024 * 1024 * 1024
 FETCH = "Fetch the model again from whoever signed it."
 
-STEPS = ("statement", "files", "certificate", "record", "weights", "claim", "manifest signature")
+STEPS = (
+    "statement",
+    "files",
+    "certificate",
+    "record",
+    "weights",
+    "audit",
+    "claim",
+    "manifest signature",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,14 +159,20 @@ def verify_model(
     _files(manifest, statement["subject"], report)
     signed = {item["name"]: item["digest"]["sha256"] for item in statement["subject"]}
     try:
-        bundle, record = (
+        bundle, record, canaries, losses = (
             _content(folder, name, most, signed.get(name))
-            for name, most in ((CERTIFICATE_FILE, MAX_BUNDLE_BYTES), (RECORD_FILE, MOST_RECORD))
+            for name, most in (
+                (CERTIFICATE_FILE, MAX_BUNDLE_BYTES),
+                (RECORD_FILE, MOST_RECORD),
+                (CANARIES_FILE, MOST_BYTES),
+                (LOSSES_FILE, MOST_BYTES),
+            )
         )
         if bundle is None or record is None:
             return report
+        evidence = Evidence(bundle=bundle, record=record, canaries=canaries, losses=losses)
         training = training_of(
-            folder, manifest, trusted, bundle=bundle, record=record, now=now, options=options
+            folder, manifest, trusted, evidence=evidence, now=now, options=options
         )
     except NotTrained as failure:
         report.findings.append(failure.finding)
@@ -155,6 +183,14 @@ def verify_model(
     report.passed(4, f"{steps.steps_charged} of {steps.steps_certified} certified steps charged")
     checked = training.weights_checked
     report.passed(5, "those of the record" if checked else "declared: not in safetensors")
+    measured = training.audit
+    report.passed(
+        6,
+        "the run had no canaries"
+        if measured is None
+        else f"{measured.right} of {measured.guesses} guesses right: ε ≥ {measured.epsilon:.4g} "
+        f"with confidence {measured.confidence:g}",
+    )
     _compare(report, claim_of(training, manifest))
     _openssf(folder, manifest, report)
     return report
@@ -202,11 +238,11 @@ def _statement(folder: Path, trusted: tuple[PublicKey, ...], now: datetime) -> d
 
 def _signer(envelope: Envelope, trusted: tuple[PublicKey, ...]) -> PublicKey:
     key = by_id(trusted).get(envelope.key_id)
-    if key is None or key.development:
+    if key is None or key.development or not key.may(KeyRole.RUN):
         raise NotTrained(
             STATEMENT_FILE,
             "untrusted_signer",
-            f"the key {printable(envelope.key_id[:16])} is not one that you trust.",
+            f"the key {printable(envelope.key_id[:16])} is not one that you trust to sign runs.",
             "Get the signer's keys or root keys over a channel that you trust.",
         )
     if envelope.payload_type != PAYLOAD_TYPE or not key.accepts(
@@ -241,13 +277,12 @@ def training_of(
     manifest: Manifest,
     trusted: Iterable[PublicKey],
     *,
-    bundle: bytes,
-    record: bytes,
+    evidence: Evidence,
     now: datetime,
     options: VerificationOptions,
 ) -> Training:
-    """Steps 3 to 5: what certificate, record and weights prove; raises ``NotTrained``."""
-    trusted = tuple(trusted)
+    """Steps 3 to 6: what certificate, record, weights and canaries prove; raises ``NotTrained``."""
+    trusted, bundle, record = tuple(trusted), evidence.bundle, evidence.record
     try:
         header = decode_line(record.split(b"\n", 1)[0] + b"\n", START)
         started_at = parse_instant(header["started_at"])
@@ -271,8 +306,54 @@ def training_of(
         )
     checked, untrained = _weights(folder, manifest, header, record)
     return Training(
-        certificate=predicate, conformance=report, weights_checked=checked, untrained=untrained
+        certificate=predicate,
+        conformance=report,
+        weights_checked=checked,
+        untrained=untrained,
+        audit=_audited(evidence, header, predicate["guarantee"]),
     )
+
+
+def _audited(evidence: Evidence, header: RecordEntry, guarantee: Mapping[str, Any]) -> Audit | None:
+    """What the run's canaries prove; raises ``NotTrained``, also where they are left out."""
+    committed = header.get("canaries")
+    if committed is None and evidence.canaries is None and evidence.losses is None:
+        return None
+    if evidence.canaries is None or evidence.losses is None:
+        raise NotTrained(
+            CANARIES_FILE if evidence.canaries is None else LOSSES_FILE,
+            "no_canaries",
+            "the run was begun with canaries, and what they prove is not here.",
+            "Give the canaries and the losses that the run left: --canaries, --losses.",
+        )
+    if guarantee["adjacency"] not in AUDITABLE:
+        raise NotTrained(
+            CANARIES_FILE,
+            "not_auditable",
+            f"under {guarantee['adjacency']} neighbours differ in more than a record's presence.",
+            "Audit a plan under add_remove or zero_out.",
+        )
+    try:
+        canaries = read_canaries(evidence.canaries)
+        if canaries.commitment != committed:
+            raise BadCanaries("they are not the canaries that the run record committed to.")
+    except BadCanaries as error:
+        raise NotTrained(CANARIES_FILE, "other_canaries", f"{error}") from None
+    try:
+        delta = float(guarantee["delta"]["upper"])
+        result = audit_canaries(canaries, read_losses(evidence.losses), delta=delta)
+    except BadCanaries as error:
+        raise NotTrained(LOSSES_FILE, "bad_losses", f"{error}") from None
+    if result.epsilon > float(guarantee["epsilon"]["upper"]):
+        raise NotTrained(
+            LOSSES_FILE,
+            "falsified",
+            f"{result.right} of {result.guesses} guesses are right: with confidence "
+            f"{result.confidence:g} ε is at least {result.epsilon:.4g}, above the "
+            f"{guarantee['epsilon']['upper']} certified.",
+            "Do not use the model: the training did not keep its certificate.",
+        )
+    return result
 
 
 def _certified(
@@ -324,7 +405,7 @@ def _weights(
 
 
 def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
-    """Step 6: what was signed is what follows from the files."""
+    """Step 7: what was signed is what follows from the files."""
     stated = {key: value for key, value in report.claim.items() if key != "signed_at"}
     if report.findings:
         return
@@ -345,14 +426,14 @@ def _compare(report: ModelReport, derived: Mapping[str, Any]) -> None:
             "Do not rely on the claim; ask its signer.",
         )
     else:
-        report.passed(6, "follows from the files")
+        report.passed(7, "follows from the files")
 
 
 def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
-    """Step 7; a manifest without ``model.sig`` has nothing to compare."""
+    """Step 8; a manifest without ``model.sig`` has nothing to compare."""
     present = manifest.digests()
     if SIGNATURE_FILE not in present:
-        report.passed(7, f"there is no {SIGNATURE_FILE}")
+        report.passed(8, f"there is no {SIGNATURE_FILE}")
         return
     try:
         content = read_model_file(folder / SIGNATURE_FILE, MOST_STATEMENT)
@@ -366,7 +447,7 @@ def _openssf(folder: Path, manifest: Manifest, report: ModelReport) -> None:
     if listed != manifest.without(SIGNATURE_FILE).digests():
         report.add(SIGNATURE_FILE, "other_files", "it lists other files, or other digests.")
     else:
-        report.passed(7, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
+        report.passed(8, f"{SIGNATURE_FILE} lists the same {len(listed)} files")
 
 
 def _content(folder: Path, name: str, most: int, sha256: str | None) -> bytes | None:

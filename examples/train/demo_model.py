@@ -1,7 +1,7 @@
-"""Evidence that travels with a model: certify, train, sign, delete all but the model, verify.
+"""Evidence that travels with a model: certify, train, audit, sign, delete all else, verify.
 
-Trains DP-SGD on digits as certified, puts certificate, run record and a signed claim beside the
-weights, and moves the model's folder and the root keys to an empty place. There everything is
+Trains DP-SGD on digits with canaries among them as certified, measures from their losses how large
+ε is at least, puts certificate, run record, audit and a signed claim beside the weights, and moves the model's folder and the root keys to an empty place. There everything is
 verified offline. Then one byte of each part is altered in turn: each is named.
 """
 
@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
 AFFIDAVIT = (sys.executable, "-m", "affidavit.gate")
-PLAN = HERE / "digits-dp-sgd.yaml"
+PLAN = HERE / "digits-audited.yaml"
 CARD = """# Digits
 
 A perceptron that tells handwritten digits apart, trained with differential privacy. `affidavit/`
@@ -73,10 +73,16 @@ def signed_model(place: Path) -> Path:
     require("keyset", "new", "--root", record, "--threshold", "1", "--out", keyset)
     require("keyset", "sign", keyset, "--key", secret)
     require("certify", PLAN, "--out", bundle)
+    canaries, losses = place / "canaries.json", run / "canary-losses.json"
+    require("audit-model", "new", "--count", "500", "--out", canaries)
     require(
         "train", "--certificate", bundle, "--plan", PLAN, "--data", "digits:part=train",
         "--model", "mlp:64,seed=1,blocks=all", "--out", run, "--microbatch", "1024",
+        "--canaries", canaries,
     )  # fmt: skip
+    require(
+        "audit-model", "check", "--canaries", canaries, "--losses", losses, "--certificate", bundle
+    )
     # safetensors, because a pickled file would have to be executed to be compared with the record
     save_file(torch.load(run / "weights.pt", weights_only=True), model / "model.safetensors")
     (model / "README.md").write_text(CARD)
@@ -87,6 +93,7 @@ def signed_model(place: Path) -> Path:
     require(
         "sign-model", model, "--certificate", bundle, "--record", run / "record.jsonl",
         "--keyset", keyset, "--root", roots, "--openssf-key", openssf,
+        "--canaries", canaries, "--losses", losses,
     )  # fmt: skip
     return model
 

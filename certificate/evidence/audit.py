@@ -1,0 +1,205 @@
+"""A measured lower end: what the losses of canaries prove about ε, from one run.
+
+Canaries are made-up records. For each a fair coin says whether it takes part in the training; coins
+and records are functions of a nonce that is drawn before. The file with the nonce is committed to
+by its digest in the first line of the run record, so that nobody can choose the coins afterwards.
+When the run is over, the ``guesses`` / 2 canaries with the least loss are guessed to have taken
+part, and as many with the greatest loss not to have. An (ε, δ)-private training bounds how many of
+these guesses are right, jointly over all canaries, and so many right guesses bound ε from below.
+
+Number of guesses, δ and confidence are fixed before, so that one hypothesis is tested. The bound
+holds where neighbours differ in whether a record takes part: ``add_remove`` and ``zero_out``.
+
+>>> lower_epsilon(right=100, guesses=100, canaries=1000, delta=0.0, confidence=0.95)
+3.4929...
+>>> lower_epsilon(right=50, guesses=100, canaries=1000, delta=1e-5, confidence=0.95)
+0.0
+
+Reference: Steinke, Nasr and Jagielski, arXiv:2305.08846, Theorem 5.2 and its Appendix D.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import binom
+
+from affidavit.plan import MalformedPlan, canonical_json, load_json
+
+AUDITABLE = frozenset({"add_remove", "zero_out"})
+"""Adjacencies under which a canary's taking part is what neighbours differ in."""
+CONFIDENCE = 0.95
+"""Probability at least with which the lower end of an audit is one."""
+MOST_CANARIES = 1_000_000
+MOST_BYTES = 64 * 1024 * 1024
+VERSION = 1
+LARGEST = 100.0
+"""ε beyond which a lower bound is not searched."""
+
+
+class BadCanaries(ValueError):
+    """A file of canaries or of their losses that cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Canaries:
+    """``count`` canaries, all of them functions of ``nonce``, and how many guesses are made."""
+
+    nonce: bytes
+    count: int
+    guesses: int
+
+    @classmethod
+    def fresh(cls, count: int, guesses: int | None = None) -> Canaries:
+        """New ones; a third of them is guessed about unless another even number is given.
+
+        Raises ``BadCanaries``.
+        """
+        chosen = count // 6 * 2 if guesses is None else guesses
+        return cls(nonce=secrets.token_bytes(32), count=count, guesses=chosen)
+
+    def __post_init__(self) -> None:
+        if len(self.nonce) != 32:
+            raise BadCanaries("nonce: give 32 bytes in hexadecimal.")
+        if not 2 <= self.count <= MOST_CANARIES:
+            raise BadCanaries(f"count: give 2 to {MOST_CANARIES} canaries.")
+        if self.guesses % 2 or not 2 <= self.guesses <= self.count:
+            raise BadCanaries(f"guesses: give an even number from 2 to the count, {self.count}.")
+
+    def as_bytes(self) -> bytes:
+        """The file: canonical JSON."""
+        return canonical_json(
+            {
+                "version": VERSION,
+                "nonce": self.nonce.hex(),
+                "count": self.count,
+                "guesses": self.guesses,
+            }
+        )
+
+    @property
+    def commitment(self) -> str:
+        """``sha256:`` and the digest of the file."""
+        return "sha256:" + hashlib.sha256(self.as_bytes()).hexdigest()
+
+    def drawn(self, purpose: str) -> np.random.Generator:
+        """A generator for ``purpose``, a function of the nonce."""
+        seed = hashlib.sha256(self.nonce + purpose.encode()).digest()
+        return np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
+
+    @property
+    def included(self) -> tuple[bool, ...]:
+        """For each canary whether it takes part: the first bit of a hash, a fair coin."""
+        return tuple(
+            hashlib.sha256(self.nonce + b"included" + index.to_bytes(8, "big")).digest()[0] < 128
+            for index in range(self.count)
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Audit:
+    """``right`` of ``guesses`` guesses about ``canaries`` prove that ε is at least ``epsilon``.
+
+    ε in nats at ``delta``, with probability ``confidence`` over coins and training.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    delta: float
+    confidence: float
+    epsilon: float
+
+
+def read_canaries(raw: bytes) -> Canaries:
+    """The canaries of a file; raises ``BadCanaries`` unless it is written as ``as_bytes`` does."""
+    try:
+        document = load_json(raw, MOST_BYTES).data
+        canaries = Canaries(
+            nonce=bytes.fromhex(document["nonce"]),
+            count=int(document["count"]),
+            guesses=int(document["guesses"]),
+        )
+    except BadCanaries:
+        raise
+    except (MalformedPlan, KeyError, TypeError, ValueError):
+        raise BadCanaries("this is not a file of canaries.") from None
+    if canaries.as_bytes() != raw:
+        raise BadCanaries("the file is not written as `affidavit audit-model new` writes it.")
+    return canaries
+
+
+def read_losses(raw: bytes) -> tuple[float, ...]:
+    """The losses of canaries in their order; raises ``BadCanaries``."""
+    try:
+        losses = load_json(raw, MOST_BYTES).data["losses"]
+        if any(isinstance(item, bool) or not isinstance(item, int | float) for item in losses):
+            raise TypeError
+        return tuple(float(item) for item in losses)
+    except (MalformedPlan, KeyError, TypeError, ValueError):
+        raise BadCanaries('losses: give {"losses": [...]} with a finite number each.') from None
+
+
+def losses_as_bytes(losses: Sequence[float]) -> bytes:
+    """The file of losses: canonical JSON."""
+    return canonical_json({"version": VERSION, "losses": list(losses)})
+
+
+def audit_canaries(
+    canaries: Canaries, losses: Sequence[float], *, delta: float, confidence: float = CONFIDENCE
+) -> Audit:
+    """What the ``losses`` of ``canaries`` prove; raises ``BadCanaries`` for another number."""
+    if len(losses) != canaries.count:
+        raise BadCanaries(f"losses: {len(losses)} are given for {canaries.count} canaries.")
+    included, half = canaries.included, canaries.guesses // 2
+    order = sorted(range(canaries.count), key=lambda index: losses[index])
+    right = sum(included[index] for index in order[:half])
+    right += sum(not included[index] for index in order[-half:])
+    return Audit(
+        canaries=canaries.count,
+        guesses=canaries.guesses,
+        right=right,
+        delta=delta,
+        confidence=confidence,
+        epsilon=lower_epsilon(
+            right=right,
+            guesses=canaries.guesses,
+            canaries=canaries.count,
+            delta=delta,
+            confidence=confidence,
+        ),
+    )
+
+
+def lower_epsilon(
+    *, right: int, guesses: int, canaries: int, delta: float, confidence: float
+) -> float:
+    """The ε, in nats, below which so many right guesses are too unlikely; 0 where none is.
+
+    The p-value rises with ε; the search returns its safe side, below the crossing.
+    """
+    low, high = 0.0, LARGEST
+    alarm = 1 - confidence
+    if p_value(right, guesses, canaries, low, delta) >= alarm:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if p_value(right, guesses, canaries, middle, delta) < alarm:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def p_value(right: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+    """How likely (ε, δ)-private training lets ``right`` or more guesses be right, at most."""
+    correct = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, correct))
+    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, correct))
+    alpha = float(np.max(below / np.arange(1, right + 1), initial=0.0))
+    return min(1.0, tail + 2 * canaries * delta * alpha)
