@@ -23,6 +23,7 @@ from affidavit.certificate import (
     BadModel,
     Evidence,
     KeyFailure,
+    KeyRole,
     KeyStore,
     ModelFinding,
     ModelReport,
@@ -69,7 +70,9 @@ def sign_model(
     With --keyset and --root the keyset goes into the folder too, for verifiers who trust the roots.
     """
     try:
-        key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
+        key = KeyStore(home() / "keys").signing_key(
+            private_key_source(os.environ), role=KeyRole.RUN
+        )
         if key is None:
             stop("sign-model needs a signing key; create one with `affidavit keys new`.")
         claim = sign_folder(

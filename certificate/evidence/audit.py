@@ -60,7 +60,7 @@ class Canaries:
 
         Raises ``BadCanaries``.
         """
-        chosen = count // 6 * 2 if guesses is None else guesses
+        chosen = max(2, count // 6 * 2) if guesses is None else guesses
         return cls(nonce=secrets.token_bytes(32), count=count, guesses=chosen)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from affidavit.certificate import KEYSET_FILE, STATEMENT_FILE, KeyStore
+from affidavit.certificate import (
+    KEYSET_FILE,
+    STATEMENT_FILE,
+    KeyStore,
+    losses_as_bytes,
+    read_canaries,
+)
 from tests.certificate.evidence.conftest import WEIGHTS, run_of
 
 Folder = tuple[Path, list[str]]
@@ -106,3 +112,26 @@ def test_a_folder_without_a_claim_is_not_verified(run: Any, home: Path, tmp_path
     assert result.exit_code == 1
     (finding,) = json.loads(result.stdout)["findings"]
     assert (finding["file"], finding["code"]) == (STATEMENT_FILE, "no_claim")
+
+
+def test_canaries_are_drawn_and_their_losses_compared_with_the_certificate(
+    sign: Any, run: Any, answer: Any, tmp_path: Path
+) -> None:
+    assert sign().exit_code == 0
+    canaries, losses = tmp_path / "canaries.json", tmp_path / "losses.json"
+    new = run("audit-model", "new", "--count", "600", "--out", str(canaries))
+    drawn = read_canaries(canaries.read_bytes())
+    assert new.exit_code == 0
+    assert drawn.commitment in new.stdout
+    assert canaries.stat().st_mode & 0o777 == 0o600
+    check = ["audit-model", "check", "--canaries", str(canaries), "--losses", str(losses)]
+    check += ["--certificate", str(tmp_path / "bundle.json")]
+    for known, code in ((0, 0), (600, 1)):
+        taken = enumerate(drawn.included)
+        values = [float(not item) if index < known else 0.5 for index, item in taken]
+        losses.write_bytes(losses_as_bytes(values))
+        exit_code, document = answer(*check, "--json")
+        assert (exit_code, document["falsified"]) == (code, code == 1)
+    losses.write_text("{}")
+    assert run(*check).exit_code == 2
+    assert run("audit-model", "new", "--count", "1", "--out", str(canaries)).exit_code == 2

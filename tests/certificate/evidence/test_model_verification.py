@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save_file
 
 from affidavit.certificate import (
+    CANARIES_FILE,
     CERTIFICATE_FILE,
+    LOSSES_FILE,
     RECORD_FILE,
     STATEMENT_FILE,
     BadModel,
+    Canaries,
     Evidence,
     ModelReport,
     NotTrained,
     SigningKey,
+    losses_as_bytes,
     sign_envelope,
     verify_model,
 )
@@ -204,6 +209,63 @@ def test_a_run_that_broke_its_certificate_is_not_signed(key: SigningKey, tmp_pat
         run_of(key, less_noise).signed(tmp_path / "model")
     assert (failure.value.finding.file, failure.value.finding.code) == (RECORD_FILE, "noise_below")
     assert not (tmp_path / "model" / "affidavit").exists()
+
+
+def with_canaries(key: SigningKey, right: float = 0.5) -> Run:
+    """A run that committed to canaries, of which the share ``right`` gives itself away."""
+    canaries = Canaries.fresh(600)
+    known = int(right * canaries.count)
+    losses = [
+        float(not taken) if index < known else 0.5 for index, taken in enumerate(canaries.included)
+    ]
+    done = run_of(key, lambda entries: entries[0].update(canaries=canaries.commitment))
+    evidence = replace(done.evidence, canaries=canaries.as_bytes(), losses=losses_as_bytes(losses))
+    return replace(done, evidence=evidence)
+
+
+def test_what_canaries_prove_stands_in_the_claim(key: SigningKey, tmp_path: Path) -> None:
+    done = with_canaries(key, right=0.05)
+    report = verify_model(done.signed(tmp_path / "model"), [key.public])
+    assert report.verified, report.findings
+    assert "audit" in report.claim["checked"]
+    assert report.claim["audit"]["right"] <= report.claim["audit"]["guesses"] == 200
+
+
+def test_a_run_that_its_canaries_falsify_is_not_signed(key: SigningKey, tmp_path: Path) -> None:
+    with pytest.raises(NotTrained) as failure:
+        with_canaries(key, right=1.0).signed(tmp_path / "model")
+    assert (failure.value.finding.file, failure.value.finding.code) == (LOSSES_FILE, "falsified")
+
+
+@pytest.mark.parametrize(
+    ("change", "file"),
+    [
+        ({"canaries": None}, CANARIES_FILE),
+        ({"losses": None}, LOSSES_FILE),
+        ({"canaries": None, "losses": None}, CANARIES_FILE),
+        ({"canaries": Canaries.fresh(600).as_bytes()}, CANARIES_FILE),
+        ({"canaries": b"{}"}, CANARIES_FILE),
+        ({"losses": losses_as_bytes([1.0])}, LOSSES_FILE),
+    ],
+)
+def test_canaries_that_are_left_out_or_exchanged_are_named(
+    key: SigningKey, tmp_path: Path, change: dict[str, Any], file: str
+) -> None:
+    done = with_canaries(key)
+    with pytest.raises(NotTrained) as failure:
+        replace(done, evidence=replace(done.evidence, **change)).signed(tmp_path / "model")
+    assert failure.value.finding.file == file
+
+
+def test_canaries_that_nothing_committed_to_prove_nothing(run: Run, tmp_path: Path) -> None:
+    later = replace(
+        run.evidence,
+        canaries=Canaries.fresh(4).as_bytes(),
+        losses=losses_as_bytes([1.0, 2.0, 3.0, 4.0]),
+    )
+    with pytest.raises(NotTrained) as failure:
+        replace(run, evidence=later).signed(tmp_path / "model")
+    assert failure.value.finding.code == "other_canaries"
 
 
 @pytest.mark.parametrize("record", [b"", b"\n", b"{}\n", b"[" * 100_000, b"\xff\xfe"])
