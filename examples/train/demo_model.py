@@ -1,8 +1,9 @@
 """Evidence that travels with a model: certify, train, audit, sign, delete all else, verify.
 
 Trains DP-SGD on digits with canaries among them as certified, measures from their losses how large
-ε is at least, puts certificate, run record, audit and a signed claim beside the weights, and moves the model's folder and the root keys to an empty place. There everything is
-verified offline. Then one byte of each part is altered in turn: each is named.
+ε is at least, puts certificate, run record, audit and a signed claim beside the weights, and moves
+the model's folder and the root keys to an empty place. There everything is verified offline. Then
+one byte of each part is altered in turn: each is named.
 """
 
 from __future__ import annotations
