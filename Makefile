@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -61,10 +61,22 @@ demo-train: install-trainer
 	@$(BIN)/python examples/train/demo.py
 
 # Request, claim, train and settle one run, on a PostgreSQL server that is started for it, or on
-# SQLite: make demo-run DATABASE=sqlite
+# SQLite (DATABASE=sqlite); by a worker, or as a job of a Ray cluster of two nodes (ENGINE=ray).
 DATABASE ?= postgresql
-demo-run: install-trainer
-	@$(BIN)/python -m examples.train.demo_run $(DATABASE)
+ENGINE ?= local
+demo-run: install-trainer $(if $(filter ray,$(ENGINE)),install-ray)
+	@$(BIN)/python -m examples.train.demo_run $(DATABASE) $(ENGINE)
+
+# Ray has an environment of its own, as a cluster has; it sees the packages of the other.
+RAY := .venv-ray/.installed
+install-ray: $(RAY)
+
+$(RAY): $(STAMP)
+	test -x .venv-ray/bin/python || $(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python $(PIP) --no-compile 'ray[default]==2.60.0'
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv-ray/affidavit.pth
+	cp .venv-ray/affidavit.pth "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	touch $@
 
 # Sign a trained model with its evidence, delete all else, verify it, and alter each part.
 demo-model: install-trainer

@@ -83,6 +83,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     await run_in_threadpool(services.sequencer.check)
     services.sequencer.start()
     services.publisher.start()
+    services.dispatcher.start()
     try:
         yield
     finally:

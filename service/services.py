@@ -9,6 +9,8 @@ from fastapi import Depends, Request
 from affidavit.certificate import KeyRole
 from affidavit.service.clock import DatabaseClock
 from affidavit.service.database import open_engine
+from affidavit.service.dispatch.dispatcher import Dispatcher
+from affidavit.service.dispatch.engine import engine_of
 from affidavit.service.identity.authentication import Authenticator
 from affidavit.service.identity.code_flow import CodeFlow
 from affidavit.service.identity.provider import Provider
@@ -83,6 +85,7 @@ class Services:
             self.ledger_store, self.store, self.pool, self.keyring, loopback=settings.loopback
         )
         run_queue = RunQueue(self.engine)
+        self.dispatcher = Dispatcher(self.engine, engine_of(settings.dispatch, settings.job))
         self.submit_plan = SubmitPlan(
             self.store, self.pool, self.keyring, self.policies, self.ledger.position
         )
@@ -123,6 +126,7 @@ class Services:
 
     def close(self) -> None:
         """Stop the log's threads and the accounting, and let go of the database."""
+        self.dispatcher.stop()
         self.sequencer.stop()
         self.publisher.stop()
         self.pool.close()

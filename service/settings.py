@@ -18,6 +18,8 @@ read is refused at start-up with the variable's name, not replaced by the defaul
 ``AFFIDAVIT_WITNESSED_LOGS``     a file of verifier keys of other logs to witness
 ``AFFIDAVIT_WITNESS_NAME``       the name under which that is done
 ``AFFIDAVIT_CHECKPOINT_EXPORT``  see ``service.log.checkpoint_publisher``
+``AFFIDAVIT_DISPATCH``           the engine that executes runs: ``service.dispatch.engine``
+``AFFIDAVIT_JOB``                what it starts for a run, there too
 =============================  =====================================================
 
 ``AFFIDAVIT_OIDC_...`` tell of an OpenID provider: ``service.identity.provider``.
@@ -46,6 +48,7 @@ from affidavit.certificate import PrivateKeySource, home
 from affidavit.certificate.log import BadNote, NoteKey, require_name
 from affidavit.certificate.signers import KEY_VARIABLE as PRIVATE_KEY
 from affidavit.certificate.signers import private_key_source
+from affidavit.service.dispatch.engine import UnknownEngine, engine_of
 from affidavit.service.identity.provider import Provider, ProviderMisconfigured, provider_of
 
 MIB = 1024 * 1024
@@ -84,6 +87,8 @@ class Settings:
     app_role: str | None = None
     log_origin: str | None = None
     checkpoint_export: str = ""
+    dispatch: str = "local"
+    job: str = ""
     witness_name: str = WITNESS
     witnessed_logs: tuple[NoteKey, ...] = ()
     public_log_entries: bool = False
@@ -127,6 +132,8 @@ class Settings:
             public_url=public_url,
             log_origin=_name(variables, "AFFIDAVIT_LOG_ORIGIN"),
             checkpoint_export=variables.get("AFFIDAVIT_CHECKPOINT_EXPORT", ""),
+            dispatch=_dispatch(variables),
+            job=variables.get("AFFIDAVIT_JOB", ""),
             witness_name=_name(variables, "AFFIDAVIT_WITNESS_NAME") or WITNESS,
             witnessed_logs=_logs(variables.get("AFFIDAVIT_WITNESSED_LOGS")),
             public_log_entries=_public(variables, "AFFIDAVIT_LOG_ENTRIES"),
@@ -161,6 +168,15 @@ def _name(variables: Mapping[str, str], variable: str) -> str | None:
             f"{variable} is {name[:40]!r}: {error}; give one like example.com/log."
         ) from None
     return name
+
+
+def _dispatch(variables: Mapping[str, str]) -> str:
+    dispatch = variables.get("AFFIDAVIT_DISPATCH") or "local"
+    try:
+        engine_of(dispatch, variables.get("AFFIDAVIT_JOB", ""))
+    except UnknownEngine as error:
+        raise SettingsError(str(error)) from None
+    return dispatch
 
 
 def _logs(path: str | None) -> tuple[NoteKey, ...]:

@@ -1,16 +1,18 @@
 """A certified run from end to end: requested, claimed, trained, held to its certificate, settled.
 
-    python -m examples.train.demo_run [postgresql | sqlite]     (make demo-run, from the root)
+    python -m examples.train.demo_run [postgresql | sqlite] [local | ray]
 
 Starts a PostgreSQL server of its own, or takes an SQLite file, and the service on it; sets a
 budget, certifies DP-Muon on digits, asks for a run, lets one worker with a key of its own do it,
-and prints what the ledger was charged and that the audit finds nothing. Everything is below
+and prints what the ledger was charged and that the audit finds nothing. With ``ray`` the service
+hands the run to a Ray cluster of two nodes, started for it, whose job the worker is. Everything is below
 ``$AFFIDAVIT_HOME/demo-run`` and made anew each time; the server and its data are gone at the end.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -26,6 +28,7 @@ import httpx
 from rich.console import Console
 
 from affidavit.certificate import KeyStore
+from tests import ray_cluster
 from tests.service import postgresql_server
 
 HERE = Path(__file__).resolve().parent
@@ -37,8 +40,10 @@ START_SECONDS = 300.0
 console = Console(highlight=False, soft_wrap=True)
 
 
-def main(kind: str = "postgresql") -> int:
+def main(kind: str = "postgresql", engine: str = "local") -> int:
     """Run the demonstration; 0 when the run was settled and conforms."""
+    if engine not in ("local", "ray"):
+        raise SystemExit(f"{engine} is no engine that this can start: give local or ray.")
     # Whoever ends this ends what it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     result = database(kind)
@@ -46,7 +51,7 @@ def main(kind: str = "postgresql") -> int:
     os.environ.pop("AFFIDAVIT_TOKEN", None)
     with result as url:
         os.environ["DATABASE_URL"] = url
-        return demonstrate()
+        return demonstrate(engine)
 
 
 def database(kind: str) -> AbstractContextManager[str]:
@@ -72,7 +77,7 @@ def postgresql() -> Iterator[str]:
         yield f"{server.url}/postgres"
 
 
-def demonstrate() -> int:
+def demonstrate(engine: str) -> int:
     """The demonstration, on the database of ``DATABASE_URL``."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small matrices: a second thread only waits
     KeyStore(HOME / "service" / "keys").new("service")
@@ -80,8 +85,15 @@ def demonstrate() -> int:
     KeyStore(HOME / "service" / "worker-keys").keep(worker_key.public)
     command("service", "migrate")
     people, work = token("admin", "submit", "audit"), token("work")
-    with service() as base:
-        run = settled(base, people, work)
+    port = free_port()
+    (trusted,) = (HOME / "service" / "keys").glob("*.json")
+    worker = [
+        *("worker", "--server", f"http://127.0.0.1:{port}", "--microbatch", "1024"),
+        *("--keys", str(trusted), "--outputs", str(HOME / "runs")),
+    ]
+    with engine_for(engine, worker, work) as dispatch, service(port, **dispatch) as base:
+        embedded = None if dispatch else [*worker, "--once"]
+        run = settled(base, people, embedded, work)
     told = f"run {run['id']}: {run['state']}, {run['code']}"
     console.print(f"{told}; {run['steps']['charged']} steps were charged to the ledger")
     console.print(f"its record ends in {run['record']}")
@@ -89,8 +101,26 @@ def demonstrate() -> int:
     return 0 if run["code"] == "conformant" and audited else 1
 
 
-def settled(base: str, people: str, work: str) -> Any:
-    """The run, once a worker has done it."""
+@contextmanager
+def engine_for(engine: str, worker: list[str], work: str) -> Iterator[dict[str, str]]:
+    """The service's settings for an engine that is started; none for ``local``."""
+    if engine == "local":
+        yield {}
+        return
+    program = ray_cluster.program()
+    if program is None:
+        raise SystemExit("there is no Ray here: make install-ray, or set AFFIDAVIT_RAY to `ray`.")
+    site = {"AFFIDAVIT_TOKEN": work, "AFFIDAVIT_HOME": str(HOME / "worker")}
+    with ray_cluster.ray_cluster(program, nodes=2, **site) as cluster:
+        console.print(f"Ray from {program}: two nodes, dashboard on port {cluster.dashboard}")
+        yield {
+            "AFFIDAVIT_DISPATCH": f"ray://127.0.0.1:{cluster.dashboard}",
+            "AFFIDAVIT_JOB": shlex.join([*AFFIDAVIT, *worker]),
+        }
+
+
+def settled(base: str, people: str, worker: list[str] | None, work: str) -> Any:
+    """The run, once the worker, or the engine's job, has done it."""
     plan = (HERE / "digits-dp-muon.yaml").read_bytes()
     yaml = {"content-type": "application/yaml"}
     bearer = {"authorization": f"Bearer {people}"}
@@ -107,12 +137,10 @@ def settled(base: str, people: str, work: str) -> Any:
         }
         run = _good(client.post("/v1/runs", json=requested))
         console.print(f"run {run['id']}: {run['state']}, its cost is reserved")
-        (trusted,) = (HOME / "service" / "keys").glob("*.json")
-        command(
-            "worker", "worker", "--server", base, "--once", "--microbatch", "1024",
-            "--keys", str(trusted), "--outputs", str(HOME / "runs"),
-            AFFIDAVIT_TOKEN=work,
-        )  # fmt: skip
+        if worker is not None:
+            command("worker", *worker, AFFIDAVIT_TOKEN=work)
+        else:
+            command("service", "runs", "watch", run["id"], "--server", base, AFFIDAVIT_TOKEN=people)
         return _good(client.get(f"/v1/runs/{run['id']}"))
 
 
@@ -136,10 +164,9 @@ def command(
 
 
 @contextmanager
-def service() -> Iterator[str]:
-    """The service on a free loopback port."""
-    port = free_port()
-    base, environment = f"http://127.0.0.1:{port}", dict(os.environ)
+def service(port: int, **dispatch: str) -> Iterator[str]:
+    """The service on a loopback port."""
+    base, environment = f"http://127.0.0.1:{port}", {**os.environ, **dispatch}
     environment["AFFIDAVIT_HOME"] = str(HOME / "service")
     with (HOME / "service.log").open("wb") as log:
         process = subprocess.Popen(
@@ -181,4 +208,4 @@ def _good(answer: httpx.Response) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:2]))
+    raise SystemExit(main(*sys.argv[1:3]))

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from hashlib import sha256
 from math import isfinite
 from typing import Any
@@ -20,6 +21,7 @@ from sqlalchemy import Connection, Engine, Table, func, select
 from affidavit.certificate import BadEnvelope, read_envelope
 from affidavit.certificate.log import Checkpoint
 from affidavit.plan import MalformedPlan, digest_of
+from affidavit.service.ledger.expiry import orphans
 from affidavit.service.ledger.replay import check_ledgers
 from affidavit.service.log.entry_types import ENTRY_TYPES, EntryType
 from affidavit.service.log.log_tables import log_entries, log_leaves, log_pending
@@ -60,6 +62,8 @@ def audit(
         yield AuditFinding(
             "ledger", f"{fault.ledger} {fault.seq}", f"{fault.code}: {fault.message}"
         )
+    for reservation_id, why in orphans(connection, datetime.now(UTC)):
+        yield AuditFinding("orphan", f"reservation {reservation_id}", why)
 
 
 def count_pending(connection: Connection) -> int:

@@ -147,7 +147,8 @@ class Record:
 class RunView:
     """One run: its progress, its events, its record, and what the ledger says of it.
 
-    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed.
+    ``so_far`` bounds what the first ``so_far_steps`` steps cost, if that was computed, and
+    ``job_page`` is a URL of the engine's dashboard.
     """
 
     line: RunLine
@@ -168,6 +169,7 @@ class RunView:
     record: Record | None
     unit: str
     adjacency: str
+    job_page: str | None = None
     so_far: str | None = None
     so_far_steps: int | None = None
 
@@ -317,6 +319,7 @@ def _read(services: Services, run_id: str) -> tuple[RunView, StoredReservation]:
     return RunView(
         line=_line(run, reservation.name, reservation.scope.dataset),
         ended=run.outcome is not None,
+        job_page=services.dispatcher.page(run),
         certified_steps=reservation.certified_steps,
         share=min(1.0, done / reservation.certified_steps),
         reservation=reservation.id,

@@ -110,12 +110,14 @@ def end(
     )
 
 
-def recover(connection: Connection, lease: Row[Any], at: datetime) -> None:
-    """End a run whose lease expired, or requeue it."""
+def recover(
+    connection: Connection, lease: Row[Any], at: datetime, why: str = "did not renew its lease."
+) -> None:
+    """End a run whose lease expired or whose job ended, or requeue it."""
     run, call = repository.find(connection, lease.run_id), CommandContext(actor=REAPER, at=at)
     body = {
         "code": "lease_lost",
-        "message": f"worker {lease.worker} did not renew its lease in time.",
+        "message": f"worker {lease.worker}: {why}",
         "fence": lease.fence,
     }
     if is_over(run, lease):

@@ -93,11 +93,15 @@ def test_a_run_is_trained_once_settled_and_signed(shop: Any) -> None:
 
 def test_the_demonstration_ends_with_a_settled_run(tmp_path: Path) -> None:
     """``make demo-run`` with each database, as far as make tells; on SQLite it is run."""
-    for provided, kind in (((), "postgresql"), (("DATABASE=sqlite",), "sqlite")):
+    for provided, kind in (
+        (("ENGINE=ray",), ["postgresql", "ray"]),
+        ((), ["postgresql", "local"]),
+        (("DATABASE=sqlite",), ["sqlite", "local"]),
+    ):
         told = ["make", "--no-print-directory", "-n", "demo-run", *provided]
         lines = subprocess.run(told, cwd=ROOT, capture_output=True, check=True, text=True).stdout
         command = lines.splitlines()[-1].split()
-        assert command[-1] == kind
+        assert command[-2:] == kind
         assert " ".join(told[3:]) in (ROOT / "README.md").read_text()
     ran = subprocess.run(
         [sys.executable, *command[1:]],

@@ -1,0 +1,1 @@
+"""Handing runs to an engine that decides where and when they execute."""

@@ -1,0 +1,107 @@
+"""The port to an engine, and the one that ``AFFIDAVIT_DISPATCH`` names.
+
+=======================  ============================================================
+``local``                none: ``affidavit worker`` claims runs one after the other
+``ray://HOST:8265``      a Ray cluster's Jobs API (``ray+https://`` behind TLS)
+``slurm``                ``sbatch``, ``squeue`` and ``scancel``
+``kubernetes:NAMESPACE``  Jobs of the cluster that the service runs in
+=======================  ============================================================
+
+``AFFIDAVIT_JOB`` is what the engine starts for a run: a command for Ray (``affidavit worker``), a
+batch script for Slurm, a Job's manifest for Kubernetes. ``--run``, ``--queue`` and ``--name`` are
+added. Addresses and keys of workers are on the nodes, so that no secret passes through the engine.
+
+>>> engine_of("local", "") is None
+True
+>>> engine_of("ray://head:8265", "").page("affidavit-1")
+'http://head:8265/#/jobs/affidavit-1'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+JobState = Literal["waiting", "running", "ended"]
+PREFIX = "affidavit-"
+JOB = re.compile(rf"{PREFIX}([0-9a-f-]{{36}})-([0-9]+)")
+
+
+class EngineUnavailable(Exception):
+    """The engine did not answer, or refused; the next round tries again."""
+
+
+class UnknownEngine(ValueError):
+    """``AFFIDAVIT_DISPATCH`` names no engine; the text says what to give."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One job of a run, the ``number``-th; ``memory`` is in MiB, 0 for the engine's default."""
+
+    run: str
+    number: int
+    queue: str
+    gpus: int
+    memory: int
+
+    @property
+    def id(self) -> str:
+        """What engines know it by: a second submission is of the same job."""
+        return f"{PREFIX}{self.run}-{self.number}"
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Options of ``affidavit worker``; the worker's name tells which job claimed a run."""
+        ranks = ("--gpu", "--processes", str(self.gpus)) if self.gpus else ()
+        return ("--run", self.run, "--queue", self.queue, "--name", self.id, *ranks)
+
+
+class Engine(Protocol):
+    """What is needed of an engine; all methods raise ``EngineUnavailable``."""
+
+    def jobs(self) -> Mapping[str, JobState]:
+        """The jobs that it knows whose ids have our prefix; it may forget those that ended."""
+        ...
+
+    def submit(self, job: Job) -> None:
+        """Submit a job; nothing happens if one of that id exists."""
+        ...
+
+    def cancel(self, job_id: str) -> None:
+        """End a job, as a signal would; nothing happens if it has ended or is unknown."""
+        ...
+
+    def page(self, job_id: str) -> str | None:
+        """A URL of the engine's dashboard about a job."""
+        ...
+
+
+def engine_of(dispatch: str, job: str) -> Engine | None:
+    """The engine of a setting, None for ``local``; raises ``UnknownEngine``."""
+    if dispatch == "local":
+        return None
+    kind, _, rest = dispatch.partition(":")
+    if kind in ("ray", "ray+https") and re.fullmatch(r"//[A-Za-z0-9.-]+(:[0-9]{1,5})?/?", rest):
+        from affidavit.service.dispatch.ray_jobs import RayJobs
+
+        scheme = "https" if kind == "ray+https" else "http"
+        return RayJobs(f"{scheme}:{rest.rstrip('/')}", job or "affidavit worker")
+    if dispatch == "slurm" and job:
+        from affidavit.service.dispatch.slurm import Slurm
+
+        return Slurm(job)
+    if kind == "kubernetes" and re.fullmatch(r"[a-z0-9-]{1,63}", rest) and job:
+        from affidavit.service.dispatch.kubernetes_jobs import KubernetesJobs
+
+        return KubernetesJobs.in_cluster(rest, job)
+    if not job and (dispatch == "slurm" or kind == "kubernetes"):
+        raise UnknownEngine(
+            "AFFIDAVIT_JOB is not set; give the batch script or the Job's manifest."
+        )
+    raise UnknownEngine(
+        f"AFFIDAVIT_DISPATCH is {dispatch[:80]!r}; give local, ray://HOST:8265, slurm or "
+        "kubernetes:NAMESPACE."
+    )

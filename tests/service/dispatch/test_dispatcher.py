@@ -1,0 +1,212 @@
+"""Runs against the jobs of an engine that fails: each is executed once or charged, never twice."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from affidavit.service.dispatch.dispatcher import Dispatcher
+from affidavit.service.dispatch.engine import EngineUnavailable
+from affidavit.service.ledger.replay import replay
+from affidavit.service.runs.completion import MOST_FAILED_ATTEMPTS
+from tests.seeds import seeded
+from tests.service.dispatch.conftest import RayCluster, dispatcher_of
+from tests.service.runs.conftest import Yard
+
+STEPS = 10
+
+
+def look(dispatcher: Dispatcher) -> None:
+    dispatcher.reconcile(datetime.now(UTC))
+
+
+def job_of(run: Any, number: int = 1) -> str:
+    return f"affidavit-{run['id']}-{number}"
+
+
+def options_of(cluster: RayCluster, job: str) -> dict[str, str]:
+    words = shlex.split(cluster.entrypoints[job])
+    assert words[:2] == ["affidavit", "worker"]
+    options = words[2:]
+    return dict(zip(options[::2], options[1::2], strict=True))
+
+
+def claimed(yard: Yard, cluster: RayCluster, job: str) -> Any:
+    """What the job's worker does first."""
+    options = options_of(cluster, job)
+    cluster.status[job] = "RUNNING"
+    body = {"worker": options["--name"], "run": options["--run"]}
+    path = f"/v1/queues/{options['--queue']}/claims"
+    return yard.ask("POST", path, "work", body).json()
+
+
+def test_a_run_is_handed_over_once_however_often_and_by_whomever(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify(), queue="gpu").json()
+    assert not cluster.status  # the service may die here
+    cluster.lose_answers = True
+    look(dispatcher)
+    cluster.lose_answers = False
+    for replica in (dispatcher_of(yard, cluster), dispatcher):
+        look(replica)
+    assert cluster.active == [job_of(run)]
+    assert options_of(cluster, job_of(run)) == {
+        "--run": run["id"],
+        "--queue": "gpu",
+        "--name": job_of(run),
+    }
+    job = claimed(yard, cluster, job_of(run))
+    assert claimed(yard, cluster, job_of(run)) is None  # handed over twice all the same
+    yard.start(job)
+    look(dispatcher)
+    assert yard.complete(job, STEPS).json()["state"] == "settled"
+    cluster.status[job_of(run)] = "SUCCEEDED"
+    look(dispatcher)
+    assert list(cluster.status) == [job_of(run)]
+    assert yard.charged(run) == ("settled", STEPS)
+
+
+def test_an_engine_that_is_away_delays_and_changes_nothing(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    cluster.down = True
+    with pytest.raises(EngineUnavailable):
+        look(dispatcher)
+    cluster.down = False
+    look(dispatcher)
+    job = claimed(yard, cluster, job_of(run))
+    yard.start(job)
+    cluster.forget()  # the head starts anew; its job goes on
+    look(dispatcher)
+    assert (cluster.active, yard.run(run)["state"]) == ([], "running")
+    assert yard.complete(job, STEPS).json()["state"] == "settled"
+
+
+def test_a_job_that_dies_loses_its_lease_at_once_and_another_goes_on(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    look(dispatcher)
+    lost = claimed(yard, cluster, job_of(run))
+    yard.say(lost, "start", plan_digest=lost["plan_digest"], wants=0)
+    assert yard.say(lost, "heartbeat", steps=0, wants=4).json()["granted"] == 4
+    cluster.status[job_of(run)] = "FAILED"
+    look(dispatcher)
+    assert yard.run(run)["state"] == "queued"
+    assert yard.say(lost, "heartbeat", steps=4, wants=9).json()["code"] == "lease_lost"
+    look(dispatcher)
+    assert cluster.active == [job_of(run, 2)]
+    job = claimed(yard, cluster, job_of(run, 2))
+    assert (job["fence"], job["granted"], job["previous"]) == (2, 4, 1)
+    assert yard.charged(run) == ("committed", None)
+
+
+def test_a_stuck_job_that_lost_its_lease_is_cancelled_and_another_goes_on(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    look(dispatcher)
+    claimed(yard, cluster, job_of(run))
+    assert yard.later(61) == 1
+    look(dispatcher)
+    assert cluster.status[job_of(run)] == "STOPPED"
+    assert cluster.active == [job_of(run, 2)]
+
+
+def test_jobs_that_never_claim_their_run_are_given_up(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    for _ in range(3 * MOST_FAILED_ATTEMPTS):
+        look(dispatcher)
+        for job in cluster.active:
+            cluster.status[job] = "FAILED"
+    assert len(cluster.status) == MOST_FAILED_ATTEMPTS
+    ended = yard.run(run)
+    assert (ended["state"], ended["code"]) == ("failed", "job_failed")
+    assert yard.charged(run)[0] == "released"
+
+
+def test_the_job_of_a_cancelled_run_is_cancelled(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    look(dispatcher)
+    assert yard.ask("POST", f"/v1/runs/{run['id']}/cancel", "submit", {}).is_success
+    cluster.status["affidavit-of-somebody-else"] = "RUNNING"
+    look(dispatcher)
+    assert cluster.active == ["affidavit-of-somebody-else"]
+    assert claimed(yard, cluster, job_of(run)) is None
+
+
+def test_a_worker_that_is_no_job_is_left_alone(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    run = yard.request(yard.certify()).json()
+    look(dispatcher)
+    job = yard.claim(run=run["id"])
+    cluster.status[job_of(run)] = "SUCCEEDED"  # it found nothing to claim
+    look(dispatcher)
+    assert yard.start(job).json()["state"] == "running"
+
+
+def test_whatever_the_engine_does_a_run_is_executed_once_or_charged(
+    yard: Yard, cluster: RayCluster, dispatcher: Dispatcher
+) -> None:
+    for seed in range(6):
+        drawn = random.Random(seeded(seed))
+        run = yard.request(yard.certify()).json()
+        replicas, jobs = [dispatcher, dispatcher_of(yard, cluster)], []
+        for _ in range(120):
+            if yard.run(run)["state"] in ("settled", "failed"):
+                break
+            _step(yard, cluster, drawn, replicas, jobs)
+        ended = yard.run(run)
+        assert ended["state"] in ("settled", "failed"), ended
+        settled = [job for job in jobs if job.get("settled")]
+        assert len(settled) == (ended["state"] == "settled")
+        state, charged = yard.charged(run)
+        assert (state, charged) in (("settled", STEPS), ("released", None))
+        granted = [job["granted"] for job in jobs]
+        assert granted == sorted(granted)
+    assert not replay(yard.engine)
+
+
+def _step(
+    yard: Yard,
+    cluster: RayCluster,
+    drawn: random.Random,
+    replicas: list[Dispatcher],
+    jobs: list[Any],
+) -> None:
+    match drawn.choice(
+        ["look", "look", "claim", "claim", "die", "work", "work", "forget", "lease"]
+    ):
+        case "look":
+            cluster.lose_answers = drawn.random() < 0.3
+            look(drawn.choice(replicas))
+        case "claim" if cluster.active:
+            job = claimed(yard, cluster, drawn.choice(cluster.active))
+            if job is not None:
+                start = {"plan_digest": job["plan_digest"], "wants": 0}
+                assert yard.say(job, "start", **start).is_success
+                jobs.append(job)
+        case "die" if cluster.active:
+            cluster.status[drawn.choice(cluster.active)] = "FAILED"
+        case "work" if jobs:  # the current one, or a zombie
+            job = drawn.choice(jobs)
+            if drawn.random() < 0.7:
+                wants = job["granted"] + drawn.randint(1, 4)
+                yard.say(job, "heartbeat", steps=job["granted"], wants=wants)
+            elif job["granted"] == 0:
+                job["settled"] = yard.complete(job, STEPS).json().get("state") == "settled"
+        case "forget" if drawn.random() < 0.3:
+            cluster.forget()
+        case "lease" if drawn.random() < 0.5:
+            yard.later(61)
