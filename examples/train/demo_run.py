@@ -5,8 +5,8 @@
 Starts a PostgreSQL server of its own, or takes an SQLite file, and the service on it; sets a
 budget, certifies DP-Muon on digits, asks for a run, lets one worker with a key of its own do it,
 and prints what the ledger was charged and that the audit finds nothing. With ``ray`` the service
-hands the run to a Ray cluster of two nodes, started for it, whose job the worker is. Everything is below
-``$AFFIDAVIT_HOME/demo-run`` and made anew each time; the server and its data are gone at the end.
+hands the run to a Ray cluster of two nodes, started for it, whose job the worker is. Everything is
+below ``$AFFIDAVIT_HOME/demo-run`` and made anew each time; the server's data are gone at the end.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from affidavit.service.database import reader, writer
 from affidavit.service.dispatch.engine import JOB, Engine, EngineUnavailable, Job, JobState
 from affidavit.service.ledger.expiry import expire_reservations
 from affidavit.service.runs import completion, repository
+from affidavit.service.runs.queue import RunQueue
 from affidavit.service.runs.repository import StoredRun
 from affidavit.service.runs.run_tables import run_leases
 
@@ -61,11 +62,12 @@ class _Lease:
 
 
 class Dispatcher:
-    """The loop of one process; without an engine it only looks after reservations."""
+    """The loop of one process; without an engine it only ends leases and reservations."""
 
     def __init__(self, database: Database, engine: Engine | None) -> None:
         self._reader = reader(database)
         self._writer = writer(database)
+        self._queue = RunQueue(database)
         self.engine = engine
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -100,6 +102,7 @@ class Dispatcher:
 
     def reconcile(self, at: datetime) -> None:
         """Compare once; raises ``EngineUnavailable``."""
+        self._queue.reap(at)
         if self.engine is None:
             return
         jobs = self.engine.jobs()  # before the leases: what has ended cannot hold one afterwards

@@ -32,7 +32,7 @@ class RayJobs:
         self._command = shlex.split(command)
 
     def jobs(self) -> Mapping[str, JobState]:
-        """The jobs of the cluster; a head that starts anew has forgotten them."""
+        """The jobs of the cluster, which a new head forgets; raises ``EngineUnavailable``."""
         listed = self._answer("GET", "/api/jobs/")
         if not isinstance(listed, list):
             raise EngineUnavailable(f"{self._address} listed no jobs")

@@ -1,0 +1,57 @@
+"""Reservations that nobody uses: what is released, when, and what an audit names."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import text
+
+from affidavit.service.database import reader, writer
+from affidavit.service.ledger.expiry import LIFETIME, expire_reservations, orphans
+from affidavit.service.ledger.replay import replay
+from tests.service.runs.conftest import Yard
+from tests.service.runs.conftest import yard as yard
+
+NOW = datetime.now(UTC)
+LATER = NOW + LIFETIME + timedelta(hours=1)
+
+
+def expired(yard: Yard, at: datetime) -> int:
+    return expire_reservations(writer(yard.engine), reader(yard.engine), at)
+
+
+def named(yard: Yard, at: datetime) -> set[str]:
+    with yard.engine.connect() as connection:
+        return {reservation for reservation, _ in orphans(connection, at)}
+
+
+def test_only_what_has_no_run_and_was_never_used_expires(yard: Yard) -> None:
+    certificate = yard.certify()
+    body = {"certificate": certificate}
+    path = "/v1/ledgers/toy/reservations"
+    made: list[Any] = [yard.ask("POST", path, "submit", body).json() for _ in range(3)]
+    unused, used, released = (one["id"] for one in made)
+    assert yard.ask("POST", f"/v1/reservations/{used}/commit", "work", {}).is_success
+    assert yard.ask("POST", f"/v1/reservations/{released}/release", "submit", {}).is_success
+    waiting = yard.request(certificate).json()
+    assert expired(yard, NOW + LIFETIME - timedelta(hours=1)) == 0
+    assert named(yard, NOW) == set()
+    assert named(yard, LATER) == {unused}
+    assert expired(yard, LATER) == 1
+    assert expired(yard, LATER) == 0
+    assert named(yard, LATER) == set()
+    states = {"reservation": yard.charged({"reservation": unused})[0]}
+    assert states == {"reservation": "released"}
+    assert yard.charged(waiting)[0] == "reserved"
+    assert yard.charged({"reservation": used})[0] == "committed"
+    assert not replay(yard.engine)
+
+
+def test_a_run_that_ended_and_left_its_charge_open_is_named(yard: Yard) -> None:
+    """As a version did that died between the two; nothing of this version can write it."""
+    run = yard.request(yard.certify()).json()
+    assert named(yard, NOW) == set()
+    with yard.engine.begin() as connection:
+        connection.execute(text("UPDATE run_leases SET state = 'ended'"))
+    assert named(yard, NOW) == {run["reservation"]}
