@@ -15,6 +15,7 @@ UNAMPLIFIED = frozenset({"shuffled", "cyclic", "balls_in_bins", "cyclic_poisson"
 MOST_ACCUMULATED = 1024
 PHYSICAL_BATCHES = (1, 8, 16, 32, 64, 128, 256)
 DEVICES = (2, 4, 8, 16, 32, 64, 128, 256, 3, 6, 12, 24)
+ROUNDS = (2, 3, 5, 10, 20, 50, 100)
 """Numbers of devices that are tried, the usual ones first."""
 
 
@@ -225,6 +226,31 @@ def world_size(case: Case) -> Iterator[Way]:
             )
 
 
+def microbatch_sensitivity(case: Case) -> Iterator[Way]:
+    """Noise over the clip norm of a microbatch, as if a microbatch were one record."""
+    if case.plan.adjacency != "replace_one":
+        yield Way(
+            code="microbatch_sensitivity",
+            said="noise was taken over the clip norm of a microbatch: the multiplier was taken "
+            "twice too large",
+            change=_scaled(2.0),
+            cost=2.7,
+        )
+
+
+def accountant_reset(case: Case) -> Iterator[Way]:
+    """ε of one of several rounds, each with an accountant of its own."""
+    for place, rounds in enumerate(ROUNDS):
+        if case.first.steps % rounds == 0:
+            yield Way(
+                code="accountant_reset",
+                said=f"{case.first.steps // rounds} steps were accounted instead of "
+                f"{case.first.steps}: the last of {rounds} rounds",
+                change=_steps_shared(1 / rounds),
+                cost=2.9 + 0.1 * place,
+            )
+
+
 def _scaled(factor: float) -> Change:
     return lambda account, _: replace(account, scale=account.scale * factor)
 
@@ -275,5 +301,24 @@ MISTAKES = (
         fix="Give the lot of all devices together, and the noise that their sum gets.",
         field=("sampling",),
         ways=world_size,
+    ),
+    Mistake(
+        code="microbatch_sensitivity",
+        wrong="A record changes the clipped mean of its whole microbatch, by up to twice the clip "
+        "norm, also when it is removed.",
+        source="Ponomareva et al., arXiv:2303.00654, section 5.6; TensorFlow Privacy, "
+        "compute_dp_sgd_privacy_statement (used_microbatching)",
+        fix="Leave one record in each microbatch, or double the noise.",
+        field=("releases",),
+        ways=microbatch_sensitivity,
+    ),
+    Mistake(
+        code="accountant_reset",
+        wrong="The rounds of one training compose; an accountant that is made anew in each "
+        "reports the last alone.",
+        source="formula: Opacus, a PrivacyEngine made in each round of a Flower client's fit()",
+        fix="Keep one accountant for all rounds.",
+        field=("steps",),
+        ways=accountant_reset,
     ),
 )

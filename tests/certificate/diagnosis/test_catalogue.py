@@ -31,6 +31,8 @@ SPECIFIED = [
     "clip_not_joint",
     "gdp_clt",
     "loose_delta",
+    "microbatch_sensitivity",
+    "accountant_reset",
 ]
 
 
