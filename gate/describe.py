@@ -9,11 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from affidavit.gate.console import print_document, say, stop
-from affidavit.plan import code_meanings, plan_schemas
+from affidavit.plan import code_meanings, plan_schema
 from affidavit.plan import explain as meanings_of
-
-SCHEMA_ID = "https://affidavit.dev/schemas/plan-v1.json"
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema(
@@ -22,13 +19,9 @@ def schema(
     ] = None,
 ) -> None:
     """Print the JSON Schema of a plan, or what one field takes."""
-    parts = plan_schemas("#/$defs/{model}")
-    if field is None:
-        roots = [{"$ref": f"#/$defs/{name}"} for name in ("PlanOfOnePhase", "PlanOfPhases")]
-        whole = {"$schema": DIALECT, "$id": SCHEMA_ID, "title": "Plan", "anyOf": roots}
-        print_document(json.dumps({**whole, "$defs": parts}, indent=2, ensure_ascii=False) + "\n")
-        return
-    print_document(json.dumps(_find(parts, field), indent=2, ensure_ascii=False) + "\n")
+    whole = plan_schema()
+    shown = whole if field is None else _find(whole["$defs"], field)
+    print_document(json.dumps(shown, indent=2, ensure_ascii=False) + "\n")
 
 
 def _find(parts: dict[str, Any], field: str) -> Any:

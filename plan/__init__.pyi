@@ -74,6 +74,7 @@ from .serialization import as_document as as_document
 from .serialization import canonical_json as canonical_json
 from .serialization import digest as digest
 from .serialization import digest_of as digest_of
+from .serialization import plan_schema as plan_schema
 from .serialization import plan_schemas as plan_schemas
 from .serialization import with_keywords as with_keywords
 from .strategies import NOISE_KINDS as NOISE_KINDS

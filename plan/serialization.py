@@ -61,6 +61,7 @@ def digest(plan: PlanDocument) -> str:
 
 
 Schema = dict[str, Any]
+SCHEMA_ID = "https://affidavit.dev/schemas/plan-v1.json"
 KEYWORDS = {
     "ge": "minimum",
     "le": "maximum",
@@ -91,6 +92,19 @@ def plan_schemas(ref_template: str) -> dict[str, Schema]:
         {"PlanOfOnePhase": single, "PlanOfPhases": phased, **parts}
     )
     return schemas
+
+
+def plan_schema() -> Schema:
+    """The JSON Schema of a plan of either form, for editors; ``$id`` names it and its version."""
+    parts = plan_schemas("#/$defs/{model}")
+    roots = [{"$ref": f"#/$defs/{name}"} for name in ("PlanOfOnePhase", "PlanOfPhases")]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        "title": "Affidavit training plan, version 1",
+        "anyOf": roots,
+        "$defs": parts,
+    }
 
 
 def with_keywords(schema: Any) -> Any:

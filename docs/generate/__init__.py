@@ -34,6 +34,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../plan/codes.json": codes.data,
     "reference/plan-schema.md": plan_schema.page,
     "reference/plan.schema.json": plan_schema.schema_text,
+    "reference/schemastore.json": plan_schema.catalog_entry,
     "reference/repositories.md": repositories.page,
 }
 """Every generated file, from ``docs``, with what makes its text."""

@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import Any
 
-from affidavit.plan import plan_schemas
+from affidavit.plan import plan_schema
 from docs.generate.tables import Schema, table, words
 
 HEAD = """# The plan's schema
@@ -23,6 +23,9 @@ that know JSON Schema complete and check plans with it; for YAML, put this in th
 # yaml-language-server: $schema=plan.schema.json
 ```
 
+`affidavit schema` prints it, and an installed Affidavit has it in `share/doc/affidavit`.
+[schemastore.json](schemastore.json) is the entry for SchemaStore's catalog.
+
 The schema describes shapes and ranges. What fields mean together, and which plans may be
 certified, is checked by `affidavit check` and told in [the plan](../plan.md).
 
@@ -33,12 +36,19 @@ certified, is checked by `affidavit check` and told in [the plan](../plan.md).
 @cache
 def schema() -> Schema:
     """A plan with phases, or with the fields of its only phase at the top."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Affidavit training plan, version 1",
-        "anyOf": [{"$ref": "#/$defs/PlanOfOnePhase"}, {"$ref": "#/$defs/PlanOfPhases"}],
-        "$defs": json.loads(json.dumps(plan_schemas("#/$defs/{model}"))),
+    result: Schema = json.loads(json.dumps(plan_schema()))
+    return result
+
+
+def catalog_entry() -> str:
+    """What SchemaStore's catalog takes, for editors that look schemas up there."""
+    entry = {
+        "name": "Affidavit training plan",
+        "description": "A plan of differentially private training, for affidavit check",
+        "fileMatch": ["*.affidavit.yaml", "*.affidavit.yml", "*.affidavit.json"],
+        "url": schema()["$id"],
     }
+    return json.dumps(entry, indent=1) + "\n"
 
 
 def schema_text() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -41,8 +43,21 @@ def names(wheel: zipfile.Path) -> set[str]:
 
 def test_there_is_one_top_level_name(wheel: zipfile.Path) -> None:
     tops = {name.split("/")[0] for name in names(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"affidavit"}
-    assert len(tops) == 2
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {"affidavit"}
+    assert len(tops) == 3
+
+
+def test_the_pages_that_messages_name_travel_with_it(wheel: zipfile.Path) -> None:
+    """Below ``share/doc/affidavit``, with the example plans and the schema of plans."""
+    shared = {name.partition("/share/doc/affidavit/")[2] for name in names(wheel)}
+    rooms = ("plan", "mechanisms", "accountants", "certificate", "service", "gate", "worker")
+    texts = [path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"docs/[a-z/-]+\.md", text)}
+    assert len(named) > 10
+    assert named <= shared
+    assert {f"examples/{path.name}" for path in (ROOT / "examples").glob("*.yaml")} <= shared
+    schema = next(name for name in names(wheel) if name.endswith("/plan.schema.json"))
+    assert json.loads(wheel.root.read(schema))["$id"].endswith("/plan-v1.json")
 
 
 def test_every_module_of_every_room_is_in_it(wheel: zipfile.Path) -> None:
@@ -70,7 +85,7 @@ def test_types_and_migrations_travel_with_it(wheel: zipfile.Path) -> None:
 def test_no_test_travels_with_it(wheel: zipfile.Path) -> None:
     for name in names(wheel):
         parts = name.split("/")
-        assert not {"tests", "conftest.py", "bench", "examples"} & set(parts), name
+        assert not {"tests", "conftest.py", "bench"} & set(parts), name
         assert not parts[-1].startswith("test_"), name
 
 

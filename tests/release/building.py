@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("src", "pyproject.toml", "README.md", "LICENSE")
+NEEDED = ("src", "docs", "examples", "pyproject.toml", "README.md", "LICENSE")
 
 
 def copy_of_the_tree(where: Path) -> Path:
