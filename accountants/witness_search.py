@@ -25,14 +25,14 @@ _EPSILON_SHIFT = 5e-5
 _ALIASED = 12.0
 """What is neglected is smaller than δ by e to the power of this."""
 _MOST_TERMS = 20_000
-_WIDEST = 1e-3
+_WIDEST = 1e-4
 """Part of ε within which the bound that is proved must lie above the one that was computed."""
 
 
 def search_witness(event: Event, epsilon: float, delta: float) -> Witness:
     """A witness that ``event`` is (about ``epsilon``, ``delta``)-DP, for the least ε it proves.
 
-    ``epsilon`` (nats) is what an engine computed; the witness's is at most 0.1 % more. Raises
+    ``epsilon`` (nats) is what an engine computed; the witness's is at most 0.01 % more. Raises
     ``Unproved`` where there is no statement about a release, or the search finds no witness.
     """
     directions = laws(event)

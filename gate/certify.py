@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from affidavit.accountants.checker import Unproved
 from affidavit.certificate import (
     Assessment,
     Certificate,
@@ -21,8 +22,18 @@ from affidavit.certificate import (
 from affidavit.certificate import certify as assess
 from affidavit.certificate.policy import BUILT_IN, judge
 from affidavit.certificate.signers import private_key_source
-from affidavit.gate.console import out, print_json, read, require_engine, say, stop, write
-from affidavit.gate.exit_codes import OF_VERDICT
+from affidavit.gate.console import (
+    err,
+    fail,
+    out,
+    print_json,
+    read,
+    require_engine,
+    say,
+    stop,
+    write,
+)
+from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import (
     EngineOption,
     JsonOption,
@@ -44,6 +55,9 @@ def certify(
     engine: EngineOption = None,
     policy: PolicyFileOption = None,
     second_opinion: SecondOpinionOption = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Sign a proof that `affidavit verify --prove` checks.")
+    ] = False,
 ) -> None:
     """Certify a plan: the noise it needs, or the ε it has, as a bracket with the reasons.
 
@@ -52,19 +66,25 @@ def certify(
     require_engine(engine)
     rules = BUILT_IN if policy is None else read_policy(policy)
     file = read(plan, as_json=as_json)
-    key = _signing_key(required=bundle is not None)
+    key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)
     twice = second_opinion or key is not None or rules.second_opinion == "required"
     result = assess(file.plan, engine=engine, second_opinion=twice)
     assessment, under = judge(file.plan, result, rules)
     certificate: Certificate | None = None
     if key is not None:
-        certificate = issue(
-            assessment,
-            key,
-            requester=_user(),
-            issued_at=datetime.now(UTC).replace(microsecond=0),
-            under=under,
-        )
+        if prove:
+            err.print("searching for a proof ...")
+        try:
+            certificate = issue(
+                assessment,
+                key,
+                requester=_user(),
+                issued_at=datetime.now(UTC).replace(microsecond=0),
+                under=under,
+                prove=prove,
+            )
+        except Unproved as failure:
+            fail(f"{failure.code}: {failure.message} {failure.remedy}", Exit.UNDECIDED)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
@@ -93,13 +113,13 @@ def _print(
         say(f"bundle written to {bundle}")
 
 
-def _signing_key(*, required: bool) -> SigningPort | None:
+def _signing_key(needed_by: str | None) -> SigningPort | None:
     try:
         key = KeyStore(home() / "keys").signing_key(private_key_source(os.environ))
     except KeyFailure as failure:
         stop(str(failure))
-    if key is None and required:
-        stop("--out needs a signing key; create one with `affidavit keys new`.")
+    if key is None and needed_by is not None:
+        stop(f"{needed_by} needs a signing key; create one with `affidavit keys new`.")
     return key
 
 

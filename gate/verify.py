@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from affidavit.accountants.checker import Proof, Unproved
 from affidavit.certificate import (
     KeyFailure,
     TrustRoot,
@@ -14,11 +15,13 @@ from affidavit.certificate import (
     VerificationOptions,
     VerifiedCertificate,
     certify,
+    proof_sources,
+    prove_certificate,
 )
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.policy import accounted
 from affidavit.gate.checkpoint_store import BadStore, CheckpointStore, StatusStore
-from affidavit.gate.console import out, print_json, read, read_file, say, stop
+from affidavit.gate.console import err, out, print_json, read, read_file, say, stop
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.plan_io import read_bytes
@@ -55,6 +58,9 @@ def verify(
     root: RootOption = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Run the accountants again and compare.")
+    ] = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Prove the bound again, without the accountants.")
     ] = False,
     show: Annotated[
         bool, typer.Option("--show", help="Print the contents of the verified certificate.")
@@ -101,16 +107,32 @@ def verify(
     except (KeyFailure, MalformedPlan, BadStore) as failure:
         stop(str(failure))
     problem = _recompute(verified) if recompute else None
+    proof = _prove(verified) if prove else None
     if as_json:
-        print_json(_as_document(verified, problem, recompute=recompute))
+        print_json(_as_document(verified, problem, proof, recompute=recompute))
     else:
-        _print(verified, problem, recompute=recompute, show=show)
+        _print(verified, problem, proof, recompute=recompute, show=show)
     verdict = OF_VERDICT[verified.predicate["verdict"]]
-    raise typer.Exit(verdict if problem is None else Exit.UNDECIDED)
+    decided = problem is None and not isinstance(proof, Unproved)
+    raise typer.Exit(verdict if decided else Exit.UNDECIDED)
+
+
+def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
+    """What the checker proves of the certificate, or what is in its way."""
+    err.print("proving ...")
+    try:
+        return prove_certificate(verified.predicate)
+    except Unproved as failure:
+        return failure
 
 
 def _print(
-    verified: VerifiedCertificate, problem: str | None, *, recompute: bool, show: bool
+    verified: VerifiedCertificate,
+    problem: str | None,
+    proof: Proof | Unproved | None,
+    *,
+    recompute: bool,
+    show: bool,
 ) -> None:
     for number, step, detail in verified.steps:
         mark = "[yellow]–[/]" if number in verified.unchecked else "[green]✓[/]"
@@ -119,6 +141,13 @@ def _print(
         out.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
     elif recompute:
         out.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
+    if isinstance(proof, Unproved):
+        text = f"{proof.code}: {proof} {proof.remedy}"
+        out.print(f"[red]✗ not proved:[/] {escape(text)}", highlight=False)
+    elif proof is not None:
+        bound = f"ε ≤ {proof.epsilon} at δ = {proof.delta}"
+        out.print(f"[green]✓[/] proved in ball arithmetic: {bound}", highlight=False)
+        say("  from " + ", ".join(f"docs/theorems/{page}.md" for page in proof_sources(proof)))
     for line in contents(verified.predicate) if show else ():
         say(f"  {line}")
     say(_conclusion(verified))
@@ -160,9 +189,22 @@ def _recompute(verified: VerifiedCertificate) -> str | None:
 
 
 def _as_document(
-    verified: VerifiedCertificate, problem: str | None, *, recompute: bool
+    verified: VerifiedCertificate,
+    problem: str | None,
+    proof: Proof | Unproved | None,
+    *,
+    recompute: bool,
 ) -> dict[str, Any]:
+    reasons = [] if problem is None else [{"code": "recomputed", "message": problem}]
+    proved: dict[str, Any] = {}
+    if isinstance(proof, Unproved):
+        reasons.append({"code": proof.code, "message": f"{proof} {proof.remedy}"})
+        proved = {"proved": None}
+    elif proof is not None:
+        bound = {"epsilon": proof.epsilon, "delta": proof.delta}
+        proved = {"proved": {**bound, "statements": list(proof.theorems)}}
     return {
+        **proved,
         "verified": True,
         "verdict": verified.predicate["verdict"],
         "steps": [
@@ -175,7 +217,7 @@ def _as_document(
             for number, step, detail in verified.steps
         ],
         "recomputed": None if not recompute else problem is None,
-        "reasons": [] if problem is None else [{"code": "recomputed", "message": problem}],
+        "reasons": reasons,
         "statement": verified.statement,
     }
 

@@ -217,3 +217,18 @@ def test_recomputing_to_another_answer_decides_nothing(
     assert "recomputed" in told.stdout
     code, result = answer("verify", str(bundle), "--recompute", "--json")
     assert (code, result["recomputed"], result["reasons"][0]["code"]) == (3, False, "recomputed")
+
+
+def test_a_bound_is_proved_again_and_an_unprovable_one_is_undecided(
+    document: Make, save: Any, run: Any, answer: Answer, tmp_path: Path
+) -> None:
+    run("keys", "new")
+    path = tmp_path / "proved.json"
+    plan = save(document(steps=50))
+    assert run("certify", plan, "--prove", "--out", str(path)).exit_code == 0
+    code, result = answer("verify", str(path), "--prove", "--json")
+    assert (code, result["proved"]["statements"]) == (0, ["gaussian"])
+    fixed = document(adjacency="replace_one", sampling={"scheme": "fixed_size", "lot_size": 600})
+    refused = tmp_path / "refused.json"
+    assert run("certify", save(fixed), "--prove", "--out", str(refused)).exit_code == 3
+    assert not refused.exists()

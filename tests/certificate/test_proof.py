@@ -1,0 +1,128 @@
+"""A certificate's bound is proved again from the witness in it, or not at all."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from affidavit.accountants.checker import Unproved
+from affidavit.certificate import (
+    Certificate,
+    SigningKey,
+    certify,
+    issue,
+    proof_sources,
+    prove_certificate,
+    verify,
+)
+from affidavit.plan import plan_from
+
+NOW = datetime.now(UTC).replace(microsecond=0)
+KEY = SigningKey.generate("test")
+
+
+def plan_document(**changes: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "version": 1,
+        "adjacency": "add_remove",
+        "dataset": {"size": 10_000},
+        "sampling": {"scheme": "poisson", "lot_size": 500},
+        "steps": 200,
+        "releases": [
+            {"name": "body", "clip_norm": 1.0, "noise_multiplier": 3.0, "count": 2},
+            {"name": "head", "clip_norm": 0.5, "noise_multiplier": 2.0},
+        ],
+        "target": {"delta": 1e-5},
+    }
+    return {**document, **changes}
+
+
+def certificate(document: dict[str, Any], *, prove: bool = True) -> Certificate:
+    assessment = certify(plan_from(document), second_opinion=False)
+    return issue(assessment, KEY, requester="me", issued_at=NOW, prove=prove)
+
+
+@pytest.fixture(scope="module")
+def proved() -> Certificate:
+    return certificate(plan_document())
+
+
+def test_the_signed_witness_proves_the_bound_of_the_joint_release(proved: Certificate) -> None:
+    """σ_joint of the blocks decides: (2/9 + 1/4)^(-1/2)."""
+    predicate = proved.statement["predicate"]
+    assert predicate["proof"]["statements"] == ["poisson_add_remove"]
+    assert len(json.dumps(predicate["proof"])) < 4096
+    proof = prove_certificate(predicate)
+    stated = float(predicate["guarantee"]["epsilon"]["upper"])
+    assert float(predicate["guarantee"]["epsilon"]["lower"]) < float(proof.epsilon)
+    assert float(proof.epsilon) <= stated * (1 + 1e-4)
+    assert proof_sources(proof) == ("checker", "poisson-add-remove")
+
+
+def test_a_certificate_with_a_proof_verifies_like_any_other(proved: Certificate) -> None:
+    assert verify(proved.bundle, [KEY.public], now=NOW).predicate["proof"]
+
+
+def test_a_certificate_without_a_proof_has_the_same_fields_as_before() -> None:
+    document = plan_document(sampling={"scheme": "full_batch"})
+    predicate = certificate(document, prove=False).statement["predicate"]
+    assert "proof" not in predicate
+    # One Gaussian mechanism needs no witness.
+    assert prove_certificate(predicate).theorems == ("gaussian",)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("guarantee", "epsilon", "upper"), "1"),
+        (("guarantee", "delta", "upper"), "1e-9"),
+        (("plan", "steps"), 220),
+        (("proof", "epsilon"), "1"),
+        (("proof", "delta"), "0.5"),
+        (("proof", "runs"), []),
+        (("proof",), "yes"),
+    ],
+)
+def test_what_does_not_follow_is_not_proved(
+    proved: Certificate, path: tuple[str, ...], value: Any
+) -> None:
+    predicate = copy.deepcopy(proved.statement["predicate"])
+    place = predicate
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    with pytest.raises(Unproved) as refusal:
+        prove_certificate(predicate)
+    assert refusal.value.code in ("not_proved", "bad_witness")
+
+
+def test_a_release_without_a_statement_is_refused_by_name() -> None:
+    document = plan_document(
+        adjacency="replace_one", sampling={"scheme": "fixed_size", "lot_size": 500}
+    )
+    with pytest.raises(Unproved, match="WithoutReplacementGaussian") as refusal:
+        certificate(document)
+    assert refusal.value.code == "no_statement"
+
+
+def test_an_old_certificate_is_proved_by_a_search() -> None:
+    lines = Path("tests/release/0.1.0/bundles.jsonl").read_text().splitlines()
+    predicates = []
+    for line in lines:
+        payload = json.loads(line.partition("\t")[2])["envelope"]["payload"]
+        predicates.append(json.loads(base64.b64decode(payload))["predicate"])
+    poisson = [
+        predicate
+        for predicate in predicates
+        if predicate["guarantee"] is not None
+        and predicate["plan"].get("sampling", {}).get("scheme") == "poisson"
+        and "correlation" not in predicate["plan"]
+    ]
+    proof = prove_certificate(poisson[0])
+    assert float(proof.epsilon) > float(poisson[0]["guarantee"]["epsilon"]["lower"])
