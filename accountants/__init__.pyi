@@ -6,6 +6,13 @@ from .calibration import largest_probability as largest_probability
 from .calibration import least_noise as least_noise
 from .calibration import most as most
 from .calibration import most_steps as most_steps
+from .checker import DOMINATING_PAIRS as DOMINATING_PAIRS
+from .checker import Proof as Proof
+from .checker import Unproved as Unproved
+from .checker import Witness as Witness
+from .checker import prove as prove
+from .checker import witness_document as witness_document
+from .checker import witness_from as witness_from
 from .composition import kinds as kinds
 from .composition import leaves as leaves
 from .composition import parts as parts

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from affidavit.accountants import search_witness
-from affidavit.accountants.checker import (
-    TABLE,
+from affidavit.accountants import (
+    DOMINATING_PAIRS,
     Proof,
     Unproved,
     Witness,
-    as_document,
     prove,
+    witness_document,
     witness_from,
 )
 from affidavit.certificate.execution import PlanNotClosed, certified_plan
@@ -37,7 +36,7 @@ def proof_document(predicate: Mapping[str, Any]) -> dict[str, Any]:
     event = _event(predicate)
     witness = _search(predicate, event)
     proof = _within(prove(witness, event), predicate)
-    return {**as_document(witness), "statements": list(proof.theorems)}
+    return {**witness_document(witness), "statements": list(proof.theorems)}
 
 
 def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
@@ -57,7 +56,7 @@ def prove_certificate(predicate: Mapping[str, Any]) -> Proof:
 
 def proof_sources(proof: Proof) -> tuple[str, ...]:
     """The pages of docs/theorems that ``proof`` rests on, the checker's own first."""
-    return "checker", *sorted({TABLE[name].source for name in proof.theorems})
+    return "checker", *sorted({DOMINATING_PAIRS[name].source for name in proof.theorems})
 
 
 def _event(predicate: Mapping[str, Any]) -> Event:

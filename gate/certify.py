@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from affidavit.accountants.checker import Unproved
+from affidavit.accountants import Unproved
 from affidavit.certificate import (
     Assessment,
     Certificate,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from affidavit.accountants.checker import Proof, Unproved
+from affidavit.accountants import Proof, Unproved
 from affidavit.certificate import (
     KeyFailure,
     TrustRoot,

@@ -1,4 +1,4 @@
-from .dominating_pairs import TABLE as TABLE
+from .dominating_pairs import DOMINATING_PAIRS as DOMINATING_PAIRS
 from .dominating_pairs import Row as Row
 from .dominating_pairs import laws as laws
 from .enclosures import Quadrature as Quadrature
@@ -7,6 +7,6 @@ from .proof import Proof as Proof
 from .proof import RunWitness as RunWitness
 from .proof import Transform as Transform
 from .proof import Witness as Witness
-from .proof import as_document as as_document
 from .proof import prove as prove
+from .proof import witness_document as witness_document
 from .proof import witness_from as witness_from

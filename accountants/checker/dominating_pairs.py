@@ -1,6 +1,6 @@
 """The table of dominating pairs: which statement covers which release, and with what law.
 
-``TABLE`` is data: docs/theorems/checker.md is checked against it, and a certificate names
+``DOMINATING_PAIRS`` is data: docs/theorems/checker.md is checked against it, and a certificate names
 the rows that it rests on. A release without a row is refused.
 """
 
@@ -40,7 +40,7 @@ class Row:
     source: str
 
 
-TABLE: dict[str, Row] = {
+DOMINATING_PAIRS: dict[str, Row] = {
     "gaussian": Row(
         release="Gaussian",
         requires="σ > 0",

@@ -221,7 +221,7 @@ def _decimal(text: str) -> arb:
     return arb(text)
 
 
-def as_document(witness: Witness) -> dict[str, Any]:
+def witness_document(witness: Witness) -> dict[str, Any]:
     """``witness`` as JSON data, its doubles as the hexadecimal text of ``float.hex``."""
     return {
         "epsilon": witness.epsilon,
@@ -241,7 +241,7 @@ def as_document(witness: Witness) -> dict[str, Any]:
 
 
 def witness_from(document: Mapping[str, Any]) -> Witness:
-    """The witness of ``as_document``; raises ``Unproved`` for what is none."""
+    """The witness of ``witness_document``; raises ``Unproved`` for what is none."""
     try:
         return Witness(
             epsilon=str(document["epsilon"]),

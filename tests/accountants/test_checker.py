@@ -10,14 +10,14 @@ import pytest
 
 from affidavit.accountants import FourierAccountant, search_witness
 from affidavit.accountants.checker import (
-    TABLE,
+    DOMINATING_PAIRS,
     Proof,
     Quadrature,
     RunWitness,
     Unproved,
     Witness,
-    as_document,
     prove,
+    witness_document,
     witness_from,
 )
 from affidavit.plan import (
@@ -192,7 +192,7 @@ def test_what_has_no_statement_is_refused() -> None:
 def test_a_witness_survives_its_document_and_bad_documents_are_refused() -> None:
     bracket = FourierAccountant().curve(RUNS["replace_one"]).epsilon(DELTA)
     witness = search_witness(RUNS["replace_one"], bracket.upper, DELTA)
-    document = as_document(witness)
+    document = witness_document(witness)
     assert witness_from(document) == witness
     for broken in ({}, document | {"runs": [{}]}, document | {"runs": 3}):
         with pytest.raises(Unproved, match="no witness"):
@@ -207,6 +207,6 @@ def test_the_theorem_page_names_every_statement() -> None:
 
     pages = Path("docs/theorems")
     text = (pages / "checker.md").read_text()
-    for name, row in TABLE.items():
+    for name, row in DOMINATING_PAIRS.items():
         assert f"`{name}`" in text
         assert (pages / f"{row.source}.md").exists()
