@@ -17,6 +17,7 @@ from affidavit.accountants import (
     Unproved,
     Witness,
     prove,
+    search_witness,
     witness_document,
     witness_from,
 )

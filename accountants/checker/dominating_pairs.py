@@ -1,7 +1,7 @@
 """The table of dominating pairs: which statement covers which release, and with what law.
 
-``DOMINATING_PAIRS`` is data: docs/theorems/checker.md is checked against it, and a certificate names
-the rows that it rests on. A release without a row is refused.
+``DOMINATING_PAIRS`` is data: docs/theorems/checker.md is checked against it, and a certificate
+names the rows that it rests on. A release without a row is refused.
 """
 
 from __future__ import annotations
