@@ -209,7 +209,7 @@ audit: .venv-examine
 	$(EXAMINE)/pip-audit --strict --require-hashes --disable-pip -r requirements-run.lock
 
 # Run the random tests with new seeds, endlessly or for a time: make soak MINUTES=60
-soak: install-trainer install-browser
+soak: install-trainer install-browser install-ray
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 # Mutation testing of two rooms; takes hours and writes docs/mutation.md.

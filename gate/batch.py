@@ -8,6 +8,7 @@ internal error yields a result of its own and does not stop the batch.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Timeout
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
 
@@ -49,27 +51,76 @@ def batch(
         os.cpu_count() or 1
     ),
     second_opinion: SecondOpinionOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="File for the results; an interrupted batch continues where it ends."),
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Use the nodes of a Ray cluster.")
+    ] = None,
 ) -> None:
     """Certify one plan per line, in order; a bad line does not stop the batch."""
     require_engine(engine)
     exits: set[Exit] = set()
+    directory = HERE if plans == "-" else Path(plans).parent.resolve()
+    options: dict[str, Any] = {"second_opinion": second_opinion, "directory": directory}
     with _open(plans) as lines, _progress() as progress:
         total = None if plans == "-" else _count_lines(plans)
         task = progress.add_task("plans", total=total)
-        results = certify_lines(
-            poll_lines(lines),
-            jobs=jobs,
-            engine=engine,
-            second_opinion=second_opinion,
-            directory=HERE if plans == "-" else Path(plans).parent,
-        )
-        for result, code in results:
-            print_json(result)
-            exits.add(code)
-            progress.advance(task)
+        done = [] if output is None else _resume(output)
+        exits.update(done)
+        progress.advance(task, len(done))
+        remaining = _after(poll_lines(lines), len(done))
+        if ray is None:
+            results = certify_lines(remaining, jobs=jobs, engine=engine, **options)
+        else:
+            from affidavit.gate.ray_batch import certify_on
+
+            results = certify_on(ray, remaining, engine=engine, **options)
+        with nullcontext() if output is None else output.open("ab", buffering=0) as written:
+            for result, code in results:
+                if written is None:
+                    print_json(result)
+                else:
+                    written.write(json.dumps(result, ensure_ascii=False).encode() + b"\n")
+                exits.add(code)
+                progress.advance(task)
     if not exits:
         err.print(f"{escape(plans)}: no plans found, nothing was checked.")
     raise typer.Exit(worst(exits))
+
+
+def _resume(output: Path) -> list[Exit]:
+    """The exit codes of the whole lines in ``output``; a partial line at its end is cut off."""
+    if not output.exists():
+        return []
+    codes, whole = [], 0
+    with output.open("r+b") as stream:
+        for line in stream:
+            if not line.endswith(b"\n"):
+                break
+            try:
+                codes.append(_exit_of(json.loads(line)))
+            except (ValueError, KeyError, TypeError):
+                place = f"{output}, line {len(codes) + 1}"
+                stop(f"{place}: this is no result of a batch; name another file.")
+            whole += len(line)
+        stream.truncate(whole)
+    return codes
+
+
+def _exit_of(result: dict[str, Any]) -> Exit:
+    malformed = result["verdict"] == "refused" and result["plan_digest"] is None
+    return Exit.USAGE if malformed else OF_VERDICT[result["verdict"]]
+
+
+def _after(lines: Iterable[bytes | None], count: int) -> Iterator[bytes | None]:
+    """``lines`` without the first ``count``."""
+    for line in lines:
+        if line is not None and count > 0:
+            count -= 1
+        else:
+            yield line
 
 
 def certify_line(

@@ -195,3 +195,26 @@ def test_a_moment_without_a_line_is_said() -> None:
         assert next(result) == b"begun"
         os.close(writer)
         assert list(result) == [b"next"]
+
+
+def test_an_interrupted_batch_continues_where_its_output_ends(
+    lines: list[bytes], save: Any, run: Any, tmp_path: Path
+) -> None:
+    path, output = save(b"\n".join(lines), "plans.jsonl"), tmp_path / "results.jsonl"
+    whole = run("batch", path, "--jobs", "1").stdout.encode()
+    ends = [0, *(index + 1 for index, byte in enumerate(whole) if byte == 10)]
+    for cut in (0, ends[1], ends[3] + 7, ends[-2] - 1, len(whole)):
+        output.write_bytes(whole[:cut])
+        continued = run("batch", path, "--jobs", "1", "--output", str(output))
+        assert continued.exit_code == 2
+        assert continued.stdout == ""
+        assert output.read_bytes() == whole
+    output.write_bytes(b'{"something": "else"}\n')
+    refused = run("batch", path, "--output", str(output))
+    assert (refused.exit_code, "no result of a batch" in refused.stderr) == (2, True)
+    assert output.read_bytes() == b'{"something": "else"}\n'
+
+
+def test_without_ray_the_remedy_is_named(save: Any, run: Any) -> None:
+    refused = run("batch", save(b"{}\n", "plans.jsonl"), "--ray", "127.0.0.1:6379")
+    assert (refused.exit_code, "affidavit[ray]" in refused.stderr) == (2, True)

@@ -22,7 +22,7 @@ from tests.service.postgresql_server import Cluster
 from tests.waiting import wait_until
 from tests.worker.whole.conftest import STEPS, Crowd
 
-RUNS = 16
+RUNS = 8
 LEASE = 20
 """Seconds; longer than anything is gone here, but a claim whose answer was lost waits for it."""
 

@@ -1,0 +1,153 @@
+"""Runs on a real Ray cluster of two nodes of which something dies; and a batch over both.
+
+Part of ``make soak``: a cluster takes half a minute to start, and more to notice a death.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import ray_cluster
+from tests.ray_cluster import RayCluster
+from tests.waiting import wait_until
+from tests.worker.conftest import PLAN
+from tests.worker.test_faults import LIMIT, settled_once, told
+from tests.worker.test_runs import alive
+
+pytestmark = pytest.mark.soak
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 4000
+
+
+@pytest.fixture
+def cluster() -> Iterator[RayCluster]:
+    program = ray_cluster.program()
+    if program is None:
+        pytest.fail("there is no Ray: make install-ray")
+    with ray_cluster.ray_cluster(program, nodes=2) as result:
+        yield result
+
+
+@pytest.fixture
+def job(cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the cluster starts, once the test has written it; the service knows where."""
+    monkeypatch.setenv("AFFIDAVIT_DISPATCH", f"ray://127.0.0.1:{cluster.dashboard}")
+    monkeypatch.setenv("AFFIDAVIT_JOB", str(tmp_path / "job"))
+    return tmp_path / "job"
+
+
+def write(job: Path, shop: Any) -> None:
+    """The site of the nodes: where the service is, with what token and key, and outputs."""
+    variables = {
+        "AFFIDAVIT_TOKEN": shop.tokens["work"],
+        "AFFIDAVIT_HOME": str(shop.home_of("w1")),
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+    }
+    words = [
+        *("env", *(f"{name}={value}" for name, value in variables.items())),
+        *(sys.executable, "-m", "affidavit.worker", "--server", shop.server.url, "--lease", "5"),
+        *("--keys", str(shop.trusted), "--outputs", str(shop.home / "runs")),
+    ]
+    job.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    job.chmod(0o755)
+
+
+def workers_of(run: str) -> list[int]:
+    """The process ids of the workers of a run."""
+    result = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = process.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"affidavit.worker" in words and run.encode() in words:
+            result.append(int(process.parent.name))
+    return result
+
+
+def kill_job(_cluster: RayCluster, _shop: Any, run: str) -> None:
+    for pid in workers_of(run):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_node(cluster: RayCluster, _shop: Any, run: str) -> None:
+    """The node of the job; if that is the head, as in ``kill_head``."""
+    (pid, *_) = workers_of(run)
+    nodes = {os.getpgid(node.pid): node for node in cluster.nodes}
+    parents, current = [], pid
+    while current > 1:
+        parents.append(current)
+        current = int(Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()[1])
+    (node,) = (node for group, node in nodes.items() if group in parents)
+    if node is cluster.nodes[0]:
+        kill_head(cluster, _shop, run)
+        return
+    cluster.kill(node)
+    kill_job(cluster, _shop, run)
+
+
+def kill_head(cluster: RayCluster, _shop: Any, run: str) -> None:
+    for node in cluster.nodes:
+        cluster.kill(node)
+    kill_job(cluster, _shop, run)
+    cluster.nodes.clear()
+    cluster.start_head()
+
+
+def kill_service(_cluster: RayCluster, shop: Any, _run: str) -> None:
+    shop.server.stop(signal.SIGKILL)
+    shop.server.start()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("death", [kill_job, kill_node, kill_head, kill_service])
+def test_a_run_outlives_what_it_runs_on(
+    cluster: RayCluster, job: Path, shop: Any, death: Callable[[RayCluster, Any, str], None]
+) -> None:
+    write(job, shop)
+    run = shop.request(shop.certify(STEPS))
+    if death is kill_service:  # between commit and hand-over, and afterwards
+        kill_service(cluster, shop, run)
+    wait_until(lambda: shop.run(run)["steps"]["reported"] > 20, LIMIT, said=shop.logs)
+    first = workers_of(run)
+    assert first
+    death(cluster, shop, run)
+    result = shop.wait(run, "settled", "failed", "cancelled", seconds=LIMIT)
+    assert (result["state"], result["code"]) == ("settled", "conformant"), told(shop, result)
+    settled_once(shop, run, STEPS)
+    assert result["claims"] == 1 + (death is not kill_service)
+    wait_until(lambda: not any(map(alive, workers_of(run))))
+
+
+def test_a_batch_outlives_a_node(cluster: RayCluster, tmp_path: Path) -> None:
+    """No line is lost or doubled, and bad ones are reported where they stand."""
+    plans, outcome = tmp_path / "plans.jsonl", tmp_path / "results.jsonl"
+    lines = [json.dumps({**PLAN, "steps": steps}) for steps in range(1, 401)]
+    lines[100] = "{"
+    plans.write_text("\n".join(lines) + "\n")
+    python = Path(cluster.ray).parent / "python"
+    command = [str(python), "-m", "affidavit.gate", "batch", str(plans), "--output", str(outcome)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    ran = subprocess.Popen([*command, "--ray", cluster.address], env=environment)
+    wait_until(lambda: outcome.exists() and outcome.read_bytes().count(b"\n") > 40, LIMIT)
+    cluster.kill(cluster.nodes[1])
+    assert ran.wait(LIMIT) == 2  # a line was malformed
+    results = [json.loads(line) for line in outcome.read_text().splitlines()]
+    assert len(results) == len(lines)
+    for steps, result in enumerate(results, 1):
+        if steps == 101:
+            assert result["reasons"][0]["code"] == "syntax"
+        else:
+            assert result["sampling"]["steps"] == steps
