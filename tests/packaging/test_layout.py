@@ -18,7 +18,12 @@ LINKS = sorted(path.name for path in PACKAGE.iterdir() if path.is_symlink())
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"prv-accountant": "prv_accountant", "ruamel.yaml": "ruamel", "pyjwt": "jwt"}
+MODULES = {
+    "python-flint": "flint",
+    "prv-accountant": "prv_accountant",
+    "ruamel.yaml": "ruamel",
+    "pyjwt": "jwt",
+}
 MODULES |= {"fpdf2": "fpdf", "prometheus-client": "prometheus_client"}
 # Packages that another one always brings along.
 BROUGHT = {"pydantic": {"pydantic_core"}, "fastapi": {"starlette"}, "jinja2": {"markupsafe"}}
