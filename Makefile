@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -52,6 +52,10 @@ $(PROGRAMS): $(STAMP) tests/programs.py
 $(BROWSER): $(STAMP) tests/browser/program.py
 	$(BIN)/python -m tests.browser.program
 	touch $@
+
+# Screenshots of every page (light, dark, phone) in build/gallery/index.html.
+gallery: install-trainer install-browser
+	$(BIN)/python -m tests.browser.gallery
 
 demo: install
 	@$(BIN)/python examples/demo.py

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -29,7 +30,7 @@ from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.renderers import DATA, Rows, view_of
 from affidavit.service.pages.response import export, page, respond
-from affidavit.service.pages.text import down, up
+from affidavit.service.pages.text import down, moment, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.runs.run_tables import run_events, runs
@@ -46,6 +47,8 @@ FAILED_LOOKED_AT = 2000
 """Failed runs, the latest, that are searched for records that do not conform."""
 NAMED = 5
 ONE = "/datasets/{name}"
+TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
+"""Units of the chart's time, each with its seconds."""
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
 
 
@@ -192,26 +195,36 @@ def is_known(connection: Connection, rules: PolicySet, name: str) -> bool:
 
 
 def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
-    """SVG of what was spent after each of the last changes; empty with fewer than two."""
+    """SVG of what was spent, in steps over time; empty with fewer than two changes."""
     states = repository.states_of(connection, ledger.id, DRAWN)
     if len(states) < 2:
         return ""
-    after = [(float(state.seq), replace(ledger, state=state)) for _, state in states]
-    spent = tuple((seq, then.spent_epsilon()) for seq, then in after)
-    plain = tuple((seq, then.state.spent.epsilon.value(UNIT)) for seq, then in after)
+    began, ended = states[0][0], states[-1][0]
+    unit, length = next(
+        each for each in TIME_UNITS if (ended - began).total_seconds() >= each[1] or each[1] == 1
+    )
+    after = [((at - began).total_seconds() / length, state) for at, state in states]
+    spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
+    plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
     chart = Chart(
         title=f"ε spent of {ledger.scope.dataset}",
         description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
         f"{ledger.state.budget.epsilon} is spent, by the filter that decides.",
-        x=Axis(label="change of the ledger, by number"),
+        x=Axis(label=f"{unit} since {moment(began)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
-            Line(name="spent, by the filter (decides)", points=spent),
-            Line(name="plain sum of ε (information only)", points=plain),
+            Line(name="spent, by the filter (decides)", points=_steps(spent)),
+            Line(name="plain sum of ε (information only)", points=_steps(plain)),
             ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
         ),
     )
     return draw(chart, width=640, height=300)
+
+
+def _steps(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """A value that holds until the next instant: level, then a jump."""
+    before = [(after[0], before[1]) for before, after in pairwise(points)]
+    return (points[0], *chain.from_iterable(zip(before, points[1:], strict=True)))
 
 
 def _name_with_ending(request: Request, services: Services, name: str) -> str | None:
