@@ -20,6 +20,7 @@ from itertools import groupby
 from fpdf import FPDF, XPos, YPos
 
 from affidavit.certificate.charts import Chart, draw
+from affidavit.service.lifecycle.status import Status
 from affidavit.service.pages.certificate_view import CertificateView
 from affidavit.service.pages.text import visible
 from affidavit.service.pages.verification import VERIFY
@@ -204,10 +205,14 @@ def _facts(pdf: _Document, view: CertificateView) -> None:
         pdf.fact("Adjacency", f"{guarantee.adjacency}, per {guarantee.unit}")
         if guarantee.target_epsilon is not None:
             pdf.fact("Target", f"ε = {guarantee.target_epsilon}, δ = {guarantee.target_delta}")
-    pdf.fact("Status", view.status.value.replace("_", " "))
+    certified = view.verdict == "certified"
+    in_force = certified or view.status is not Status.ACTIVE
+    pdf.fact("Status", view.status.value.replace("_", " ") if in_force else "not in force")
     pdf.fact("Data set", view.dataset or "not named")
     pdf.fact("Mechanism", view.mechanism)
-    pdf.fact("Valid", f"{view.created_at:%Y-%m-%d %H:%M:%S} to {view.not_after:%Y-%m-%d} UTC")
+    pdf.fact("Issued", f"{view.created_at:%Y-%m-%d %H:%M:%S} UTC")
+    if certified:
+        pdf.fact("Expires", f"{view.not_after:%Y-%m-%d}")
     pdf.fact("Requested by", view.requester)
     pdf.fact("Policy", str(view.policy.get("name", view.policy.get("digest", "built in"))))
     pdf.fact("Certificate", view.id, SMALL)

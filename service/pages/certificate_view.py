@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from affidavit.certificate import verdict_sentence
+from affidavit.certificate import Approvals, verdict_sentence
 from affidavit.certificate.log import Inclusion
 from affidavit.certificate.policy import refused_by_policy
 from affidavit.service.lifecycle.decisions import history
@@ -158,6 +158,8 @@ class CertificateView:
     runs: tuple[RunView, ...]
     issues: tuple[IssueView, ...]
     may_be_approved: bool
+    approved_by: tuple[str, ...]
+    approvals_required: int
 
     @property
     def plan_text(self) -> str:
@@ -217,6 +219,22 @@ def certificate_view(
         runs=tuple(map(_run, runs)),
         issues=issues,
         may_be_approved=certificate.status is Status.AWAITING_APPROVAL,
+        approved_by=_approved_by(certificate, predicate, issues),
+    )
+
+
+def _approved_by(
+    certificate: StoredCertificate, predicate: Mapping[str, Any], issues: tuple[IssueView, ...]
+) -> tuple[str, ...]:
+    """Who approved: the signed approvals, or those that a pending issue has so far."""
+    if signed := tuple(approval.name for approval in Approvals.of(predicate).given):
+        return signed
+    return tuple(
+        decision["approver"]
+        for issue in issues
+        if (issue.issue, issue.untrusted) == (certificate.issue, certificate.untrusted)
+        for decision in issue.decisions
+        if decision["decision"] == "approve"
     )
 
 
