@@ -22,7 +22,7 @@ from tests.browser.program import program
 from tests.browser.serving import served, settings_in
 
 FOLDER = Path("build/gallery")
-WINDOWS = {
+WINDOWS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light", "viewport": {"width": 1360, "height": 900}},
     "dark": {"color_scheme": "dark", "viewport": {"width": 1360, "height": 900}},
     "phone": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
