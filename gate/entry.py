@@ -10,7 +10,6 @@ from __future__ import annotations
 import codecs
 import importlib
 import os
-import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -79,14 +78,13 @@ def run(program: Callable[[], int]) -> int:
 
 def _program(room: str) -> int:
     """Run ``python -m affidavit.ROOM`` in this process."""
-    app = getattr(importlib.import_module(f"affidavit.{room}.__main__"), "app", None)
-    if app is not None:
-        return _invoke(app, app.info.name, sys.argv[1:])
+    module = importlib.import_module(f"affidavit.{room}.__main__")
+    if hasattr(module, "app"):
+        return _invoke(module.app, module.app.info.name, sys.argv[1:])
     try:
-        runpy.run_module(f"affidavit.{room}", run_name="__main__", alter_sys=True)
+        return int(module.main())
     except SystemExit as finished:
         return _code(finished)
-    return Exit.CERTIFIED
 
 
 def _code(finished: SystemExit) -> int:

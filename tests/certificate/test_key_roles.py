@@ -27,7 +27,15 @@ from affidavit.certificate.verification_options import (
 from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, log_of
 
 HOUR = timedelta(hours=1)
-KEYS = {role: SigningKey.generate(role, roles=(role,)) for role in KeyRole}
+
+
+def key_for(role: KeyRole) -> SigningKey:
+    """A key for ``role`` alone, whose window was open before ``NOW``."""
+    key = SigningKey.generate(role, roles=(role,))
+    return replace(key, public=replace(key.public, not_before=NOW - HOUR))
+
+
+KEYS = {role: key_for(role) for role in KeyRole}
 TRUSTED = tuple(key.public for key in KEYS.values())
 
 
