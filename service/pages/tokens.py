@@ -98,7 +98,9 @@ def create_token(
         )
     except TokenError as error:
         return _respond(request, services, 422, draft=draft, wrong=f"{error}.")
-    return _respond(request, services, 201, made=secret.text, made_for=token.name)
+    response = _respond(request, services, 201, made=secret.text, made_for=token.name)
+    response.headers["Location"] = "/tokens"
+    return response
 
 
 @action(router, "/tokens/{token_id}/revocation")
