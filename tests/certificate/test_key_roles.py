@@ -24,15 +24,9 @@ from affidavit.certificate.verification_options import (
     VerificationError,
     VerificationOptions,
 )
-from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, log_of
+from tests.certificate.log.logged import NOW, ORIGIN, Log, certified, key_for, log_of
 
 HOUR = timedelta(hours=1)
-
-
-def key_for(role: KeyRole) -> SigningKey:
-    """A key for ``role`` alone, whose window was open before ``NOW``."""
-    key = SigningKey.generate(role, roles=(role,))
-    return replace(key, public=replace(key.public, not_before=NOW - HOUR))
 
 
 KEYS = {role: key_for(role) for role in KeyRole}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from affidavit.certificate.certification import certify
 from affidavit.certificate.dsse import read_envelope
 from affidavit.certificate.issuance import Certificate, issue
-from affidavit.certificate.keys import SigningKey
+from affidavit.certificate.keys import KeyRole, SigningKey
 from affidavit.certificate.log.checkpoint import sign_checkpoint
 from affidavit.certificate.log.entry import Consistency, Inclusion, certificate_entry
 from affidavit.certificate.log.tree import (
@@ -26,7 +26,15 @@ from affidavit.plan import plan_from
 
 ORIGIN = "example.com/log"
 NOW = datetime.now(UTC).replace(microsecond=0)
-KEY = SigningKey.generate("test")
+
+
+def key_for(*roles: KeyRole) -> SigningKey:
+    """A key for ``roles``, or for all, whose window was open before ``NOW``."""
+    key = SigningKey.generate("test", roles=roles or None)
+    return replace(key, public=replace(key.public, not_before=NOW - timedelta(hours=1)))
+
+
+KEY = key_for()
 
 
 @dataclass

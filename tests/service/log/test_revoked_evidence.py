@@ -17,7 +17,6 @@ from affidavit.certificate import (
     KeyRole,
     Revocation,
     Roots,
-    SigningKey,
     TrustPolicy,
     VerificationError,
     VerificationOptions,
@@ -32,15 +31,14 @@ from affidavit.service.keysets import KeysetStore
 from affidavit.service.log.cosignatures import Cosignatures
 from affidavit.service.log.entries import append_certificates
 from affidavit.service.log.reader import with_inclusion
-from tests.certificate.log.logged import NOW, certified
+from tests.certificate.log.logged import NOW, certified, key_for
 from tests.service.log.conftest import ORIGIN, Log
 
 HOUR = timedelta(hours=1)
 REVOKED = NOW + HOUR
 LATER = NOW + 3 * HOUR
-ROOT, WITNESS = SigningKey.generate(), SigningKey.generate()
-SIGNER = SigningKey.generate(roles=(KeyRole.CERTIFICATE,))
-LOGGER = SigningKey.generate(roles=(KeyRole.CHECKPOINT,))
+ROOT, WITNESS = key_for(), key_for()
+SIGNER, LOGGER = key_for(KeyRole.CERTIFICATE), key_for(KeyRole.CHECKPOINT)
 WITNESS_KEY = WitnessKey.of("w.example", WITNESS)
 POLICY = TrustPolicy(
     schema_version=1, origin=ORIGIN, witnesses=Witnesses(threshold=1, keys=(str(WITNESS_KEY),))
