@@ -68,7 +68,8 @@ class Call(Generic[Answer]):
         key = {"idempotency-key": self.key} if self.key else {}
         body: dict[str, Any] = {}
         if self.method == "POST":
-            body["content"] = json.dumps(self.document, allow_nan=False).encode("ascii")
+            text = json.dumps(self.document, allow_nan=False, separators=(",", ":"))
+            body["content"] = text.encode("ascii")
             key["content-type"] = "application/json"
         return {**body, "headers": {**headers, **key}, "timeout": timeout}
 

@@ -124,13 +124,18 @@ class FourEyesRequired(DomainError):
 def grant(
     store: PolicyStore, request: WaiverRequest, key: SigningPort, *, actor: str, at: datetime
 ) -> StoredWaiver:
-    """Grant a waiver; raises ``PolicyConflict``, ``FourEyesRequired``, ``PolicyTampered``."""
+    """Grant a waiver; raises ``PolicyConflict``, ``FourEyesRequired``, ``PolicyTampered``.
+
+    The same request by the same granter in the same second is the same waiver.
+    """
     now = at.replace(microsecond=0)
     with store.writer.begin() as connection:
         lock_policies(connection)
         policy = store.policy_set_in(connection).policies.get(request.policy)
         waiver = _waiver(request, policy, actor, now)
         _require_four_eyes(connection, waiver)
+        if (granted := store.waiver_in(connection, waiver.id)) is not None:
+            return granted
         stored = insert_waiver(connection, waiver, key, now)
         body = {"event": "granted", "key_id": key.key_id, "waiver": waiver.as_document()}
         append(connection, "waiver", waiver.id, body, actor=actor, at=now)

@@ -145,7 +145,7 @@ def test_the_largest_body_is_read(running: Any) -> None:
 # ---- paths and methods -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/v2", "/v1", "/v1/certificates/", "/docs", "/v1/%00", "/%ff"])
+@pytest.mark.parametrize("path", ["/v2", "/v1", "/v1/certificates/", "/docs/", "/v1/%00", "/%ff"])
 def test_an_unknown_path_is_a_404_problem(client: TestClient, path: str) -> None:
     assert problem(client.get(path), 404)["code"] == "not_found"
 

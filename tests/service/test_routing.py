@@ -50,7 +50,7 @@ class Greeting(ResponseModel):
     text: str
 
 
-@router.post("/v1/greetings/{number}", status_code=201)
+@router.post("/v1/greetings/{number}", status_code=202)
 def greet(
     actor: Annotated[Actor, needs(Scope.SUBMIT)],
     number: Annotated[int, Path(ge=1)],
@@ -97,7 +97,7 @@ def greet(client: TestClient, body: Any, path: str = "/1", **headers: str) -> An
 
 def test_a_new_endpoint_is_served_and_documented(greeter: TestClient) -> None:
     answer = greet(greeter, {"name": "Ada"})
-    assert (answer.status_code, answer.json()) == (201, {"text": "Ada from anonymous@loopback"})
+    assert (answer.status_code, answer.json()) == (202, {"text": "Ada from anonymous@loopback"})
     document = greeter.get("/openapi.json").json()
     operation = document["paths"]["/v1/greetings/{number}"]["post"]
     assert operation["security"] == [{"bearer": ["submit"]}]
@@ -189,5 +189,5 @@ def test_nothing_is_read_before_authorization_and_a_request_counts_once(
         monkeypatch.setattr(
             type(limits), "take", lambda _, caller: taken.append(caller) or take(caller)
         )
-        assert greet(client, {"name": "a"}, **submitter).status_code == 201
+        assert greet(client, {"name": "a"}, **submitter).status_code == 202
         assert len(taken) == 1

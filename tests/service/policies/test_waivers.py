@@ -15,6 +15,7 @@ from sqlalchemy.exc import DatabaseError
 from affidavit.certificate import KeyStore, format_instant
 from affidavit.certificate.policy import open_document
 from affidavit.service.policies import evaluation
+from affidavit.service.routes import waivers
 
 Document = Callable[..., dict[str, Any]]
 
@@ -231,6 +232,24 @@ def test_a_waiver_that_cannot_be_is_refused_and_nothing_is_kept(house: Any) -> N
     assert house.ask("amy", "POST", "/v1/waivers", b"", headers=yaml).status_code == 415
     assert house.entries("waiver") == []
     assert house.ask("sam", "GET", "/v1/waivers").json() == {"items": [], "next": None}
+
+
+def test_a_waiver_granted_twice_in_a_second_is_one(
+    house: Any, monkeypatch: pytest.MonkeyPatch, in_days: Callable[[float], str]
+) -> None:
+    house.activate(epsilon_cap=0.5)
+    moment = datetime.now(UTC)
+
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return moment
+
+    monkeypatch.setattr(waivers, "datetime", Stopped)
+    until = in_days(30)
+    first, second = house.waive(expires_at=until), house.waive(expires_at=until)
+    assert (second.status_code, second.json()) == (201, first.json())
+    assert len(house.entries("waiver")) == 1
 
 
 def test_a_waiver_row_that_was_changed_is_noticed(house: Any, plan: Document) -> None:
