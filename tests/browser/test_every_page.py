@@ -116,7 +116,7 @@ def test_printed_pages_have_whole_tables_and_no_navigation(
     visitor.page.emulate_media(media="print")
     for gone in (".places", ".top", "main form"):
         assert not visitor.page.locator(gone).first.is_visible()
-    assert visitor.page.locator("tbody tr").last.is_visible()
+    visitor.page.locator("tbody tr").last.wait_for(state="visible")  # it reloads itself
     scrolls = "getComputedStyle(document.querySelector('.scroll')).overflowX"
     assert visitor.page.evaluate(scrolls) == "visible"
 
