@@ -243,7 +243,7 @@ def test_a_waiver_granted_twice_in_a_second_is_one(
     class Stopped(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
-            return moment
+            return moment.astimezone(tz)
 
     monkeypatch.setattr(waivers, "datetime", Stopped)
     until = in_days(30)
