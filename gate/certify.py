@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from affidavit.accountants import Unproved
 from affidavit.certificate import (
     Assessment,
     Certificate,
@@ -20,10 +20,9 @@ from affidavit.certificate import (
     issue,
 )
 from affidavit.certificate import certify as assess
-from affidavit.certificate.policy import BUILT_IN, judge
+from affidavit.certificate.policy import BUILT_IN, PolicyEvaluation, judge
 from affidavit.certificate.signers import private_key_source
 from affidavit.gate.console import (
-    err,
     fail,
     out,
     print_json,
@@ -31,6 +30,7 @@ from affidavit.gate.console import (
     require_engine,
     say,
     stop,
+    working,
     write,
 )
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
@@ -68,23 +68,10 @@ def certify(
     file = read(plan, as_json=as_json)
     key = _signing_key("--out" if bundle is not None else "--prove" if prove else None)
     twice = second_opinion or key is not None or rules.second_opinion == "required"
-    result = assess(file.plan, engine=engine, second_opinion=twice)
+    with working("certifying"):
+        result = assess(file.plan, engine=engine, second_opinion=twice)
     assessment, under = judge(file.plan, result, rules)
-    certificate: Certificate | None = None
-    if key is not None:
-        if prove:
-            err.print("searching for a proof ...")
-        try:
-            certificate = issue(
-                assessment,
-                key,
-                requester=_user(),
-                issued_at=datetime.now(UTC).replace(microsecond=0),
-                under=under,
-                prove=prove,
-            )
-        except Unproved as failure:
-            fail(f"{failure.code}: {failure.message} {failure.remedy}", Exit.UNDECIDED)
+    certificate = None if key is None else _issue(assessment, key, under, prove=prove)
     if bundle is not None and certificate is not None:
         write(bundle, certificate.bundle)
     if as_json:
@@ -111,6 +98,30 @@ def _print(
         say(f"certificate {certificate.id}")
     if bundle is not None:
         say(f"bundle written to {bundle}")
+
+
+def _issue(
+    assessment: Assessment, key: SigningPort, under: PolicyEvaluation, *, prove: bool
+) -> Certificate:
+    """Sign; with ``prove`` a proof too, and the command ends where there is none."""
+    sign = partial(
+        issue,
+        assessment,
+        key,
+        requester=_user(),
+        issued_at=datetime.now(UTC).replace(microsecond=0),
+        under=under,
+    )
+    if not prove:
+        return sign()
+    # Imported here because ball arithmetic is slow to load.
+    from affidavit.accountants import Unproved
+
+    try:
+        with working("searching for a proof"):
+            return sign(prove=True)
+    except Unproved as failure:
+        fail(f"{failure.code}: {failure.message} {failure.remedy}", Exit.UNDECIDED)
 
 
 def _signing_key(needed_by: str | None) -> SigningPort | None:

@@ -17,7 +17,8 @@ from affidavit.gate.checking.discovery import candidates
 from affidavit.gate.checking.finding import CheckResult, Fix, GateFinding, unreadable
 from affidavit.gate.checking.formats import WRITERS, with_changes
 from affidavit.gate.checking.source import Source, sources_of
-from affidavit.gate.console import err, fail, out, print_document, stop, write
+from affidavit.gate.console import err, fail, out, print_document, stop, working, write
+from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit, worst
 from affidavit.gate.options import PolicyFileOption, SecondOpinionOption
 from affidavit.gate.render import printable
@@ -132,7 +133,8 @@ class Evaluator:
         # Imported here because a cached result needs no accountant.
         from affidavit.gate.checking.evaluate import evaluate
 
-        return evaluate(source, second_opinion=self.second_opinion, policy=self.policy)
+        with working(f"checking {printable(source.name)}"):
+            return evaluate(source, second_opinion=self.second_opinion, policy=self.policy)
 
     def cached(self, source: Source) -> CheckResult:
         """The cached result of a plan, or a new one."""
@@ -210,6 +212,7 @@ def _print(result: CheckResult) -> None:
         line = printable(f"{finding.file}{place}: {finding.rule}{field}{waived}: {finding.text}")
         style = "dim" if finding.waiver is not None else LEVELS[finding.level]
         err.print(f"[{style}]{escape(line)}[/]", highlight=False)
+        print_excerpt(err, finding.file, finding.line, finding.column, finding.rule)
     if result.exit is Exit.CERTIFIED:
         line = printable(f"{result.name}: {result.headline}")
         out.print(f"[green]{escape(line)}[/]", highlight=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ from rich.markup import escape
 
 from affidavit.accountants import NAMES
 from affidavit.certificate import malformed_result, write_atomically
+from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.plan_io import PlanFile, read_plan
 from affidavit.gate.render import reason_line
@@ -29,6 +31,11 @@ err = Console(stderr=True, soft_wrap=True)
 def say(text: str) -> None:
     """Print one line of plain text, without markup, to standard output."""
     out.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def working(label: str) -> AbstractContextManager[object]:
+    """Show on a terminal what the command does, as long as it does it."""
+    return err.status(f"{escape(label)} ...") if err.is_terminal else nullcontext()
 
 
 def read(name: str, *, as_json: bool) -> PlanFile:
@@ -73,9 +80,10 @@ def print_document(text: str) -> None:
 
 
 def print_reasons(name: str, reasons: tuple[Reason, ...]) -> None:
-    """Print one line per reason, with its position in ``name``."""
+    """Print one line per reason, with its position in ``name``, and the place itself."""
     for reason in reasons:
         err.print(escape(reason_line(name, reason)), highlight=False)
+        print_excerpt(err, name, reason.line, reason.column, reason.code)
 
 
 def refuse(name: str, reasons: tuple[Reason, ...], code: Exit, *, as_json: bool) -> NoReturn:

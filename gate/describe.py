@@ -12,6 +12,17 @@ from affidavit.gate.console import print_document, say, stop
 from affidavit.plan import code_meanings, plan_schema
 from affidavit.plan import explain as meanings_of
 
+VERDICTS = {
+    "certified": "the proved upper ends of ε and δ meet the target, or there is no target.",
+    "under_noised": "the proved lower end of ε is above the target. Use the noise multiplier that "
+    "stands under `required`, or fewer steps; `affidavit check --fix` writes it.",
+    "unproved": "the target lies between the proved ends of ε. Use the noise multiplier that "
+    "stands under `required`.",
+    "refused": "no theorem covers the plan, or it is known to be unsound; the reasons say which.",
+    "undecided": "the accountants disagree or failed. Nothing may be claimed; report it.",
+}
+"""What each verdict says."""
+
 
 def schema(
     field: Annotated[
@@ -36,11 +47,24 @@ def _find(parts: dict[str, Any], field: str) -> Any:
         ]
     for part in below:
         if name in part.get("properties", {}):
-            return part["properties"][name]
+            return _written_out(part["properties"][name], parts)
     names = sorted({n for part in below for n in part.get("properties", {})})
     near = get_close_matches(name, names, n=1)
     hint = f" Did you mean {near[0]}?" if near else f" Use one of {', '.join(names)}."
     return stop(f"{field} is not a field of a plan.{hint if names else ''}")
+
+
+def _written_out(part: Any, parts: dict[str, Any]) -> Any:
+    """A part of the schema with what it refers to in place; no part contains itself."""
+    if isinstance(part, list):
+        return [_written_out(item, parts) for item in part]
+    if not isinstance(part, dict):
+        return part
+    named = parts[part["$ref"].rpartition("/")[2]] if "$ref" in part else {}
+    whole = named | {
+        key: value for key, value in part.items() if key not in ("$ref", "discriminator")
+    }
+    return {key: _written_out(value, parts) for key, value in whole.items()}
 
 
 def _references(part: Any) -> list[str]:
@@ -52,12 +76,17 @@ def _references(part: Any) -> list[str]:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(help="A code of a reason, finding, problem or mistake.")],
+    code: Annotated[
+        str, typer.Argument(help="A verdict, or a code of a reason, problem or mistake.")
+    ],
 ) -> None:
-    """Explain a code: what it says, and what to do."""
+    """Explain a code or a verdict: what it says, and what to do."""
     # Imported here because the catalogue loads the accountants.
     from affidavit.certificate.diagnosis import CATALOGUE
 
+    if code in VERDICTS:
+        say(f"{code} (verdict): {VERDICTS[code]}")
+        return
     for meaning in () if code in CATALOGUE else meanings_of(code):
         say(f"{code} ({meaning.room}): {meaning.message}".rstrip(": "))
         if meaning.remedy:
@@ -68,6 +97,6 @@ def explain(
         say(f"  to do: {mistake.fix}")
         say(f"  source: {mistake.source}")
     if not meanings_of(code) and code not in CATALOGUE:
-        near = get_close_matches(code, [*code_meanings(), *CATALOGUE], n=2)
+        near = get_close_matches(code, [*VERDICTS, *code_meanings(), *CATALOGUE], n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
         stop(f"there is no code {code[:80]}.{hint}")

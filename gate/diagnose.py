@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 from rich.markup import escape
 
-from affidavit.gate.console import out, print_json, read, refuse, say
+from affidavit.gate.console import out, print_json, read, refuse, say, working
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, PlanArgument
 from affidavit.gate.plan_io import PlanFile
@@ -43,7 +43,8 @@ def diagnose(
     file = read(plan, as_json=as_json)
     try:
         claim = _claim(file, claimed_epsilon, claimed_noise_multiplier)
-        result = diagnose_claim(file.plan, claim)
+        with working("recomputing the claim"):
+            result = diagnose_claim(file.plan, claim)
     except MalformedPlan as error:
         refuse(plan, file.locate(error.reasons), Exit.USAGE, as_json=as_json)
     if as_json:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 COMPLETION = "_AFFIDAVIT_COMPLETE"
 """Set by a shell that asks for completions."""
+BLAS_TIMEOUT = ("OPENBLAS_THREAD_TIMEOUT", "20")
+"""Idle threads of OpenBLAS sleep after 2^20 cycles; by default they take a third of a second."""
 PLAIN = {
     "ε": "epsilon",
     "δ": "delta",
@@ -48,6 +50,7 @@ PLAIN = {
 
 def main() -> NoReturn:
     """Run the command in ``sys.argv`` and exit with its code."""
+    os.environ.setdefault(*BLAS_TIMEOUT)
     sys.exit(run(lambda: _command(sys.argv[1:])))
 
 

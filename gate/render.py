@@ -27,6 +27,7 @@ from rich.table import Table
 from affidavit.accountants import decimal_down, decimal_up
 from affidavit.certificate import Assessment, verdict_sentence
 from affidavit.certificate.policy import refused_by_policy
+from affidavit.gate.excerpt import print_excerpt
 from affidavit.plan import Reason
 
 STYLE = {"certified": "green", "under_noised": "red", "refused": "red"} | dict.fromkeys(
@@ -86,6 +87,7 @@ def print_assessment(
     console.print(f"[bold {style}]{escape(headline(assessment))}[/]", highlight=False)
     for reason in reasons:
         console.print(escape(reason_line(name, reason)), highlight=False, soft_wrap=True)
+        print_excerpt(console, name, reason.line, reason.column, reason.code)
     if assessment.releases:
         console.print(_noise_table(assessment))
     for line in _facts(assessment):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from affidavit.accountants import Proof, Unproved
 from affidavit.certificate import (
     KeyFailure,
     TrustRoot,
@@ -21,7 +20,7 @@ from affidavit.certificate import (
 from affidavit.certificate import verify as verify_bundle
 from affidavit.certificate.policy import accounted
 from affidavit.gate.checkpoint_store import BadStore, CheckpointStore, StatusStore
-from affidavit.gate.console import err, out, print_json, read, read_file, say, stop
+from affidavit.gate.console import out, print_json, read, read_file, say, stop, working
 from affidavit.gate.exit_codes import OF_VERDICT, Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.plan_io import read_bytes
@@ -43,6 +42,9 @@ from affidavit.gate.verify_options import (
     required_policies,
 )
 from affidavit.plan import MalformedPlan, plan_from
+
+if TYPE_CHECKING:
+    from affidavit.accountants import Proof, Unproved
 
 RECOMPUTE_TOLERANCE = 1e-3
 """Relative difference allowed between releases of an accountant."""
@@ -113,15 +115,18 @@ def verify(
     else:
         _print(verified, problem, proof, recompute=recompute, show=show)
     verdict = OF_VERDICT[verified.predicate["verdict"]]
-    decided = problem is None and not isinstance(proof, Unproved)
+    decided = problem is None and not isinstance(proof, Exception)
     raise typer.Exit(verdict if decided else Exit.UNDECIDED)
 
 
 def _prove(verified: VerifiedCertificate) -> Proof | Unproved:
     """What the checker proves of the certificate, or what is in its way."""
-    err.print("proving ...")
+    # Imported here because ball arithmetic is slow to load.
+    from affidavit.accountants import Unproved
+
     try:
-        return prove_certificate(verified.predicate)
+        with working("proving"):
+            return prove_certificate(verified.predicate)
     except Unproved as failure:
         return failure
 
@@ -141,7 +146,7 @@ def _print(
         out.print(f"[red]✗ recomputed:[/] {escape(problem)}", highlight=False)
     elif recompute:
         out.print("[green]✓[/] recomputed: the accountants agree", highlight=False)
-    if isinstance(proof, Unproved):
+    if isinstance(proof, Exception):
         text = f"{proof.code}: {proof} {proof.remedy}"
         out.print(f"[red]✗ not proved:[/] {escape(text)}", highlight=False)
     elif proof is not None:
@@ -197,7 +202,7 @@ def _as_document(
 ) -> dict[str, Any]:
     reasons = [] if problem is None else [{"code": "recomputed", "message": problem}]
     proved: dict[str, Any] = {}
-    if isinstance(proof, Unproved):
+    if isinstance(proof, Exception):
         reasons.append({"code": proof.code, "message": f"{proof} {proof.remedy}"})
         proved = {"proved": None}
     elif proof is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -135,10 +135,13 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of document: how it is called, its field names, and the page that lists them."""
+    """A kind of document: how it is called, its fields, and the page that lists them.
+
+    ``places`` returns where in the document each field stands, by the field's name.
+    """
 
     what: str
-    names: Callable[[], Sequence[str]]
+    places: Callable[[], Mapping[str, str]]
     page: str
 
     def reasons(self, error: ValidationError, data: Any) -> tuple[Reason, ...]:
@@ -156,7 +159,7 @@ class Kind:
                 code="unknown_field",
                 pointer=pointer_to(*path),
                 message=f"{field} is not a field of {self.what}.",
-                remedy=self._did_you_mean(field),
+                remedy=self._did_you_mean(path, field),
             )
         if kind == "missing":
             return Reason(
@@ -165,36 +168,88 @@ class Kind:
                 message=f"{field} is not given.",
                 remedy=f"Give {field}.",
             )
-        if kind == "literal_error" and isinstance(details["input"], str):
+        if kind in ("literal_error", "enum"):
             return _one_of(path, field, details)
         wrong_type = kind.endswith("_type") or kind.endswith("_parsing")
-        message = details["msg"][0].lower() + details["msg"][1:]
-        shown = "" if isinstance(details["input"], dict | list) else f", not {details['input']!r}"
         return Reason(
             code="wrong_type" if wrong_type else "invalid_value",
             pointer=pointer_to(*path),
-            message=f"{field}: {message}{shown[:SHOWN]}.",
+            message=f"{field}{_rule(details)}, not {_shown(details['input'])}.",
             remedy=f"Correct the value; {self.page} lists what each field takes.",
         )
 
-    def _did_you_mean(self, field: str) -> str:
-        names = self.names()
+    def _did_you_mean(self, path: tuple[str | int, ...], field: str) -> str:
+        places = self.places()
         known_as = KNOWN_AS.get(field.lower(), "")
-        near = [known_as] if known_as in names else difflib.get_close_matches(field, names, n=1)
-        return f"Did you mean {near[0]}?" if near else f"Remove it; {self.page} lists the fields."
+        if field in places and known_as not in places:
+            return f"Write it as {places[field]}; {self.page} lists the fields."
+        near = [known_as] if known_as in places else difflib.get_close_matches(field, places, n=1)
+        if near:
+            owners = [part for part in path[:-1] if isinstance(part, str)]
+            beside = ".".join([*owners, near[0]]) == places[near[0]]
+            return f"Did you mean {near[0] if beside else places[near[0]]}?"
+        return f"Remove it; {self.page} lists the fields."
+
+
+RULES = {
+    "bool": "true or false",
+    "dataclass": "a mapping of fields",
+    "dict": "a mapping of fields",
+    "finite": "a finite number",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "model": "a mapping of fields",
+    "string": "a text",
+    "tuple": "a list",
+}
+"""What a field must be, by the first word of pydantic's kind of error."""
+BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
+
+
+def _rule(details: ErrorDetails) -> str:
+    """What the field must be, in the words of a plan and not of its validator."""
+    kind, context = details["type"], details.get("ctx", {})
+    for bound, words in BOUNDS.items():
+        if bound in context:
+            return f" must be {words} {str(context[bound]).removesuffix('.0')}"
+    if "pattern" in context:
+        return f" must match {context['pattern']}"
+    for limit, words in (("min_length", "at least"), ("max_length", "at most")):
+        if limit in context:
+            return f" must have {words} {_parts(kind, context[limit])}"
+    rule = RULES.get(kind.partition("_")[0])
+    message = details["msg"]
+    return f": {message[0].lower()}{message[1:]}" if rule is None else f" must be {rule}"
+
+
+def _parts(kind: str, count: int) -> str:
+    part = "character" if kind.startswith("string") else "item"
+    return f"{count} {part}{'' if count == 1 else 's'}"
+
+
+def _shown(value: Any) -> str:
+    """A refused value, as a document writes it, cut where it is long."""
+    if isinstance(value, dict | list | tuple):
+        kind = "mapping" if isinstance(value, dict) else "list"
+        return f"a {kind} of {len(value)}" if value else f"an empty {kind}"
+    words = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _one_of(path: tuple[str | int, ...], field: str, details: ErrorDetails) -> Reason:
-    """A text that is none of those that the field takes."""
+    """A value that is none of those that the field takes."""
     choices = re.findall(r"'([^']+)'", details.get("ctx", {}).get("expected", ""))
     value = details["input"]
-    known_as = KNOWN_AS.get(value.lower(), "")
-    near = [known_as] if known_as in choices else difflib.get_close_matches(value, choices, n=1)
-    taken = f"Use one of {', '.join(choices)}."
+    text = value.lower() if isinstance(value, str) else ""
+    known_as = KNOWN_AS.get(text, "")
+    near = [known_as] if known_as in choices else difflib.get_close_matches(text, choices, n=1)
+    taken = f"Use one of {', '.join(choices)}." if len(choices) > 1 else f"Write {choices[0]}."
     return Reason(
         code="invalid_value",
         pointer=pointer_to(*path),
-        message=f"{field} is {value[:SHOWN]!r}, which it does not take.",
+        message=f"{field} is {_shown(value)}, which it does not take.",
         remedy=f"Did you mean {near[0]}? {taken}" if near else taken,
     )
 

@@ -104,7 +104,7 @@ def plan_from(data: Any) -> Plan:
                 code="wrong_type",
                 pointer="",
                 message="a plan is a mapping of fields.",
-                remedy="Start from one of examples/.",
+                remedy="Write a first plan with `affidavit init`.",
             )
         )
     if "phases" in data and (both := sorted(PHASE_FIELDS & data.keys())):
@@ -135,12 +135,31 @@ def _path_of(pointer: str) -> Path:
 
 
 @cache
-def _field_names() -> tuple[str, ...]:
-    names: set[str] = set(PHASE_FIELDS)
-    schema = Plan.model_json_schema()
-    for part in (schema, *schema["$defs"].values()):
-        names |= part.get("properties", {}).keys()
-    return tuple(sorted(names))
+def _places() -> dict[str, str]:
+    """Where each field of a plan stands: ``sampling.scheme``; the outermost where several do."""
+    schema = Plan.model_json_schema(ref_template="{model}")
+    parts: dict[str, Any] = schema["$defs"]
+    places: dict[str, str] = {}
+    level = [("", parts["Phase"]), ("", schema)]
+    while level:
+        deeper: list[tuple[str, Any]] = []
+        for prefix, part in level:
+            for name, field in part.get("properties", {}).items():
+                if name not in places:
+                    places[name] = prefix + name
+                    below = _references(field)
+                    deeper += [(f"{prefix}{name}.", parts[reference]) for reference in below]
+        level = deeper
+    return places
 
 
-_PLAN = Kind("a plan", _field_names, "`affidavit schema`")
+def _references(schema: Any) -> list[str]:
+    """The names of the models that a part of a schema refers to."""
+    if isinstance(schema, dict):
+        own = [schema["$ref"]] if "$ref" in schema else []
+        return own + [name for part in schema.values() for name in _references(part)]
+    parts = schema if isinstance(schema, list) else []
+    return [name for part in parts for name in _references(part)]
+
+
+_PLAN = Kind("a plan", _places, "`affidavit schema`")

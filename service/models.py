@@ -65,7 +65,7 @@ class RequestModel(StrictModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            kind = Kind(cls.noun, lambda: tuple(cls.model_fields), cls.guide)
+            kind = Kind(cls.noun, lambda: {name: name for name in cls.model_fields}, cls.guide)
             raise cls._malformed(kind.reasons(error, data)) from None
 
     @classmethod

@@ -225,6 +225,9 @@ def _of_a_policy(reason: Reason) -> Reason:
 
 _POLICY = Kind(
     "a policy",
-    lambda: (*Policy.model_fields, *Caps.model_fields),
+    lambda: (
+        {name: f"caps.NAME.{name}" for name in Caps.model_fields}
+        | {name: name for name in Policy.model_fields}
+    ),
     "docs/how-to/policies.md",
 )

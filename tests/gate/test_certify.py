@@ -262,7 +262,10 @@ def test_a_finding_stays_on_its_line(save: Any, run: Any) -> None:
     result = run("certify", save(b'{"version": 1, "a\\nb\\u001b[2J": 1}'))
     assert result.exit_code == 2
     assert "\x1b" not in result.stderr
-    assert all(line.count("plan.json:1:") == 1 for line in result.stderr.splitlines())
+    diagnostics = [line for line in result.stderr.splitlines() if "plan.json:1:" in line]
+    excerpts = [line for line in result.stderr.splitlines() if line[1:3] == " |"]
+    assert len(diagnostics) + len(excerpts) == len(result.stderr.splitlines())
+    assert len(excerpts) == 3
 
 
 @pytest.mark.parametrize("name", ["no-such-plan.yaml", "."])

@@ -46,10 +46,14 @@ def test_every_plan_is_told_even_after_a_bad_one(run: Any, files: dict[int, str]
     assert len(result.stdout.splitlines()) == 1
 
 
-def test_each_finding_is_one_line_with_its_remedy(run: Any, files: dict[int, str]) -> None:
+def test_each_finding_is_one_line_with_its_remedy_above_its_place(
+    run: Any, files: dict[int, str]
+) -> None:
     result = run("check", files[1])
-    (line,) = result.stderr.splitlines()
+    line, *place = result.stderr.splitlines()
     assert line.startswith(files[1])
+    assert len(place) == 3
+    assert set(place[-1].strip(" |")) == {"^"}
     assert "Raise noise_multiplier of all from 20 to 97.2396" in line
 
 

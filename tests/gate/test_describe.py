@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from affidavit.client import Client, Problem
 from affidavit.gate import client
 from affidavit.gate.credentials import credentials_file, stored_token
-from affidavit.plan import code_meanings, load_yaml
+from affidavit.plan import MalformedPlan, code_meanings, load_yaml, parse_plan
 
 GIVEN = {
     "--size": "60000",
@@ -114,3 +115,37 @@ def test_the_address_of_a_certificate_is_opened(run: Any, monkeypatch: pytest.Mo
     result = run("open", "sha256:ab/c", "--server", "http://one.example/")
     assert result.exit_code == 0
     assert opened == ["http://one.example/certificates/sha256%3Aab%2Fc"]
+
+
+def test_a_malformed_field_is_shown_where_it_stands(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    file.write_text("version: 1\ntarget: {}\nsamplin:  # misspelt\n  scheme: poisson\n")
+    lines = run("check", str(file)).stderr.splitlines()
+    place = next(n for n, line in enumerate(lines) if "unknown_field" in line)
+    assert lines[place + 2] == "3 | samplin:  # misspelt"
+    assert lines[place + 3] == "  | ^^^^^^^"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("steps", "ten", "a whole number"),
+        ("optimizer", "adamw", "a mapping"),
+        ("releases", "{}", "a list"),
+        ("target", "{epsilon: 0, delta: 0.5}", "at least 1e-100"),
+        ("epsilon", "3", "target.epsilon"),
+        ("lr", "3", "optimizer.learning_rate"),
+    ],
+)
+def test_messages_are_in_the_words_of_plans(field: str, value: str, rule: str) -> None:
+    with pytest.raises(MalformedPlan) as refused:
+        parse_plan(f"version: 1\n{field}: {value}\n".encode(), "yaml")
+    (reason,) = (r for r in refused.value.reasons if field in r.pointer and r.line == 2)
+    assert rule in f"{reason.message} {reason.remedy}"
+    assert not re.search("valid |instance|tuple|dictionary|0000", reason.message)
+
+
+def test_what_a_field_takes_is_written_out(run: Any) -> None:
+    sampling = json.loads(run("schema", "sampling").stdout)
+    assert "poisson" in sampling["properties"]["scheme"]["enum"]
+    assert "$ref" not in json.dumps(sampling)

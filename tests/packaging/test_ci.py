@@ -95,11 +95,26 @@ def test_inputs_of_the_action_are_never_code(action: Any, project: Path, hostile
 
 def test_the_action_is_one() -> None:
     _valid("vendor.github-actions", "action.yml")
-    for step in _load("action.yml")["runs"]["steps"]:
-        assert "${{" not in step["run"]
-    (install, _) = _load("action.yml")["runs"]["steps"]
+    steps = {step["name"]: step for step in _load("action.yml")["runs"]["steps"]}
+    assert not [name for name, step in steps.items() if "${{" in step.get("run", "")]
+    install = steps["Install"]
     (lock,) = re.findall(r"\$HERE/(\S+)\"", install["run"])
     assert "--hash=sha256:" in (REPOSITORY / lock).read_text()
+
+
+def test_the_cached_environment_is_that_of_this_python_and_these_files(tmp_path: Path) -> None:
+    (step,) = [item for item in _load("action.yml")["runs"]["steps"] if item["name"] == "Key"]
+    here, output = tmp_path / "action", tmp_path / "output"
+    here.mkdir()
+    keys = []
+    for content in ("a", "a", "b"):
+        (here / "file").write_text(content)
+        output.write_text("")
+        environment = {"PYTHON": sys.executable, "HERE": str(here), "GITHUB_OUTPUT": str(output)}
+        assert _shell(step["run"], tmp_path, **environment).returncode == 0
+        keys.append(output.read_text())
+    assert re.fullmatch(r"key=affidavit-[0-9a-f]{64}\n", keys[0])
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_the_template_of_gitlab_checks_and_leaves_reports(project: Path) -> None:
