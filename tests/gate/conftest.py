@@ -14,6 +14,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from affidavit.client import calls
 from affidavit.gate.cli import app
 
 Run = Callable[..., Result]
@@ -26,6 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     result = tmp_path / "home"
     monkeypatch.setenv("AFFIDAVIT_HOME", str(result))
     monkeypatch.setenv("AFFIDAVIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(calls, "RETRY_DELAY", 0.01)
     return result
 
 

@@ -93,7 +93,7 @@ class Service(BaseHTTPRequestHandler):
 def answering(status: int, document: Any) -> Iterator[str]:
     Service.ANSWER, Service.ASKED[:] = (status, document), []
     server = HTTPServer(("127.0.0.1", 0), Service)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

@@ -64,7 +64,7 @@ def listening() -> Iterator[Callable[[Callable[[bytes, Any], Answer]], str]]:
                 """Nothing."""
 
         server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return f"http://127.0.0.1:{server.server_port}/secret"
 

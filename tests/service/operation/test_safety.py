@@ -52,11 +52,13 @@ def ask(
 
 def own(ask: Any, *statements: str) -> None:
     """What the owner of the database can do: take the triggers off, and write."""
-    with writer(ask.services.engine).begin() as connection:
-        if connection.dialect.name == "postgresql":
-            for table in ("ledger_events", "log_checkpoints", "log_nodes", "log_leaves"):
+    engine = writer(ask.services.engine)
+    if engine.dialect.name == "postgresql":
+        for table in ("ledger_events", "log_checkpoints", "log_nodes", "log_leaves"):
+            with engine.begin() as connection:  # one lock at a time: the log is written meanwhile
                 connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
-        else:
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
             query = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
             for name in connection.execute(text(query)).scalars().all():
                 connection.execute(text(f"DROP TRIGGER {name}"))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from affidavit.client import calls
 from affidavit.gate import app
 
 ADDRESS = "http://affidavit.example"
@@ -32,6 +33,7 @@ def check(house: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Doc
         return house.client.request(method, url.removeprefix(ADDRESS), **sent)
 
     monkeypatch.setattr(httpx, "request", request)
+    monkeypatch.setattr(calls, "RETRY_DELAY", 0.01)
 
     def run(**changes: Any) -> tuple[int, list[dict[str, Any]]]:
         file = tmp_path / "plan.json"
