@@ -134,6 +134,10 @@ class AsyncClient:
         """The JSON document at ``path``."""
         return await self.send(calls.get(path, query))
 
+    async def content(self, path: str) -> bytes:
+        """The bytes at ``path``."""
+        return await self.send(calls.content(path))
+
     async def post(self, path: str, document: Any, key: str | None = None) -> Any:
         """Post a JSON document and return the JSON response; ``key`` is an idempotency key."""
         return await self.send(calls.post(path, document, key))

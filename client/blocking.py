@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,19 @@ class Client:
         self.server = server.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._timeout = timeout
+        self._http = httpx.Client(timeout=timeout)
+        # Whoever needs the connections closed at once uses `with` or `close`.
+        weakref.finalize(self, self._http.close)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
 
     def certificate(self, certificate_id: str) -> CertificateAnswer:
         """A certificate."""
@@ -98,7 +112,7 @@ class Client:
         while True:
             headers = {**self._headers, **({"last-event-id": reader.last} if reader.last else {})}
             try:
-                with httpx.stream("GET", url, headers=headers, timeout=self._timeout) as response:
+                with self._http.stream("GET", url, headers=headers) as response:
                     if response.status_code == httpx.codes.NO_CONTENT:
                         return
                     if response.is_success:
@@ -120,6 +134,10 @@ class Client:
         """The JSON document at ``path``."""
         return self.send(calls.get(path, query))
 
+    def content(self, path: str) -> bytes:
+        """The bytes at ``path``."""
+        return self.send(calls.content(path))
+
     def post(self, path: str, document: Any, key: str | None = None) -> Any:
         """Post a JSON document and return the JSON response; ``key`` is an idempotency key."""
         return self.send(calls.post(path, document, key))
@@ -131,7 +149,7 @@ class Client:
             response, failure = None, ""
             try:
                 options = call.options(self._headers, self._timeout)
-                response = httpx.request(call.method, f"{self.server}{call.target}", **options)
+                response = self._http.request(call.method, f"{self.server}{call.target}", **options)
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 failure = str(error)
             if response is not None and response.is_success:

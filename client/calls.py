@@ -90,6 +90,11 @@ def get(path: str, query: Mapping[str, str] | None = None) -> Call[Any]:
     return Call(method="GET", path=path, read=document_of, query=query, repeatable=True)
 
 
+def content(path: str) -> Call[bytes]:
+    """Read the bytes at ``path``."""
+    return Call(method="GET", path=path, read=lambda response: response.content, repeatable=True)
+
+
 def post(path: str, document: Any, key: str | None = None) -> Call[Any]:
     """Post a JSON document; with an idempotency ``key`` it may be sent again."""
     return Call(
@@ -140,7 +145,7 @@ def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Any
 
 def status_list() -> Call[bytes]:
     """Read the signed status list."""
-    return Call(method="GET", path="/v1/status", read=lambda r: r.content, repeatable=True)
+    return content("/v1/status")
 
 
 def policy(name: str, version: int) -> Call[dict[str, Any]]:

@@ -26,6 +26,7 @@ class Problem(Exception):
         super().__init__(f"{code}: {detail}")
         self.status = status
         self.code = code
+        self.detail = detail
 
 
 class _PolicyForm(BaseModel):

@@ -24,8 +24,9 @@ import typer
 
 from affidavit.certificate import KeyFailure, KeyRole, KeyStore, SigningPort, TrustRoot, home
 from affidavit.certificate.signers import private_key_source
+from affidavit.client import Unreachable
 from affidavit.worker.job import WorkerConfig, run_job
-from affidavit.worker.lease import TEXTS, ClaimRequest, Job, LeaseLost, Refused, Unreachable
+from affidavit.worker.lease import TEXTS, ClaimRequest, Job, LeaseLost, Refused
 from affidavit.worker.queue import RunQueue
 
 USAGE = REFUSED = 2

@@ -19,8 +19,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from affidavit.client import Unreachable
 from affidavit.worker.checkpoint_transfer import has_checkpoint
-from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal, Unreachable
+from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 from affidavit.worker.queue import RunQueue
 from affidavit.worker.trainer_process import Stop
 

@@ -44,11 +44,12 @@ from affidavit.certificate import (
     sign_envelope,
     verify,
 )
+from affidavit.client import Unreachable
 from affidavit.plan import PlanError, canonical_json
 from affidavit.worker import trainer_process
 from affidavit.worker.checkpoint_transfer import copy_attempt, delete_checkpoints, has_ended
 from affidavit.worker.heartbeat import Heartbeat
-from affidavit.worker.lease import Job, Refused, Unreachable
+from affidavit.worker.lease import Job, Refused
 from affidavit.worker.queue import RunQueue
 
 SECRETS = ("AFFIDAVIT_TOKEN", "AFFIDAVIT_SIGNING_KEY", "AFFIDAVIT_PKCS11_PIN_FILE")

@@ -56,10 +56,6 @@ class Refused(Exception):
         self.code = code
 
 
-class Unreachable(Exception):
-    """The queue is unreachable at the moment; a retry may succeed."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClaimRequest:
     """A request for ``run``, or for the oldest run of ``queue``, with a lease of ``seconds``."""

@@ -1,4 +1,4 @@
-"""The client of a running service's queue, with a token of the scope ``work``.
+"""The queue of a running service as a worker calls it, with a token of the scope ``work``.
 
 A worker has no database password: every report goes through the service, which checks it. No
 answer, 429 and 5xx raise ``Unreachable`` and may be retried: renewing, starting and completing
@@ -7,16 +7,15 @@ are idempotent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-import httpx
+from affidavit.client import Client, Problem, Unreachable
+from affidavit.worker.lease import ClaimRequest, Job, LeaseLost, Refused, Renewal
 
-from affidavit.worker.lease import ClaimRequest, Job, LeaseLost, Refused, Renewal, Unreachable
-
-TIMEOUT = 30.0
-"""Seconds."""
 LOST = frozenset({"lease_lost", "not_found"})
+
+Answer = TypeVar("Answer")
 
 
 class RunQueue:
@@ -26,13 +25,13 @@ class RunQueue:
     """
 
     def __init__(self, server: str, token: str | None) -> None:
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=server.rstrip("/"), headers=headers, timeout=TIMEOUT)
+        self._client = Client(server, token)
 
     def claim(self, request: ClaimRequest) -> Job | None:
         """Claim the run that is named, or the oldest; None if there is none to claim."""
         body = {"worker": request.worker, "lease": request.seconds, "run": request.run}
-        claim = self._post(f"/v1/queues/{request.queue}/claims", body)
+        path = f"/v1/queues/{request.queue}/claims"
+        claim = _answer(lambda: self._client.post(path, body))
         return None if claim is None else Job.read(claim)
 
     def start(self, job: Job, plan_digest: str) -> None:
@@ -64,40 +63,25 @@ class RunQueue:
 
     def bundle(self, job: Job) -> bytes:
         """The certificate's signed bundle."""
-        return self._request("GET", f"/v1/runs/{job.run}/bundle").content
+        return _answer(lambda: self._client.content(f"/v1/runs/{job.run}/bundle"))
 
     def status(self) -> bytes:
         """The service's status list."""
-        return self._request("GET", "/v1/status").content
+        return _answer(self._client.status_list)
 
     def _report(self, job: Job, action: str, body: dict[str, Any]) -> Any:
-        return self._post(
-            f"/v1/runs/{job.run}/{action}", {"fence": job.fence, "secret": job.secret, **body}
-        )
+        path = f"/v1/runs/{job.run}/{action}"
+        held = {"fence": job.fence, "secret": job.secret}
+        return _answer(lambda: self._client.post(path, held | body))
 
-    def _post(self, path: str, body: dict[str, Any]) -> Any:
-        answer = self._request("POST", path, body)
-        try:
-            return answer.json()
-        except ValueError:
-            raise Unreachable(f"{answer.url} did not return JSON") from None
 
-    def _request(
-        self, method: str, path: str, body: dict[str, Any] | None = None
-    ) -> httpx.Response:
-        try:
-            answer = self._client.request(method, path, json=body)
-        except httpx.HTTPError as error:
-            raise Unreachable(f"{self._client.base_url}: {error}") from None
-        if answer.is_success:
-            return answer
-        if answer.status_code == 429 or answer.status_code >= 500:
-            raise Unreachable(f"{answer.url} answered {answer.status_code}")
-        try:
-            problem = answer.json()
-            code, detail = str(problem["code"]), str(problem["detail"])
-        except (ValueError, KeyError, TypeError):
-            raise Unreachable(f"{answer.url} did not return a problem document") from None
-        if code in LOST:
-            raise LeaseLost(detail)
-        raise Refused(code, detail)
+def _answer(call: Callable[[], Answer]) -> Answer:
+    """What ``call`` answers; a problem is one of a worker's errors."""
+    try:
+        return call()
+    except Problem as problem:
+        if problem.status == 429 or problem.status >= 500:
+            raise Unreachable(str(problem)) from None
+        if problem.code in LOST:
+            raise LeaseLost(problem.detail) from None
+        raise Refused(problem.code, problem.detail) from None

@@ -61,9 +61,8 @@ def ask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
         transport = httpx.MockTransport(handle)
         if request.param == "blocking":
-            with httpx.Client(transport=transport) as http:
-                monkeypatch.setattr(httpx, "request", http.request)
-                client = affidavit.Client("http://service.example/", "token")
+            with affidavit.Client("http://service.example/", "token") as client:
+                client._http = httpx.Client(transport=transport)
                 return getattr(client, method)(*arguments), sent
 
         async def run() -> Any:

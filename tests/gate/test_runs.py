@@ -75,9 +75,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str | None]]:
                 raise answer
             return answer
 
-        client = httpx.Client(transport=httpx.MockTransport(handle))
-        monkeypatch.setattr(httpx, "stream", client.stream)
-        monkeypatch.setattr(httpx, "request", client.request)
+        monkeypatch.setattr(
+            httpx.HTTPTransport, "handle_request", lambda _, request: handle(request)
+        )
         monkeypatch.setattr(calls, "RECONNECT_DELAY", 0)
         return requested
 

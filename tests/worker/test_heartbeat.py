@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from affidavit.client import Unreachable
 from affidavit.worker import heartbeat as heartbeat_module
 from affidavit.worker.heartbeat import MIN_STEPS, SIGNAL_DELAY, STARTUP_TIMEOUT, Heartbeat
-from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal, Unreachable
+from affidavit.worker.lease import Job, LeaseLost, Refused, Renewal
 
 LEASE = 30.0
 CHECKPOINT = '{"type":"checkpoint"}\n'

@@ -34,8 +34,9 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
         def handle(_: httpx.Request) -> httpx.Response:
             return httpx.Response(200, text=rest.pop(0) if len(rest) > 1 else rest[0])
 
-        client = httpx.Client(transport=httpx.MockTransport(handle))
-        monkeypatch.setattr(httpx, "request", client.request)
+        monkeypatch.setattr(
+            httpx.HTTPTransport, "handle_request", lambda _, request: handle(request)
+        )
 
     return prepare
 
