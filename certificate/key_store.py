@@ -42,6 +42,8 @@ from affidavit.certificate.keys import (
 
 OVERLAP = timedelta(days=30)
 """How long older keys may sign after a rotation, unless another time is given."""
+MOST_BYTES = 1024 * 1024
+"""Of a file of keys or a keyset."""
 
 
 def home() -> Path:
@@ -204,9 +206,18 @@ def read_root_key(path: Path) -> SigningKey:
     return SigningKey(private=private, public=public)
 
 
+def read_key_file(path: Path) -> bytes:
+    """The bytes of a file of keys, cut after ``MOST_BYTES``; raises ``OSError``.
+
+    A device may have no end.
+    """
+    with path.open("rb") as stream:
+        return stream.read(MOST_BYTES + 1)
+
+
 def _json_file(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_key_file(path))
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
@@ -233,7 +244,7 @@ def _private_file(path: Path, public: PublicKey) -> Ed25519PrivateKey:
 def _private_key(path: Path) -> Ed25519PrivateKey:
     require_private(path)
     try:
-        private = load_pem_private_key(path.read_bytes(), password=None)
+        private = load_pem_private_key(read_key_file(path), password=None)
     except (ValueError, TypeError):
         raise KeyFailure(f"{path} is not a private key; restore it or make a new key.") from None
     if not isinstance(private, Ed25519PrivateKey):

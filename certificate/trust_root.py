@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from affidavit.certificate.key_store import KeyStore, home, read_public_keys
+from affidavit.certificate.key_store import KeyStore, home, read_key_file, read_public_keys
 from affidavit.certificate.keys import KeyFailure, PublicKey, parse_instant
 from affidavit.certificate.keyset import (
     Keyset,
@@ -79,7 +79,7 @@ class TrustRoot:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_key_file(path)
     except OSError as error:
         raise KeyFailure(f"{path} cannot be read: {error.strerror}.") from None
 

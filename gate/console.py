@@ -20,7 +20,7 @@ from affidavit.accountants import NAMES
 from affidavit.certificate import malformed_result, write_atomically
 from affidavit.gate.excerpt import print_excerpt
 from affidavit.gate.exit_codes import Exit
-from affidavit.gate.plan_io import PlanFile, read_plan
+from affidavit.gate.plan_io import PlanFile, read_bytes, read_plan
 from affidavit.gate.render import reason_line
 from affidavit.plan import MalformedPlan, Reason
 
@@ -49,9 +49,9 @@ def read(name: str, *, as_json: bool) -> PlanFile:
 def read_file(path: Path) -> bytes:
     """The bytes of ``path``; reports an unreadable file and exits."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        stop(f"cannot read {path}: {error.strerror}.")
+        return read_bytes(path)
+    except MalformedPlan as error:
+        stop(error.reasons[0].message)
 
 
 def write(path: Path, content: bytes, *, mode: int = 0o644) -> None:

@@ -28,6 +28,7 @@ from affidavit.gate.console import (
     err,
     out,
     print_json,
+    read_file,
     say,
     stop,
     stop_unwritable,
@@ -118,7 +119,7 @@ def keys_add(
 ) -> None:
     """Add a key whose private half is on a hardware token or behind a command."""
     try:
-        added = _store().add(public.read_bytes(), label, roles=roles or None)
+        added = _store().add(read_file(public), label, roles=roles or None)
     except KeyFailure as failure:
         stop(f"{public}: {failure}")
     except OSError as error:

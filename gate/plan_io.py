@@ -15,6 +15,8 @@ from affidavit.plan import MalformedPlan, Plan, Reason, Syntax, locate, parse_pl
 
 POLL_SECONDS = 0.05
 """Seconds to wait for a line before the reader gets a turn."""
+MOST_BYTES = 64 * 1024 * 1024
+"""Of a file that is read whole; a device may have no end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,20 +33,28 @@ class PlanFile:
         return locate(reasons, self.raw, self.syntax)
 
 
-def read_bytes(name: str) -> bytes:
-    """The bytes of a file or of standard input; raises ``MalformedPlan`` if unreadable."""
+def read_bytes(name: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file or of standard input (``-``).
+
+    Raises ``MalformedPlan`` if it cannot be read, or has more than ``MOST_BYTES``.
+    """
     try:
-        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        if name == "-":
+            raw = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with Path(name).open("rb") as stream:
+                raw = stream.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise MalformedPlan(
-            Reason(
-                code="unreadable",
-                pointer="",
-                message=f"cannot read {name}: {detail}.",
-                remedy="Give the path of an existing file.",
-            )
-        ) from None
+        raise _unreadable("unreadable", f"cannot read {name}: {detail}.") from None
+    if len(raw) > MOST_BYTES:
+        raise _unreadable("too_large", f"{name} has more than {MOST_BYTES >> 20} MiB.")
+    return raw
+
+
+def _unreadable(code: str, message: str) -> MalformedPlan:
+    remedy = "Give the path of an existing file."
+    return MalformedPlan(Reason(code=code, pointer="", message=message, remedy=remedy))
 
 
 def poll_lines(stream: BinaryIO) -> Iterator[bytes | None]:

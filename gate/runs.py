@@ -27,7 +27,7 @@ from affidavit.certificate import (
 )
 from affidavit.client import RunEvent, RunProgress
 from affidavit.gate.client import SERVER, ServerOption, connect
-from affidavit.gate.console import fail, print_json, say, stop
+from affidavit.gate.console import fail, print_json, read_file, say, stop
 from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption
 from affidavit.gate.render import upper_bound
@@ -93,7 +93,7 @@ def verify(
 ) -> None:
     """Verify offline who signed a run's provenance, and that weights and record match it."""
     try:
-        document = json.loads(provenance.read_bytes())
+        document = json.loads(read_file(provenance))
         report = read_provenance(document, TrustRoot(keys).public_keys(), later=True)
         if weights is not None:
             _require_weights(report, weights)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from affidavit.gate import Partial, imported_document
+from affidavit.gate import Partial, imported_document, read_bytes
 from affidavit.mechanisms import attach
 from affidavit.plan import (
     MalformedPlan,
@@ -60,7 +60,7 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
         syntax = syntax_of("", raw)
     else:
         path = Path(source)
-        raw, syntax, folder = _bytes_of(path), "yaml", path.parent
+        raw, folder = read_bytes(path), path.parent
         syntax = syntax_of(path.name.lower(), raw)
     document = load_json(raw) if syntax == "json" else load_yaml(raw)
     try:
@@ -74,21 +74,6 @@ def _read(source: str | bytes | os.PathLike[str], fields: PlanFields) -> Plan:
 def _placed(error: MalformedPlan, raw: bytes, syntax: Syntax) -> tuple[Reason, ...]:
     places = load_yaml(raw) if syntax == "yaml" else locate_in_json(raw)
     return located(error.reasons, places)
-
-
-def _bytes_of(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (OSError, ValueError) as error:
-        detail = getattr(error, "strerror", None) or str(error)
-        raise MalformedPlan(
-            Reason(
-                code="unreadable",
-                pointer="",
-                message=f"cannot read {path}: {detail}.",
-                remedy="Give the path of an existing file, or the text of a plan.",
-            )
-        ) from None
 
 
 def _of_document(document: Any, fields: PlanFields) -> Plan:

@@ -157,6 +157,14 @@ def test_a_folder_that_cannot_be_used_is_told(
         assert b"Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [("certify",), ("check",), ("policy", "check"), ("keys", "add"), ("compare", "-")]
+)
+def test_a_device_without_an_end_is_refused(inside: Any, arguments: Sequence[str]) -> None:
+    assert inside(*arguments, "/dev/zero").code == Exit.USAGE
+    assert inside("verify", "bundle.json", "--keys", "/dev/zero").code in (1, 2)
+
+
 def test_a_fault_has_a_code_and_a_line_of_its_own(
     inside: Callable[..., Ended], files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
