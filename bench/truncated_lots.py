@@ -2,8 +2,7 @@
 
     python bench/truncated_lots.py
 
-The plan of VaultGemma (N = 1.27e10) and a small one. The smallest caps cut lots in most steps;
-where the upper end is far above the lower one no better theorem is known here.
+The plan of VaultGemma (N = 1.27e10) and a small one. The smallest cap cuts every other lot.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from functools import partial
 
 from affidavit import __version__
 from affidavit.accountants.bracket import Bracket
+from affidavit.accountants.enclosure import Enclosed, attained
 from affidavit.accountants.fourier.cache import MOST_BYTES, MOST_LAWS, SharedCache
 from affidavit.accountants.fourier.discretization import (
     Laws,
@@ -40,7 +41,6 @@ from affidavit.accountants.fourier.refinement import (
     EpsilonSearch,
     nested,
 )
-from affidavit.accountants.fourier.truncation import TruncatedCurve, truncated_curve
 from affidavit.accountants.protocol import OutOfReach, require_delta, require_epsilon
 from affidavit.plan import Event
 
@@ -83,16 +83,18 @@ class FourierAccountant:
         """The version of Affidavit, whose own method this is."""
         return __version__
 
-    def curve(self, event: Event) -> FourierCurve | TruncatedCurve:
+    def curve(self, event: Event) -> FourierCurve | Enclosed:
         """The privacy curve of ``event``; raises ``Unsupported`` or ``OutOfReach``."""
-        return truncated_curve(event, self._curve, self.relative_width) or self._curve(
-            event, self.relative_width
-        )
+        above, least = self._curve(event), attained(event)
+        if least == event:
+            return above
+        # A transform that is tilted for what bounds the run would see little of what it attains.
+        return Enclosed(above=above, below=(above, self._curve(least)))
 
-    def _curve(self, event: Event, relative_width: float) -> FourierCurve:
+    def _curve(self, event: Event) -> FourierCurve:
         return FourierCurve(
             directions=tuple(Laws.of(direction, self.shared) for direction in directions(event)),
-            relative_width=relative_width,
+            relative_width=self.relative_width,
             answers=self.answers,
         )
 

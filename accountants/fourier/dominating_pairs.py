@@ -11,7 +11,7 @@ Gaussian                     N(μ) against N(0)               the same
 Poisson, add_remove          both orders of the pair         the same
 Poisson, replace_one         the symmetric pair              the same
 without replacement          the convex profile of both      the pair of one data set
-truncated Poisson            cut or not, revealed            others that contribute zero
+truncated Poisson            full lot or not, revealed       others that contribute zero
 ===========================  ==============================  ========================
 
 The two orders are taken for the composition as a whole: every add/remove step of one run
@@ -21,18 +21,19 @@ poisson-replace-one.md, without-replacement.md, truncated-poisson.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, assert_never
 
 from affidavit.accountants.composition import leaves
+from affidavit.accountants.fourier.displacement import attained_law, truncated_law
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
     LossLaw,
     NormalMixtureLaw,
     WorseOfBothLaw,
 )
-from affidavit.accountants.fourier.tail_bounds import attained_law, truncated_law
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.plan import (
     BallsInBinsGaussian,
@@ -162,8 +163,12 @@ def _law(leaf: Leaf, side: Side) -> LossLaw:
             kind: Kind = "replace" if pair == "replace_one" else side
             return NormalMixtureLaw(kind=kind, noise_multiplier=sigma, sampling_probability=q)
         case WithoutReplacementGaussian():
+            half = 1 / leaf.noise_multiplier
             return WorseOfBothLaw(
-                remove=_without_replacement(leaf, "remove"), add=_without_replacement(leaf, "add")
+                remove=_without_replacement(leaf, "remove"),
+                add=_without_replacement(leaf, "add"),
+                # Between the places of a loss of zero, which lie one clip norm from the middle.
+                atom=(1 - leaf.sample_size / leaf.dataset_size) * math.erf(half * math.sqrt(0.5)),
             )
         case TruncatedPoissonGaussian():
             return truncated_law(leaf, side)

@@ -23,11 +23,12 @@ poisson-add-remove.md, poisson-replace-one.md, without-replacement.md for why th
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
-from scipy.special import erf, ndtr
+from scipy.special import ndtr
 
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array, normal_masses
 
@@ -152,8 +153,155 @@ class LossLaw(Protocol):
 Kind = Literal["gaussian", "remove", "add", "replace"]
 
 
+Mixture = tuple[tuple[float, float], ...]
+"""Weights and means of unit normals, in standard deviations of the noise."""
+
+
+class NormalPair(ABC):
+    """A pair of mixtures of unit normals in z whose loss increases in z.
+
+    What every such pair reads off z alike; a pair states its mixtures, its loss and where a
+    loss is (``place``), with the rounding of that (``_misplaced`` and ``_spread``).
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def mu(self) -> float:
+        """How far a record moves the sum, in standard deviations of the noise."""
+        ...
+
+    @property
+    @abstractmethod
+    def ceiling(self) -> float:
+        """No loss exceeds this (nats); infinite if unbounded."""
+        ...
+
+    @property
+    @abstractmethod
+    def p_mixture(self) -> Mixture:
+        """Weights and means of P."""
+        ...
+
+    @property
+    @abstractmethod
+    def q_mixture(self) -> Mixture:
+        """Weights and means of Q."""
+        ...
+
+    @property
+    @abstractmethod
+    def line(self) -> tuple[float, float]:
+        """A line that the loss is nowhere above from z = μ/2 on, where it has no ceiling.
+
+        Its slope in nats a standard deviation, and its height at z = 0 in nats.
+        """
+        ...
+
+    @abstractmethod
+    def loss(self, z: Array) -> Array:
+        """The loss at ``z``. In nats, of the shape of ``z``."""
+        ...
+
+    @abstractmethod
+    def place(self, losses: Array) -> Array:
+        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+
+        Both have shape (n,).
+        """
+        ...
+
+    @abstractmethod
+    def _misplaced(self, edges: Array, z: Array) -> Array:
+        """How far the loss at ``z`` is from ``edges``, in roundings; both of shape (n,)."""
+        ...
+
+    @property
+    @abstractmethod
+    def _spread(self) -> float:
+        """What the rounding of a z that was found adds to a loss, in sixteen roundings."""
+        ...
+
+    def atoms(self) -> Atoms:
+        """The law under P by the trapezoid rule, which is exact to rounding here.
+
+        The integrand is analytic in a strip of half-width π/(2μ) at least, so a step of
+        a tenth of the strip or of a standard deviation leaves less than 1e-17.
+        """
+        mu = self.mu
+        step = min(0.1, 0.25 / mu)
+        means = [0.0, *(mean for _, mean in self.p_mixture)]
+        z = np.arange(min(means) - _Z_REACH, max(means) + _Z_REACH + step, step)
+        weights = _density(z, self.p_mixture)
+        return Atoms(losses=self.loss(z), weights=weights / weights.sum())
+
+    def top(self, probability: float) -> float:
+        """The loss (nats) at a z above which P has about this probability."""
+        low, high = 0.0, 40.0 + self.mu
+        mixture = self.p_mixture
+        for _ in range(45):
+            middle = (low + high) / 2
+            tail = sum(w * math.erfc((middle - m) * math.sqrt(0.5)) for w, m in mixture) / 2
+            low, high = (middle, high) if tail > probability else (low, middle)
+        return float(self.loss(np.array([high]))[0])
+
+    def survival(self, losses: Array) -> Survival:
+        """Both survival functions; z is cut at ±38, beyond which P and Q vanish.
+
+        ``losses`` in nats and each part of the answer have shape (n,).
+        """
+        mu = self.mu
+        with np.errstate(over="ignore", divide="ignore"):
+            # Infinities are meant: below its infimum a loss has no z.
+            z = self.place(losses)
+        reach = 38.0 + mu
+        inside = np.clip(z, -reach, reach)
+        normal = {m: ndtr(m - inside) for m in self._means()}
+        p = sum(w * normal[m] for w, m in self.p_mixture)
+        q_tail = sum(w * normal[m] for w, m in self.q_mixture)
+        # ndtr, the sum of two positive terms and the rounding of m - z: the last moves
+        # ndtr by a hazard of at most |z| + 1 times an ulp of |z|.
+        size = np.maximum(inside, 0.0) + mu + 1.0
+        relative = UNIT_ROUNDOFF * (16.0 + 4.0 * size * size)
+        span = float(max(abs(losses[0]), abs(losses[-1])))
+        return Survival(
+            p=np.asarray(p),
+            q=np.asarray(q_tail),
+            relative=relative,
+            loss_error=UNIT_ROUNDOFF * (32.0 + 16.0 * (span + self._spread)),
+        )
+
+    def cells(self, edges: Array) -> Cells:
+        """The masses between ``edges``, shape (n,), each with a few ulp of error of its own.
+
+        The cells are cut at the z found for the edges, which are taken as exact: what
+        rounding there is in finding them is ``misplaced``.
+        """
+        mu = self.mu
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+            z = np.maximum.accumulate(self.place(edges))
+        reach = 38.0 + mu
+        z = np.clip(z, -reach, reach)
+        normal = {m: normal_masses(z, m) for m in self._means()}
+        p, p_error = (sum(w * normal[m][k] for w, m in self.p_mixture) for k in (0, 1))
+        q, q_error = (sum(w * normal[m][k] for w, m in self.q_mixture) for k in (0, 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.maximum(np.nan_to_num(p_error / p), np.nan_to_num(q_error / q))
+        places = self._misplaced(edges, z)
+        return Cells(
+            p=np.asarray(p),
+            q=np.asarray(q),
+            relative=relative + 4.0 * UNIT_ROUNDOFF,
+            misplaced=UNIT_ROUNDOFF * np.maximum(_ends(places), _ends(places, first=False)),
+        )
+
+    def _means(self) -> set[float]:
+        return {m for _, m in (*self.p_mixture, *self.q_mixture)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NormalMixtureLaw:
+class NormalMixtureLaw(NormalPair):
     """The loss law of one Gaussian release, subsampled or not.
 
     With μ = ``distance`` / ``noise_multiplier``, how far a record moves the sum and the
@@ -177,7 +325,8 @@ class NormalMixtureLaw:
     distance: float = 1.0
 
     @property
-    def _mu(self) -> float:
+    def mu(self) -> float:
+        """How far a record moves the sum, in standard deviations of the noise."""
         return self.distance / self.noise_multiplier
 
     @property
@@ -187,9 +336,15 @@ class NormalMixtureLaw:
             return -math.log1p(-self.sampling_probability) * (1 + 1e-14)
         return math.inf
 
+    @property
+    def line(self) -> tuple[float, float]:
+        """A line that the loss is nowhere above from z = μ/2 on, as slope and height."""
+        more = -math.log1p(-self.sampling_probability) if self.kind == "replace" else 0.0
+        return self.mu, more - self.mu * self.mu / 2
+
     def loss(self, z: Array) -> Array:
         """The loss at ``z``. In nats, of the shape of ``z``."""
-        mu, q = self._mu, self.sampling_probability
+        mu, q = self.mu, self.sampling_probability
         match self.kind:
             case "gaussian":
                 return mu * z - mu * mu / 2
@@ -201,90 +356,12 @@ class NormalMixtureLaw:
                 up = _log_mixture(mu * z - mu * mu / 2, q)
                 return up - _log_mixture(-mu * z - mu * mu / 2, q)
 
-    def atoms(self) -> Atoms:
-        """The law under P by the trapezoid rule, which is exact to rounding here.
-
-        The integrand is analytic in a strip of half-width π/(2μ) at least, so a step of
-        a tenth of the strip or of a standard deviation leaves less than 1e-17.
-        """
-        mu = self._mu
-        step = min(0.1, 0.25 / mu)
-        high = _Z_REACH + (mu if self.kind != "add" else 0.0)
-        z = np.arange(-_Z_REACH, high + step, step)
-        weights = _density(z, self._p_mixture())
-        return Atoms(losses=self.loss(z), weights=weights / weights.sum())
-
-    def top(self, probability: float) -> float:
-        """The loss (nats) at a z above which P has about this probability."""
-        low, high = 0.0, 40.0 + self._mu
-        mixture = self._p_mixture()
-        for _ in range(45):
-            middle = (low + high) / 2
-            tail = sum(w * math.erfc((middle - m) * math.sqrt(0.5)) for w, m in mixture) / 2
-            low, high = (middle, high) if tail > probability else (low, middle)
-        return float(self.loss(np.array([high]))[0])
-
-    def survival(self, losses: Array) -> Survival:
-        """Both survival functions; z is cut at ±38, beyond which P and Q vanish."""
-        mu, q = self._mu, self.sampling_probability
-        with np.errstate(over="ignore", divide="ignore"):
-            # Infinities are meant: below its infimum a loss has no z.
-            z = self.place(losses)
-        reach = 38.0 + mu
-        inside = np.clip(z, -reach, reach)
-        normal = {m: ndtr(m - inside) for m in self._means()}
-        p = sum(w * normal[m] for w, m in self._p_mixture())
-        q_tail = sum(w * normal[m] for w, m in self._q_mixture())
-        # ndtr, the sum of two positive terms and the rounding of m - z: the last moves
-        # ndtr by a hazard of at most |z| + 1 times an ulp of |z|.
-        size = np.maximum(inside, 0.0) + mu + 1.0
-        relative = UNIT_ROUNDOFF * (16.0 + 4.0 * size * size)
-        span = float(max(abs(losses[0]), abs(losses[-1])))
-        spread = span + abs(math.log(q)) + mu * mu
-        return Survival(
-            p=np.asarray(p),
-            q=np.asarray(q_tail),
-            relative=relative,
-            loss_error=UNIT_ROUNDOFF * (32.0 + 16.0 * spread),
-        )
-
-    def cells(self, edges: Array) -> Cells:
-        """The masses between ``edges``, each with a few ulp of error of its own.
-
-        The cells are cut at the z found for the edges, which are taken as exact: what
-        rounding there is in finding them is ``misplaced``, at most some roundings of z
-        times the slope of the loss there. The slope is monotone in z, or even and monotone
-        in |z| between μ and 2μ, so twice the mean slope of a cell at the edge bounds it.
-        """
-        mu = self._mu
-        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-            z = np.maximum.accumulate(self.place(edges))
-        reach = 38.0 + mu
-        z = np.clip(z, -reach, reach)
-        normal = {m: normal_masses(z, m) for m in self._means()}
-        p, p_error = (sum(w * normal[m][k] for w, m in self._p_mixture()) for k in (0, 1))
-        q, q_error = (sum(w * normal[m][k] for w, m in self._q_mixture()) for k in (0, 1))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            relative = np.maximum(np.nan_to_num(p_error / p), np.nan_to_num(q_error / q))
-        slopes = np.minimum(np.diff(edges) / np.maximum(np.diff(z), 1e-300), mu)
-        slopes = 2.0 * np.maximum(_ends(slopes), _ends(slopes, first=False))
-        places = 8.0 * np.abs(edges) + slopes * (np.abs(z) + mu) * (8.0 + 2.0 * mu * mu)
-        return Cells(
-            p=np.asarray(p),
-            q=np.asarray(q),
-            relative=relative + 4.0 * UNIT_ROUNDOFF,
-            misplaced=UNIT_ROUNDOFF * np.maximum(_ends(places), _ends(places, first=False)),
-        )
-
-    def _means(self) -> set[float]:
-        return {m for _, m in (*self._p_mixture(), *self._q_mixture())}
-
     def place(self, losses: Array) -> Array:
         """The z at which the loss is ``losses`` (increasing); infinite outside its range.
 
         Both have shape (n,).
         """
-        mu, q = self._mu, self.sampling_probability
+        mu, q = self.mu, self.sampling_probability
         match self.kind:
             case "gaussian":
                 return losses / mu + mu / 2
@@ -296,8 +373,10 @@ class NormalMixtureLaw:
                 scale = (1 - q) / q * math.exp(mu * mu / 2)
                 return (losses / 2 + np.arcsinh(scale * np.sinh(losses / 2))) / mu
 
-    def _p_mixture(self) -> tuple[tuple[float, float], ...]:
-        q, mu = self.sampling_probability, self._mu
+    @property
+    def p_mixture(self) -> Mixture:
+        """Weights and means of P."""
+        q, mu = self.sampling_probability, self.mu
         match self.kind:
             case "gaussian":
                 return ((1.0, mu),)
@@ -306,32 +385,51 @@ class NormalMixtureLaw:
             case "add":
                 return ((1.0, 0.0),)
 
-    def _q_mixture(self) -> tuple[tuple[float, float], ...]:
-        q, mu = self.sampling_probability, self._mu
+    @property
+    def q_mixture(self) -> Mixture:
+        """Weights and means of Q."""
+        q, mu = self.sampling_probability, self.mu
         match self.kind:
             case "gaussian" | "remove":
                 return ((1.0, 0.0),)
             case "add" | "replace":
                 return ((1 - q, 0.0), (q, -mu))
 
+    def _misplaced(self, edges: Array, z: Array) -> Array:
+        """What rounding there is in finding z, at most some roundings of z times the slope there.
+
+        The slope is monotone in z, or even and monotone in |z| between μ and 2μ, so twice the
+        mean slope of a cell at the edge bounds it.
+        """
+        mu = self.mu
+        slopes = np.minimum(np.diff(edges) / np.maximum(np.diff(z), 1e-300), mu)
+        slopes = 2.0 * np.maximum(_ends(slopes), _ends(slopes, first=False))
+        return 8.0 * np.abs(edges) + slopes * (np.abs(z) + mu) * (8.0 + 2.0 * mu * mu)
+
+    @property
+    def _spread(self) -> float:
+        return abs(math.log(self.sampling_probability)) + self.mu * self.mu
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorseOfBothLaw:
-    """The law whose curve is the larger, at each α, of a ``remove`` law and its reverse.
+    """The law whose curve is that of ``remove`` for α >= 1 and that of ``add`` below.
 
-    That is ``remove`` where the loss is positive, ``add`` where it is negative, and an
-    atom at zero where the two curves cross with a kink: the dominating law of sampling
-    without replacement (docs/theorems/without-replacement.md). No single pair of data
-    sets need attain it, so it serves upper bounds only.
+    That is ``remove`` where the loss is positive, ``add`` where it is negative, and an ``atom``
+    (its probability) at zero, where the two curves meet with a kink: the dominating law of
+    sampling without replacement (docs/theorems/without-replacement.md) and of displaced records
+    (docs/theorems/truncated-poisson.md). No single pair of data sets need attain it, so it
+    serves upper bounds only.
     """
 
-    remove: NormalMixtureLaw
-    add: NormalMixtureLaw
+    remove: NormalPair
+    add: NormalPair
+    atom: float
 
     @property
     def ceiling(self) -> float:
-        """No finite ceiling: the positive part is that of ``remove``."""
-        return math.inf
+        """That of ``remove`` (nats), whose part the positive losses are."""
+        return self.remove.ceiling
 
     def atoms(self) -> Atoms:
         """The law under P, for parameters."""
@@ -363,26 +461,19 @@ class WorseOfBothLaw:
         )
 
     def cells(self, edges: Array) -> Cells:
-        """The masses between ``edges``; the cell that holds zero has both laws and the atom.
-
-        The atom is what ``add`` has from zero on less what ``remove`` has above it, and
-        zero is z = ∓μ/2 for the two: (1-q) (Φ(μ/2) - Φ(-μ/2)) under P and Q alike.
-        """
+        """The masses between ``edges``; the cell that holds zero has both laws and the atom."""
         if edges[0] >= 0.0 or edges[-1] <= 0.0:
             return self._cells_on_one_side(edges)
         split = int(np.searchsorted(edges, 0.0))
         low = self.add.cells(np.append(edges[:split], 0.0))
         high = self.remove.cells(np.insert(edges[split:], 0, 0.0))
-        keep = 1.0 - self.remove.sampling_probability
-        half = self.remove.distance / self.remove.noise_multiplier / 2
-        atom = keep * float(erf(half / math.sqrt(2)))
 
         def joined(below: Array, above: Array, middle: float) -> Array:
             return np.concatenate((below[:split], [middle], above[2:]))
 
         return Cells(
-            p=joined(low.p, high.p, float(low.p[split] + high.p[1]) + atom),
-            q=joined(low.q, high.q, float(low.q[split] + high.q[1]) + atom),
+            p=joined(low.p, high.p, float(low.p[split] + high.p[1]) + self.atom),
+            q=joined(low.q, high.q, float(low.q[split] + high.q[1]) + self.atom),
             relative=joined(
                 low.relative, high.relative, float(max(low.relative[split], high.relative[1]))
             ),

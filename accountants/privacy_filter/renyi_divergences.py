@@ -66,10 +66,10 @@ import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp
 
 from affidavit.accountants.composition import parts
+from affidavit.accountants.fourier.displacement import RevealedMixtureLaw
 from affidavit.accountants.fourier.dominating_pairs import check_range, directions
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF, Array
-from affidavit.accountants.fourier.privacy_loss import LossLaw, NormalMixtureLaw, WorseOfBothLaw
-from affidavit.accountants.fourier.tail_bounds import RevealedMixtureLaw
+from affidavit.accountants.fourier.privacy_loss import LossLaw, NormalPair, WorseOfBothLaw
 from affidavit.accountants.protocol import OutOfReach, Unsupported
 from affidavit.accountants.random_allocation.renyi import ORDERS as WHOLE_ORDERS
 from affidavit.accountants.random_allocation.renyi import RenyiAllocationAccountant
@@ -137,7 +137,7 @@ def _log_moment(
 def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
     """log of a bound of the moment of the losses above ``edge``."""
     match law:
-        case NormalMixtureLaw():
+        case NormalPair():
             return _log_normal_tail(law, edge, exponent)
         case WorseOfBothLaw():
             return _log_normal_tail(law.remove, edge, exponent)
@@ -149,29 +149,28 @@ def _log_tail(law: LossLaw, edge: float, exponent: float) -> float:
             raise Unsupported(f"no moments are known of {type(law).__name__}.")
 
 
-def _log_normal_tail(law: NormalMixtureLaw, edge: float, exponent: float) -> float:
-    """Above ``edge`` the loss is at most μz - μ²/2, and under ``replace`` -log(1-q) more."""
-    mu, q = law.distance / law.noise_multiplier, law.sampling_probability
+def _log_normal_tail(law: NormalPair, edge: float, exponent: float) -> float:
+    """Above ``edge`` the loss is at most its ceiling, or its line."""
+    mu = law.mu
     if edge >= law.ceiling:
         return -math.inf
     with np.errstate(divide="ignore"):
         # Just below a ceiling z may come out infinite; it is never taken above the grid's end.
         place = min(float(law.place(np.array([edge]))[0]), _HIGH + mu) * (1 - 1e-9) - 1e-9
-    if law.kind == "add":
-        return exponent * law.ceiling + float(log_ndtr(-place))
-    if not place > mu / 2:
+    if math.isfinite(law.ceiling):
+        slope, height = 0.0, law.ceiling
+    elif place > mu / 2:
+        slope, height = law.line
+    else:
         return math.inf
-    more = -math.log1p(-q) if law.kind == "replace" else 0.0
-    parts = [(1.0, mu)] if law.kind == "gaussian" else [(1 - q, 0.0), (q, mu)]
-    slope = exponent * mu
+    slope *= exponent
     terms = [
         math.log(weight)
-        + exponent * more
+        + exponent * height
         + slope * mean
         + slope * slope / 2
-        - slope * mu / 2
         + float(log_ndtr(mean + slope - place))
-        for weight, mean in parts
+        for weight, mean in law.p_mixture
         if weight > 0
     ]
     result = float(np.logaddexp.reduce(terms))
@@ -191,10 +190,10 @@ def _edges(law: LossLaw) -> Array:
 
 def _candidates(law: LossLaw) -> Array:
     match law:
-        case NormalMixtureLaw():
-            mu = law.distance / law.noise_multiplier
-            high = _HIGH + (mu if law.kind != "add" else 0.0)
-            losses = law.loss(np.arange(_LOW, high, min(_STEP, 0.05 / mu)))
+        case NormalPair():
+            means = [0.0, *(mean for _, mean in law.p_mixture)]
+            places = np.arange(min(means) + _LOW, max(means) + _HIGH, min(_STEP, 0.05 / law.mu))
+            losses = law.loss(places)
             inside = (losses != 0.0) & (losses < law.ceiling * (1 - 1e-12))
             return np.asarray(losses[inside])
         case WorseOfBothLaw():

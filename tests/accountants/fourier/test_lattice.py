@@ -18,6 +18,7 @@ from affidavit.accountants.fourier.discretized_pld import (
     lower_measure,
     upper_measure,
 )
+from affidavit.accountants.fourier.dominating_pairs import directions
 from affidavit.accountants.fourier.normal_masses import UNIT_ROUNDOFF
 from affidavit.accountants.fourier.privacy_loss import (
     Kind,
@@ -25,6 +26,7 @@ from affidavit.accountants.fourier.privacy_loss import (
     NormalMixtureLaw,
     WorseOfBothLaw,
 )
+from affidavit.plan import WithoutReplacementGaussian
 
 
 def exact(law: NormalMixtureLaw, epsilon: float) -> mpmath.mpf:
@@ -199,12 +201,13 @@ def exact_loss(law: NormalMixtureLaw, z: mpmath.mpf) -> mpmath.mpf:
 def test_the_atom_at_zero_is_in_the_cell_that_holds_it(
     sample: float, sigma: float, origin: float
 ) -> None:
-    def one(kind: Kind) -> NormalMixtureLaw:
-        return NormalMixtureLaw(
-            kind=kind, noise_multiplier=sigma, sampling_probability=sample, distance=2.0
-        )
-
-    law = WorseOfBothLaw(remove=one("remove"), add=one("add"))
+    size = 10_000
+    leaf = WithoutReplacementGaussian(
+        dataset_size=size, sample_size=round(sample * size), noise_multiplier=sigma
+    )
+    (direction,) = directions(leaf)
+    law = direction.laws[0][0]
+    assert isinstance(law, WorseOfBothLaw)
     cells = law.cells(origin + 0.013 * np.arange(60))
     assert cells.p.sum() == pytest.approx(1.0, abs=1e-12)
     assert cells.q.sum() == pytest.approx(1.0, abs=1e-12)

@@ -1,0 +1,350 @@
+"""Truncated Poisson sampling: the laws of a release whose lot may be cut.
+
+With L the largest lot and u and w the chances that exactly L - 1 and that at least L of the other
+records are drawn, a step is one of two, and which is revealed:
+
+* fewer than L - 1 others are drawn: the Poisson pair at q;
+* L - 1 or more, with probability u + w: a record that is in a full lot is in it with L - 1 others,
+  as it is when just these are drawn. So the sums are those of L - 1 others, of these and the
+  record, and of these and one more whose place the record may take: ``DisplacementLaw``.
+
+Under add_remove the number of others is private too; the largest data set bounds every smaller
+one. The lower bound is a data set whose other records contribute zero: Poisson sampling at the
+record's own rate.
+
+u and w are of a binomial law from scipy, trusted to ``TAIL_ERROR`` of themselves, and each is
+rounded to the side on which the curve is larger. Proofs: docs/theorems/truncated-poisson.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from affidavit.accountants.fourier.normal_masses import Array
+from affidavit.accountants.fourier.privacy_loss import (
+    Atoms,
+    Cells,
+    Kind,
+    LossLaw,
+    Mixture,
+    NormalMixtureLaw,
+    NormalPair,
+    Survival,
+    WorseOfBothLaw,
+)
+from affidavit.plan import TruncatedPoissonGaussian
+
+TAIL_ERROR = 1e-10
+"""Relative error allowed for scipy's binomial probabilities."""
+_LARGEST_LOSS = 650.0
+"""Of a loss beyond this (nats) either probability is below what a double holds."""
+
+Weights = tuple[float, float, float]
+"""Of normals one clip norm below the centre, at it and one above it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisplacementLaw(NormalPair):
+    """The loss law of two mixtures of normals at -μ, 0 and μ that share a part.
+
+    P is ``common`` and ``present``, Q is ``common`` and ``absent``, either of total weight one,
+    with μ one clip norm over the noise's standard deviation. The loss increases in z.
+    """
+
+    noise_multiplier: float
+    common: Weights
+    present: Weights
+    absent: Weights
+
+    @property
+    def reverse(self) -> DisplacementLaw:
+        """The law of Q against P, reflected so that its loss increases in z."""
+        return DisplacementLaw(
+            noise_multiplier=self.noise_multiplier,
+            common=self.common[::-1],
+            present=self.absent[::-1],
+            absent=self.present[::-1],
+        )
+
+    @property
+    def mu(self) -> float:
+        """How far a record moves the sum, in standard deviations of the noise."""
+        return 1 / self.noise_multiplier
+
+    @property
+    def ceiling(self) -> float:
+        """The loss at large z, rounded up: that of the highest normal of P."""
+        for common, present, absent in zip(
+            reversed(self.common), reversed(self.present), reversed(self.absent), strict=True
+        ):
+            if common + absent > 0:
+                gain = (present - absent) / (common + absent)
+                return math.log1p(gain) * (1 + 1e-14) + 1e-15
+            if present > 0:
+                break
+        return math.inf
+
+    @property
+    def p_mixture(self) -> Mixture:
+        """Weights and means of P."""
+        return self._mixture(self.present)
+
+    @property
+    def q_mixture(self) -> Mixture:
+        """Weights and means of Q."""
+        return self._mixture(self.absent)
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """A line that the loss is nowhere above from z = μ/2 on, as slope and height.
+
+        P is at most N(μ) there, and Q at least its highest normal.
+        """
+        weight, mean = self.q_mixture[-1]
+        return self.mu - mean, (mean * mean - self.mu * self.mu) / 2 - math.log(weight)
+
+    def _mixture(self, own: Weights) -> Mixture:
+        weights = (common + more for common, more in zip(self.common, own, strict=True))
+        means = (-self.mu, 0.0, self.mu)
+        return tuple((w, m) for w, m in zip(weights, means, strict=True) if w > 0)
+
+    def loss(self, z: Array) -> Array:
+        """The loss at ``z``. In nats, of the shape of ``z``."""
+        mu = self.mu
+        peak = np.abs(mu * z)
+        scaled = [np.exp(m * mu * z - m * m * mu * mu / 2 - peak) for m in (-1, 0, 1)]
+        gain = sum((p - q) * e for p, q, e in zip(self.present, self.absent, scaled, strict=True))
+        above = sum((c + p) * e for c, p, e in zip(self.common, self.present, scaled, strict=True))
+        below = sum((c + q) * e for c, q, e in zip(self.common, self.absent, scaled, strict=True))
+        near = np.clip(gain / below, -0.5, 0.5)
+        is_near = near == gain / below
+        return np.asarray(np.where(is_near, np.log1p(near), np.log(above) - np.log(below)))
+
+    def place(self, losses: Array) -> Array:
+        """The z at which the loss is ``losses`` (increasing); infinite outside its range.
+
+        Both have shape (n,). With x = e^{μz} and k = e^{-μ²/2}, P - e^l Q vanishes where
+        k a₁ x + a₀ + k a₋₁ / x does, a_i = (1 - e^l) common_i + present_i - e^l absent_i. The
+        loss increases in z, so that the signs of a change once, and the root is
+        found without a difference. A negative loss is that of Q against P.
+        """
+        bounded = np.clip(losses, -_LARGEST_LOSS, _LARGEST_LOSS)
+        split = int(np.searchsorted(bounded, 0.0))
+        return np.concatenate(
+            (
+                self._root(-bounded[:split], self.absent, self.present, -1.0),
+                self._root(bounded[split:], self.present, self.absent, 1.0),
+            )
+        )
+
+    def _root(self, losses: Array, above: Weights, below: Weights, sign: float) -> Array:
+        """z where common + ``above`` is e^loss (common + ``below``), at losses that are >= 0."""
+        rise, factor = np.expm1(losses), np.exp(losses)
+        low, middle, high = (
+            sign * (p - rise * c - factor * q)
+            for c, p, q in zip(self.common, above, below, strict=True)
+        )
+        shrink = math.exp(-self.mu * self.mu / 2)
+        # Below the infimum no weight is negative, above the supremum none is positive.
+        down = np.maximum(-low, 0.0) * shrink
+        up = np.maximum(high, 0.0) * shrink
+        root = np.sqrt(middle * middle + 4 * up * down)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = np.where(middle <= 0, (root - middle) / (2 * up), 2 * down / (root + middle))
+            z = np.log(x) / self.mu
+        return np.asarray(np.where(np.isnan(z), np.inf, z))
+
+    def _misplaced(self, edges: Array, z: Array) -> Array:
+        """Each of the weights of a root is a sum of three that is good to six roundings of them.
+
+        Over Q that is at most as many of |l| and of what P and Q do not share. The root adds eight
+        roundings of x, and z one of itself, where the loss rises by at most 2μ.
+        """
+        return 24.0 * (np.abs(edges) + self._unshared) + 16.0 + 2.0 * self.mu * np.abs(z)
+
+    @property
+    def _unshared(self) -> float:
+        def share(own: Weights) -> float:
+            return max(w / (w + c) for w, c in zip(own, self.common, strict=True) if w > 0)
+
+        return min(share(self.present), share(self.absent))
+
+    @property
+    def _spread(self) -> float:
+        return 3.0 + 0.125 * self.mu * (38.0 + self.mu)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RevealedMixtureLaw:
+    """``second`` with probability ``weight``, else ``first``, and it is known which."""
+
+    first: LossLaw
+    second: LossLaw
+    weight: float
+
+    @property
+    def ceiling(self) -> float:
+        """No loss of either exceeds this (nats)."""
+        return max(self.first.ceiling, self.second.ceiling)
+
+    def atoms(self) -> Atoms:
+        """The law under P, for parameters."""
+        parts = (self.first.atoms(), 1 - self.weight), (self.second.atoms(), self.weight)
+        losses = np.concatenate([atoms.losses for atoms, _ in parts])
+        weights = np.concatenate([share * atoms.weights for atoms, share in parts])
+        order = np.argsort(losses, kind="stable")
+        return Atoms(losses=losses[order], weights=weights[order])
+
+    def survival(self, losses: Array) -> Survival:
+        """Both survival functions at increasing ``losses`` (nats), weighed."""
+        first, second = self.first.survival(losses), self.second.survival(losses)
+        rest = 1 - self.weight
+        return Survival(
+            p=rest * first.p + self.weight * second.p,
+            q=rest * first.q + self.weight * second.q,
+            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
+            loss_error=max(first.loss_error, second.loss_error),
+        )
+
+    def cells(self, edges: Array) -> Cells:
+        """The masses of both laws between ``edges``, weighed."""
+        first, second = self.first.cells(edges), self.second.cells(edges)
+        rest = 1 - self.weight
+        return Cells(
+            p=rest * first.p + self.weight * second.p,
+            q=rest * first.q + self.weight * second.q,
+            relative=np.maximum(first.relative, second.relative) + 2.0**-51,
+            misplaced=np.maximum(first.misplaced, second.misplaced),
+        )
+
+    def top(self, probability: float) -> float:
+        """A loss (nats) that is exceeded under P with at most about this small probability.
+
+        Half of it for either law, since the bound of ε that needs no transform rests on it.
+        """
+        half = probability / 2
+        if self.weight <= half:
+            return self.first.top(half)
+        return max(self.first.top(half), self.second.top(half / self.weight))
+
+
+def truncated_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+    """A law that dominates one release of ``leaf`` in the direction ``side``."""
+    others = leaf.dataset_size - (0 if leaf.neighbours == "add_remove" else 1)
+    first = _poisson(leaf, leaf.sampling_probability, side)
+    full = _chance_of_cut(leaf, others)
+    if full == 0:
+        return first
+    almost = _chance_of_almost(leaf, others) * (1 - TAIL_ERROR)
+    if leaf.neighbours == "add_remove":
+        full = min(full * (1 + TAIL_ERROR), 1 - almost)
+        second: LossLaw = _removal(leaf, almost / (almost + full), side)
+    else:
+        full *= 1 - TAIL_ERROR
+        displaced = min(full, chance_of_a_cut_with_the_record(leaf))
+        second = _exchange(leaf, almost, full, displaced, side)
+    if almost + full >= 1:
+        return second
+    return RevealedMixtureLaw(first=first, second=second, weight=almost + full)
+
+
+def _removal(leaf: TruncatedPoissonGaussian, free: float, side: Kind) -> LossLaw:
+    """The pair of L - 1 or more others, where the record is there or not.
+
+    ``free`` is the probability that it takes nobody's place.
+    """
+    q = leaf.sampling_probability
+    law = DisplacementLaw(
+        noise_multiplier=leaf.noise_multiplier,
+        common=((1 - q) * (1 - free), (1 - q) * free, 0.0),
+        present=(0.0, 0.0, q),
+        absent=(q * (1 - free), q * free, 0.0),
+    )
+    return law if side == "remove" else law.reverse
+
+
+def _exchange(
+    leaf: TruncatedPoissonGaussian, almost: float, full: float, displaced: float, side: Kind
+) -> LossLaw:
+    """The pair of L - 1 or more others, where the record is drawn as one or as another.
+
+    ``displaced`` is the probability that it takes the place of one of ``full``. For positive
+    losses the worst place to take is opposite to the record, for negative ones the record's own.
+    """
+    weight = almost + full
+    own = (almost * leaf.sampling_probability + displaced) / weight
+    free, rest = almost * (1 - leaf.sampling_probability) / weight, (full - displaced) / weight
+    replaced = leaf.neighbours == "replace_one"
+
+    def law(opposite: bool) -> DisplacementLaw:
+        return DisplacementLaw(
+            noise_multiplier=leaf.noise_multiplier,
+            common=(rest, free, 0.0) if opposite else (0.0, free, rest),
+            present=(0.0, 0.0, own),
+            absent=(own, 0.0, 0.0) if replaced else (0.0, own, 0.0),
+        )
+
+    mu = 1 / leaf.noise_multiplier
+    at_zero = 0.0 if replaced else mu / 2
+    reach = (mu - at_zero) * math.sqrt(0.5), (mu + at_zero) * math.sqrt(0.5)
+    atom = rest * (math.erf(reach[0]) + math.erf(reach[1])) / 2
+    if side == "add":
+        return WorseOfBothLaw(remove=law(False).reverse, add=law(True).reverse, atom=atom)
+    return WorseOfBothLaw(remove=law(True), add=law(False), atom=atom)
+
+
+def attained_law(leaf: TruncatedPoissonGaussian, side: Kind) -> LossLaw:
+    """The law of a data set whose other records contribute zero."""
+    return _poisson(leaf, attained_rate(leaf), side)
+
+
+def attained_rate(leaf: TruncatedPoissonGaussian) -> float:
+    """The chance of a record to be in the lot as it is used, rounded down."""
+    others = leaf.dataset_size - 1
+    whole = leaf.sampling_probability * float(
+        _binomial().cdf(leaf.max_lot_size - 1, others, leaf.sampling_probability)
+    )
+    cut = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
+    return min(leaf.sampling_probability, whole + cut) * (1 - 2 * TAIL_ERROR)
+
+
+def chance_of_a_cut_with_the_record(leaf: TruncatedPoissonGaussian) -> float:
+    """w·p: that a lot is cut, and the record then in it; rounded up, for every size allowed."""
+    if leaf.neighbours == "add_remove":
+        chance = leaf.sampling_probability * _chance_of_cut(leaf, leaf.dataset_size)
+    else:
+        chance = leaf.max_lot_size / leaf.dataset_size * _sample_above(leaf, leaf.dataset_size)
+    return chance * (1 + 2 * TAIL_ERROR)
+
+
+def _poisson(leaf: TruncatedPoissonGaussian, rate: float, side: Kind) -> NormalMixtureLaw:
+    kind: Kind = "replace" if leaf.neighbours == "replace_one" else side
+    return NormalMixtureLaw(
+        kind=kind, noise_multiplier=leaf.noise_multiplier, sampling_probability=rate
+    )
+
+
+def _chance_of_cut(leaf: TruncatedPoissonGaussian, others: int) -> float:
+    """w: the chance that the record, if drawn, finds the lot already full."""
+    return float(_binomial().sf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+
+
+def _chance_of_almost(leaf: TruncatedPoissonGaussian, others: int) -> float:
+    """u: the chance that the record, if drawn, takes the last free place."""
+    return float(_binomial().pmf(leaf.max_lot_size - 1, others, leaf.sampling_probability))
+
+
+def _sample_above(leaf: TruncatedPoissonGaussian, size: int) -> float:
+    """The chance that a sample from ``size`` records is larger than the largest lot."""
+    return float(_binomial().sf(leaf.max_lot_size, size, leaf.sampling_probability))
+
+
+def _binomial() -> Any:
+    """scipy's, loaded at the first use: it takes longer than most plans take to certify."""
+    from scipy.stats import binom
+
+    return binom
