@@ -87,10 +87,12 @@ from .keyset import read_keyset as read_keyset
 from .keyset import read_model as read_model
 from .plan_comparison import ChangeRow as ChangeRow
 from .plan_comparison import ChangeTrial as ChangeTrial
+from .plan_comparison import Contribution as Contribution
 from .plan_comparison import PlanComparison as PlanComparison
 from .plan_comparison import change_trials as change_trials
 from .plan_comparison import compare_plans as compare_plans
 from .plan_comparison import comparison_of as comparison_of
+from .plan_comparison import path_trials as path_trials
 from .policy.evaluation import Approval as Approval
 from .policy.evaluation import Approvals as Approvals
 from .privacy_curves import ALPHAS as ALPHAS

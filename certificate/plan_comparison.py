@@ -15,6 +15,10 @@ certified (``affidavit.plan.diff``). Effects of single changes do not add up, an
 cannot be made alone says why. If the plans leave the noise open, ε stays at its target and the
 noise multiplier moves.
 
+The *attribution* makes the changes one after the other, and divides the difference of the two
+upper bounds of ε among them: what each adds to the bound before it. Their sum is the whole
+difference. Another order divides it otherwise.
+
 >>> from affidavit.plan.parse import plan_from
 >>> one = {"version": 1, "adjacency": "add_remove", "sampling": {"scheme": "full_batch"},
 ...        "steps": 10, "releases": [{"name": "all", "clip_norm": 1, "noise_multiplier": 20}],
@@ -26,17 +30,26 @@ noise multiplier moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from affidavit.accountants import Bracket, decimal_up
 from affidavit.certificate.assessment import Assessment, interval
 from affidavit.certificate.certification import certify
-from affidavit.plan import ABSENT, Change, MalformedPlan, Plan, Reason, changed, changes
+from affidavit.plan import (
+    ABSENT,
+    Change,
+    MalformedPlan,
+    Plan,
+    Reason,
+    changed,
+    changes,
+    digest,
+    steps_between,
+)
 
-MAX_CHANGES = 24
-"""Maximum number of changes that are made alone."""
 SOLVED_NOISE, SOLVED_EPSILON = 2e-4, 1e-3
 """Relative differences that are insignificant if the noise was solved for: the solution is on the
 safe side by up to 0.01 % of the noise, and ε is below its target accordingly."""
@@ -98,12 +111,39 @@ class ChangeEffect:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Contribution:
+    """What ``changes`` add to the upper bound of ε, after all contributions before it."""
+
+    changes: tuple[Change, ...]
+    before: Assessment
+    after: Assessment
+
+    @property
+    def difference(self) -> Decimal:
+        """The difference of the two upper bounds as they are printed; sums are exact."""
+        before, after = (Decimal(each.epsilon_text or "NaN") for each in (self.before, self.after))
+        return (after - before) or Decimal(0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The contribution in the JSON document."""
+        return {
+            "pointers": [change.pointer for change in self.changes],
+            "epsilon": interval(self.after.epsilon),
+            "difference": float(self.difference),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanComparison:
-    """Two certified plans; ``alone`` has every change, including those of texts."""
+    """Two certified plans; ``alone`` has every change, including those of texts.
+
+    ``contributions`` lead from the first to the second, and are empty if the two are not ranked.
+    """
 
     first: Assessment
     second: Assessment
     alone: tuple[ChangeEffect, ...]
+    contributions: tuple[Contribution, ...] = ()
 
     @property
     def obstacles(self) -> tuple[Reason, ...]:
@@ -180,6 +220,7 @@ class PlanComparison:
                 "noise": None if noisiest is None else noisiest.change.pointer,
             },
             "act_together": self.act_together,
+            "attribution": [item.as_dict() for item in self.contributions],
         }
 
 
@@ -194,39 +235,70 @@ class ChangeTrial:
 
 def change_trials(first: Plan, second: Plan) -> tuple[ChangeTrial, ...]:
     """Every change between two plans, made alone to the first; nothing is accounted yet."""
-    result = []
-    tried = 0
-    for change in changes(first, second):
-        if change.is_words:
-            result.append(ChangeTrial(change=change, plan=None))
-        elif tried >= MAX_CHANGES:
-            result.append(ChangeTrial(change=change, plan=None, reasons=(_too_many(change),)))
-        else:
-            tried += 1
-            result.append(_trial(first, change))
-    return tuple(result)
+    return tuple(_trial(first, change) for change in changes(first, second))
+
+
+def path_trials(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
+    """The plans of the attribution between the two, each with the changes that lead to it."""
+    return steps_between(first, second)[:-1]
 
 
 def comparison_of(
-    first: Assessment, second: Assessment, tried: Sequence[tuple[ChangeTrial, Assessment | None]]
+    first: Assessment,
+    second: Assessment,
+    tried: Sequence[tuple[ChangeTrial, Assessment | None]],
+    path: Sequence[tuple[Sequence[Change], Assessment | None]] = (),
 ) -> PlanComparison:
-    """The comparison, from the assessments of both plans and of each trial's plan."""
-    return PlanComparison(
-        first=first, second=second, alone=tuple(_alone(first, *item) for item in tried)
-    )
+    """The comparison, from the assessments of both plans, each trial's plan and ``path``'s."""
+    alone = tuple(_alone(first, *item) for item in tried)
+    effective = [item.change for item in alone if not item.change.is_words]
+    contributions: tuple[Contribution, ...] = ()
+    if effective and not obstacles(first, second):
+        contributions = tuple(_contributions(first, second, effective, path))
+    return PlanComparison(first=first, second=second, alone=alone, contributions=contributions)
+
+
+def _contributions(
+    first: Assessment,
+    second: Assessment,
+    effective: Sequence[Change],
+    path: Sequence[tuple[Sequence[Change], Assessment | None]],
+) -> Iterator[Contribution]:
+    """Changes whose bound means what the ends' do; others count with the next that has one."""
+    before, pending = first, list(effective)
+    made: list[Change] = []
+    for step, after in path:
+        made.extend(step)
+        if after is None or obstacles(first, after):
+            continue
+        yield Contribution(changes=tuple(made), before=before, after=after)
+        pending = [change for change in pending if change not in made]
+        before, made = after, []
+    yield Contribution(changes=tuple(pending), before=before, after=second)
 
 
 def compare_plans(first: Plan, second: Plan, assess: Assess | None = None) -> PlanComparison:
-    """Certify both plans and every single change between them, by ``assess``.
+    """Certify both plans, every single change between them, and the way that they lead.
 
     Without ``assess`` one engine certifies each plan, as in ``check``.
     """
     assess_plan = assess or (lambda plan: certify(plan, second_opinion=False))
-    tried = change_trials(first, second)
+    known: dict[str, Assessment] = {}
+
+    def once(plan: Plan) -> Assessment:
+        identity = digest(plan)
+        if identity not in known:
+            known[identity] = assess_plan(plan)
+        return known[identity]
+
     return comparison_of(
-        assess_plan(first),
-        assess_plan(second),
-        [(item, None if item.plan is None else assess_plan(item.plan)) for item in tried],
+        once(first),
+        once(second),
+        [
+            (item, None if item.plan is None else once(item.plan))
+            for item in change_trials(first, second)
+        ],
+        [(made, once(plan)) for made, plan in path_trials(first, second)],
     )
 
 
@@ -300,20 +372,12 @@ def _unproved(which: str, assessment: Assessment) -> Reason:
 
 
 def _trial(first: Plan, change: Change) -> ChangeTrial:
+    if change.is_words:
+        return ChangeTrial(change=change, plan=None)
     try:
         return ChangeTrial(change=change, plan=changed(first, change))
     except MalformedPlan as error:
         return ChangeTrial(change=change, plan=None, reasons=error.reasons)
-
-
-def _too_many(change: Change) -> Reason:
-    return Reason(
-        code="too_many_changes",
-        pointer=change.pointer,
-        message=f"the plans differ in more than {MAX_CHANGES} fields; "
-        "this one was not tried alone.",
-        remedy="Compare plans that differ in fewer fields.",
-    )
 
 
 def _row(effect: ChangeEffect, longest: int, *, furthest: bool) -> ChangeRow:

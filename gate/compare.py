@@ -67,6 +67,11 @@ def _print(comparison: PlanComparison) -> None:
     ):
         if strongest is not None:
             say(f"{quantity}: the largest change comes from {strongest.change.pointer}")
+    if len(comparison.contributions) > 1:
+        say("One after the other, in this order, the changes add to ε:")
+    for part in comparison.contributions:
+        fields = ", ".join(change.pointer for change in part.changes)
+        say(f"  {part.difference:+f} to ε ≤ {part.after.epsilon_text}: {fields}")
     if comparison.act_together:
         say("No single change moves ε in that direction; they act together.")
     for change in comparison.alone:

@@ -21,6 +21,7 @@ from .diff import ABSENT as ABSENT
 from .diff import Change as Change
 from .diff import changed as changed
 from .diff import changes as changes
+from .diff import steps_between as steps_between
 from .document import PHASE_FIELDS as PHASE_FIELDS
 from .document import Adjacency as Adjacency
 from .document import Allocation as Allocation

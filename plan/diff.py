@@ -4,7 +4,8 @@ Plans are compared in their canonical form, defaults filled in, so that what is 
 differently is no difference. A *change* is the least that leads from one plan towards the
 other and still says something whole: a field; two fields of which a plan gives one (steps or
 epochs); or a part whose kind is another (a bidiagonal noise has no bands to be changed). Lists
-of one length are compared item by item, others as a whole.
+of one length are compared item by item, others as a whole; one field that differs in several
+items, such as the noise of every block, is one change, because blocks share it.
 
 ``changed`` makes one change to the first plan and reads the result as strictly as any plan, so
 that a change that cannot stand alone, because it contradicts the rest, says so.
@@ -24,12 +25,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain, combinations
 from typing import Any, Final
 
-from affidavit.plan.diagnostics import pointer_to
+from affidavit.plan.diagnostics import MalformedPlan, pointer_to
 from affidavit.plan.document import with_phases
 from affidavit.plan.parse import Plan, plan_from
 from affidavit.plan.serialization import as_document
@@ -67,7 +69,9 @@ class Change:
     """One change: where it is, what stood there, and what stands there after it.
 
     ``edits`` are the paths that it sets, or removes where the value is ``ABSENT``. Of a pair
-    of fields ``before`` and ``after`` are the one that is given, with its name.
+    of fields ``before`` and ``after`` are the one that is given, with its name. A field of
+    several items of a list has ``*`` in its pointer, and the value that all of them have, or
+    each item's value by its name.
     """
 
     pointer: str
@@ -87,17 +91,81 @@ class Change:
 
 def changes(first: Plan, second: Plan) -> tuple[Change, ...]:
     """What leads from ``first`` to ``second``, in the order of the fields' names."""
-    return tuple(_between((), *_in_one_shape(as_document(first), as_document(second))))
+    documents = _in_one_shape(as_document(first), as_document(second))
+    fields: dict[Path, list[Change]] = {}
+    for change in _between((), *documents):
+        place = change.edits[-1][0]
+        field = tuple("*" if isinstance(token, int) else token for token in place)
+        fields.setdefault(field, []).append(change)
+    return tuple(_together(field, each, documents[0]) for field, each in fields.items())
 
 
-def changed(plan: Plan, change: Change) -> Plan:
-    """``plan`` after ``change``; raises ``MalformedPlan`` where it cannot stand alone."""
+def changed(plan: Plan, *made: Change) -> Plan:
+    """``plan`` after the changes; raises ``MalformedPlan`` where they cannot stand alone."""
     document = copy.deepcopy(as_document(plan))
-    if any(path[:1] == ("phases",) for path, _ in change.edits):
+    edits = [edit for change in made for edit in change.edits]
+    if any(path[:1] == ("phases",) for path, _ in edits):
         document = with_phases(document)
-    for path, value in change.edits:
+    for path, value in edits:
         _set(document, path, value)
     return plan_from(document)
+
+
+def steps_between(first: Plan, second: Plan) -> tuple[tuple[tuple[Change, ...], Plan], ...]:
+    """The way from ``first`` to ``second``, some changes after others, each a plan.
+
+    Each step makes the first change that is left and can be made, or the first two that only
+    make sense together, or all that are left. The last plan guarantees what ``second`` does.
+    """
+    left = [change for change in changes(first, second) if not change.is_words]
+    result: list[tuple[tuple[Change, ...], Plan]] = []
+    plan = first
+    while left:
+        made, plan = _step(plan, left)
+        left = [change for change in left if change not in made]
+        result.append((made, plan))
+    return tuple(result)
+
+
+def _step(plan: Plan, left: Sequence[Change]) -> tuple[tuple[Change, ...], Plan]:
+    for made in chain(combinations(left, 1), combinations(left, 2)):
+        try:
+            return made, changed(plan, *made)
+        except MalformedPlan:
+            continue
+    return tuple(left), changed(plan, *left)
+
+
+def _together(field: Path, single: Sequence[Change], document: Any) -> Change:
+    """One change of a field in one place, or in several items of a list."""
+    if len(single) == 1:
+        return single[0]
+    names = [_name_of(change.edits[-1][0], document) for change in single]
+    return Change(
+        pointer=pointer_to(*field),
+        before=_one_value(names, [change.before for change in single]),
+        after=_one_value(names, [change.after for change in single]),
+        edits=tuple(edit for change in single for edit in change.edits),
+    )
+
+
+def _one_value(names: Sequence[str], values: Sequence[Any]) -> Any:
+    if all(value == values[0] for value in values):
+        return values[0]
+    return {
+        name: None if value is ABSENT else value for name, value in zip(names, values, strict=True)
+    }
+
+
+def _name_of(place: Path, document: Any) -> str:
+    """The items of lists that a path leads through, by their names or numbers from 1."""
+    names = []
+    for token in place:
+        document = document.get(token) if isinstance(document, dict) else document[token]
+        if isinstance(token, int):
+            name = document.get("name") if isinstance(document, dict) else None
+            names.append(str(name or token + 1))
+    return "/".join(names)
 
 
 def _text(value: Any, longest: int) -> str | None:

@@ -1,29 +1,36 @@
-"""``/compare``: two plans side by side, and which single change moved ε most.
+"""``/compare``: up to four plans side by side, and what each change adds to ε.
 
-The two are certificates, by their ids in the URL, or plans pasted as YAML. They are accounted
-as drafts are, in the bounded processes; nothing is stored.
+They are certificates, by their ids in the URL, or two plans pasted as YAML. They are accounted
+as drafts are, in the bounded processes; nothing is stored. Each is compared with the first.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from decimal import Decimal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from affidavit.certificate import Assessment, ChangeRow, PlanComparison
+from affidavit.certificate import Assessment, ChangeRow, Contribution, PlanComparison
+from affidavit.certificate.charts import Band, Chart, Line, draw
 from affidavit.plan import Plan, Reason, as_document
 from affidavit.service.errors import AccountingUnavailable
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Reader
+from affidavit.service.pages.certificate import SVG_POLICY
 from affidavit.service.pages.errors import unavailable
 from affidavit.service.pages.forms import SubmittedForm
-from affidavit.service.pages.plan_form import parse, yaml_of
+from affidavit.service.pages.plan_form import label_of, parse, yaml_of
 from affidavit.service.pages.renderers import Rows, view_of
-from affidavit.service.pages.response import action, page, respond
-from affidavit.service.pages.text import ADJACENCIES, up
+from affidavit.service.pages.response import PRIVATE, action, page, respond
+from affidavit.service.pages.text import ADJACENCIES, query, up
 from affidavit.service.pages.verdicts import draft_sentence
+from affidavit.service.problems import Problem
+from affidavit.service.routes.certificates import find as find_certificate
 from affidavit.service.services import Services, TheServices
 from affidavit.service.use_cases.draw_certificate import plan_of
 
@@ -33,15 +40,22 @@ LONGEST = 256 * 1024
 """Characters of a pasted plan."""
 SHOWN = 200
 """Characters of a value on the page."""
+MOST = 4
+"""Plans on one page."""
+WIDTH, HEIGHT = 560, 340
+"""Of the privacy profiles, in pixels."""
 Id = Annotated[str | None, Query(pattern=rf"{ID_PATTERN}|^$")]
+Ids = Annotated[
+    list[Annotated[str, Query(pattern=rf"{ID_PATTERN}|^$")]], Query(alias="id", max_length=MOST)
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """One of the two plans with its guarantee."""
+    """One of the plans with its guarantee."""
 
+    label: str
     certificate: str | None
-    name: str | None
     verdict: str
     sentence: str
     epsilon: str | None
@@ -52,46 +66,94 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """The page; if the plans cannot be ranked, ``obstacles`` instead of ``ranking``."""
+class ChangeLine:
+    """A field that differs from the first plan: alone, and as a part of a contribution.
 
-    first: str = ""
-    second: str = ""
-    first_yaml: str
-    second_yaml: str
+    ``contribution`` numbers the contribution to ε that it belongs to; ``adds`` is what that
+    adds to the bound, and ``reaches`` and ``noise`` are the bound and the joint noise after it.
+    """
+
+    plan: str
+    field: str
+    pointer: str
+    first: str | None
+    second: str | None
+    alone: str | None
+    why_not: str | None
+    contribution: int | None = None
+    adds: str | None = None
+    reaches: str | None = None
+    noise: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """A plan compared with the first; if they cannot be ranked, ``obstacles``."""
+
+    label: str
+    sentence: str
+    ranking: str | None
+    obstacles: tuple[Reason, ...]
+    start: str | None
+    difference: str | None
+    end: str | None
+    lines: tuple[ChangeLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """The page: the plans, and each after the first compared with it."""
+
+    ids: tuple[str, ...] = ()
+    profile: str | None = None
+    first_yaml: str = ""
+    second_yaml: str = ""
     first_reasons: tuple[Reason, ...] = ()
     second_reasons: tuple[Reason, ...] = ()
     missing: tuple[str, ...] = ()
     trouble: str | None = None
     sides: tuple[Side, ...] = ()
-    sentence: str | None = None
-    ranking: str | None = None
-    obstacles: tuple[Reason, ...] = ()
-    rows: tuple[ChangeRow, ...] = ()
-    furthest: str | None = None
-    furthest_on_noise: str | None = None
-    act_together: bool = False
+    pairs: tuple[Pair, ...] = ()
 
 
 @page(router, "/compare")
 async def compare_certificates(
-    request: Request, _: Reader, services: TheServices, first: Id = None, second: Id = None
+    request: Request,
+    _: Reader,
+    services: TheServices,
+    also: Ids = [],  # noqa: B006
+    first: Id = None,
+    second: Id = None,
 ) -> Response:
-    """The certificates ``first`` and ``second`` compared, or the form that takes two ids."""
-    ids = first or "", second or ""
-    plans = [await run_in_threadpool(_plan, services, id_) if id_ else None for id_ in ids]
-    missing = tuple(id_ for id_, plan in zip(ids, plans, strict=True) if id_ and plan is None)
-    texts = ["" if plan is None else yaml_of(as_document(plan)) for plan in plans]
+    """The certificates ``id`` (or ``first`` and ``second``) compared, or the form for them."""
+    ids = tuple(dict.fromkeys(id_ for id_ in (first, second, *also) if id_))
+    plans = {id_: await run_in_threadpool(_plan, services, id_) for id_ in ids}
+    known = {id_: plan for id_, plan in plans.items() if plan is not None}
+    texts = [yaml_of(as_document(plan)) for plan in known.values()]
     view = Comparison(
-        first=ids[0],
-        second=ids[1],
-        first_yaml=texts[0],
-        second_yaml=texts[1],
-        missing=missing,
+        ids=ids,
+        profile=f"/compare/profile.svg{query(id=ids)}",
+        first_yaml=texts[0] if texts else "",
+        second_yaml=texts[1] if len(texts) > 1 else "",
+        missing=tuple(id_ for id_ in ids if id_ not in known),
     )
-    if plans[0] is None or plans[1] is None:
-        return _respond(request, view, status=404 if missing else 200)
-    return await _compare(request, services, view, plans[0], plans[1])
+    if view.missing or len(known) < 2:
+        return _respond(request, view, status=404 if view.missing else 200)
+    return await _compare(request, services, view, tuple(known.values()))
+
+
+@router.get("/compare/profile.svg", include_in_schema=False, response_class=Response)
+async def profiles(_: Reader, services: TheServices, also: Ids) -> Response:
+    """The privacy profiles of certificates in one chart, as a file."""
+    stored = [await run_in_threadpool(find_certificate, services, id_) for id_ in also if id_]
+    drawn = await asyncio.gather(*(services.draw_certificate.charts(each, None) for each in stored))
+    profiles = [dict(charts.charts).get("profile") for charts in drawn]
+    labels = _labels([each.name for each in stored])
+    known = [(label, chart) for label, chart in zip(labels, profiles, strict=True) if chart]
+    if not known:
+        raise Problem(404, "no_chart", "no curve is known of these certificates.")
+    svg = draw(_overlay(known), width=WIDTH, height=HEIGHT, standalone=True)
+    return Response(svg, media_type="image/svg+xml", headers={**PRIVATE, **SVG_POLICY})
 
 
 @action(router, "/compare")
@@ -109,53 +171,122 @@ async def compare_texts(
     )
     if first.plan is None or second.plan is None:
         return _respond(request, view, status=422)
-    return await _compare(request, services, view, first.plan, second.plan)
+    return await _compare(request, services, view, (first.plan, second.plan))
 
 
 async def _compare(
-    request: Request, services: Services, view: Comparison, first: Plan, second: Plan
+    request: Request, services: Services, view: Comparison, plans: Sequence[Plan]
 ) -> Response:
+    first, *others = plans
     try:
-        result = await services.preview_plan.compare(first, second)
+        results = [await services.preview_plan.compare(first, other) for other in others]
     except AccountingUnavailable as error:
         trouble, status = unavailable(error)
         return _respond(request, replace(view, trouble=trouble), status=status)
-    return _respond(request, replace(view, **_result(view, result, (first, second))))
+    labels = _labels([plan.name for plan in plans])
+    ids = view.ids or (None,) * len(plans)
+    assessments = (results[0].first, *(result.second for result in results))
+    sides = tuple(map(_side, labels, ids, assessments))
+    pairs = tuple(map(_pair, labels[1:], results))
+    return _respond(request, replace(view, sides=sides, pairs=pairs))
 
 
-def _result(view: Comparison, result: PlanComparison, plans: tuple[Plan, Plan]) -> dict[str, Any]:
-    strongest, noisiest = result.strongest, result.strongest_on_noise
-    return {
-        "sides": (
-            _side(view.first, plans[0], result.first),
-            _side(view.second, plans[1], result.second),
-        ),
-        "sentence": _in_words(result.sentence),
-        "ranking": result.ranking,
-        "obstacles": result.obstacles,
-        "rows": result.rows(SHOWN),
-        "furthest": None if strongest is None else strongest.change.pointer,
-        "furthest_on_noise": None if noisiest is None else noisiest.change.pointer,
-        "act_together": result.act_together,
-    }
+def _labels(names: Sequence[str | None]) -> list[str]:
+    """A name for each plan, with its number where it has none or shares it."""
+    return [
+        name if name and names.count(name) == 1 else f"{name or 'plan'} ({number})"
+        for number, name in enumerate(names, 1)
+    ]
 
 
-def _in_words(sentence: str) -> str:
-    for code, name in ADJACENCIES.items():
-        sentence = sentence.replace(code, name)
-    return sentence
-
-
-def _side(certificate: str, plan: Plan, assessment: Assessment) -> Side:
+def _side(label: str, certificate: str | None, assessment: Assessment) -> Side:
     return view_of(
         Side,
         assessment,
-        certificate=certificate or None,
-        name=plan.name,
+        label=label,
+        certificate=certificate,
         sentence=draft_sentence(assessment),
         epsilon=assessment.epsilon_text,
         delta=None if assessment.delta is None else up(assessment.delta.upper),
         noise=assessment.joint_text,
+    )
+
+
+def _pair(label: str, result: PlanComparison) -> Pair:
+    parts = result.contributions
+    sentence = result.sentence.replace("ε ≤ ", "ε ≤\u00a0")
+    for code, name in ADJACENCIES.items():
+        sentence = sentence.replace(code, name)
+    total = sum((part.difference for part in parts), Decimal(0))
+    return Pair(
+        label=label,
+        sentence=sentence,
+        ranking=result.ranking,
+        obstacles=result.obstacles,
+        start=result.first.epsilon_text,
+        difference=_signed(total) if parts else None,
+        end=result.second.epsilon_text,
+        lines=tuple(_lines(label, {row.field: row for row in result.rows(SHOWN)}, parts)),
+    )
+
+
+def _lines(
+    label: str, rows: dict[str, ChangeRow], parts: Sequence[Contribution]
+) -> Iterator[ChangeLine]:
+    """The contributions in their order, then what is in none."""
+    for number, part in enumerate(parts, 1):
+        for change in part.changes:
+            yield replace(
+                _line(label, rows.pop(change.pointer)),
+                contribution=number,
+                adds=_signed(part.difference),
+                reaches=part.after.epsilon_text,
+                noise=part.after.joint_text,
+            )
+    for row in rows.values():
+        yield _line(label, row)
+
+
+def _line(label: str, row: ChangeRow) -> ChangeLine:
+    return view_of(
+        ChangeLine,
+        row,
+        plan=label,
+        field=label_of(row.field),
+        pointer=row.field,
+        first=_plain(row.first),
+        second=_plain(row.second),
+        alone=row.epsilon or row.verdict,
+        noise=row.noise,
+    )
+
+
+def _plain(value: str | None) -> str | None:
+    """A value without the quotes of JSON, as YAML reads it."""
+    return None if value is None else value.replace('"', "")
+
+
+def _signed(number: Decimal) -> str:
+    """A difference with its sign.
+
+    >>> _signed(Decimal("-0.50")), _signed(Decimal(3))
+    ('−0.5', '+3')
+    """
+    if not number:
+        return "0"
+    return ("−" if number < 0 else "+") + f"{abs(number).normalize():f}"
+
+
+def _overlay(profiles: Sequence[tuple[str, Chart]]) -> Chart:
+    """The upper ends of all profiles in the axes of the first."""
+    lines = tuple(
+        Line(name=label, points=tuple((x, upper) for x, _, upper in mark.points))
+        for label, chart in profiles
+        for mark in chart.marks
+        if isinstance(mark, Band)
+    )
+    return replace(
+        profiles[0][1], title="Privacy profiles", description="δ against ε.", marks=lines
     )
 
 
@@ -165,5 +296,5 @@ def _plan(services: Services, certificate_id: str) -> Plan | None:
 
 
 def _respond(request: Request, view: Comparison, status: int = 200) -> Response:
-    rows = Rows(ChangeRow, view.rows)
+    rows = Rows(ChangeLine, [line for pair in view.pairs for line in pair.lines])
     return respond(request, view, template="compare.html", rows=rows, status=status)

@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, Self, get_args
 
 from affidavit.plan import (
@@ -144,6 +145,14 @@ RELEASE = (
     Field(name="clip_norm", label="Clip norm C"),
     Field(name="noise_multiplier", label="Noise multiplier σ", hint="Empty: solve for it"),
 )
+_LABELS = {
+    **{field.name: field.label for section in SECTIONS for field in section.fields},
+    **{f"releases.{field.name}": field.label for field in RELEASE},
+    "name": "Plan name",
+    "dataset.name": "Data set",
+    "target.epsilon": "Target ε",
+    "target.delta": "Target δ",
+}
 START = {
     "dataset.unit": "example",
     "adjacency": "add_remove",
@@ -198,6 +207,25 @@ def fields() -> Iterator[Field]:
 def release_names(rows: int) -> Iterator[str]:
     """The names of the fields of that many releases."""
     return (f"releases.{row}.{field.name}" for row in range(rows) for field in RELEASE)
+
+
+def label_of(pointer: str) -> str:
+    """The name of a field on pages, from its JSON pointer.
+
+    >>> label_of("/releases/*/noise_multiplier"), label_of("/sampling"), label_of("/phases/1/steps")
+    ('Noise multiplier σ', 'Sampling', 'Steps T, phase 2')
+    """
+    tokens = [token for token in pointer.split("/") if token]
+    numbers = [
+        f", {before.removesuffix('s')} {int(token) + 1}"
+        for before, token in pairwise(tokens)
+        if token.isdecimal()
+    ]
+    path = [token for token in tokens if token != "*" and not token.isdecimal()]
+    if path[:1] == ["phases"] and len(path) > 1:
+        path = path[1:]
+    label = _LABELS.get(".".join(path)) or " ".join(path).replace("_", " ").capitalize()
+    return label + "".join(numbers)
 
 
 def _names() -> Iterator[str]:

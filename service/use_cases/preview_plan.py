@@ -23,6 +23,7 @@ from affidavit.certificate import (
     change_trials,
     comparison_of,
     curves,
+    path_trials,
     profile_chart,
     trade_off_chart,
 )
@@ -105,20 +106,26 @@ class PreviewPlan:
         end = time.monotonic() + self._pool.time_limit
         tried: list[tuple[ChangeTrial, Assessment | None]] = []
         for trial in change_trials(first, second):
-            tried.append(await self._try(trial, in_time=time.monotonic() < end))
-        return comparison_of(sides[0], sides[1], tried)
+            tried.append(await self._try(trial, end))
+        path = [(made, await self._in_time(plan, end)) for made, plan in path_trials(first, second)]
+        return comparison_of(sides[0], sides[1], tried, path)
 
-    async def _try(
-        self, trial: ChangeTrial, *, in_time: bool
-    ) -> tuple[ChangeTrial, Assessment | None]:
+    async def _try(self, trial: ChangeTrial, end: float) -> tuple[ChangeTrial, Assessment | None]:
         if trial.plan is None:
             return trial, None
-        if in_time:
+        assessment = await self._in_time(trial.plan, end)
+        if assessment is None:
+            trial = ChangeTrial(change=trial.change, plan=None, reasons=(_cut_off(trial),))
+        return trial, assessment
+
+    async def _in_time(self, plan: Plan, end: float) -> Assessment | None:
+        """The assessment of ``plan``; None past ``end``, or if it takes too long."""
+        if time.monotonic() < end:
             try:
-                return trial, await self._assess(trial.plan)
+                return await self._assess(plan)
             except AccountingUnavailable:
                 pass
-        return ChangeTrial(change=trial.change, plan=None, reasons=(_cut_off(trial),)), None
+        return None
 
     async def _assess(self, plan: Plan, *, second_opinion: bool = False) -> Assessment:
         assessment: Assessment = await self._cache(

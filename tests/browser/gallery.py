@@ -3,6 +3,7 @@
 Serves a filled company, opens each page with a desktop window in light and dark and with a
 phone, and writes the pictures and an ``index.html`` that shows them side by side to
 ``build/gallery``. Beside each stands the height of the page in screens.
+Names of pages as arguments photograph these alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import yaml
 from playwright.sync_api import sync_playwright
 
 from affidavit.service.migrate import upgrade
@@ -45,6 +47,10 @@ def pages_of(company: Company) -> dict[str, str]:
         "certificates": "/certificates",
         **one,
         "compare": f"/compare?first={clicks}&second={greedy}",
+        "compare-several": f"/compare?id={certificates['published']}&id={certificates['corrected']}"
+        f"&id={clicks}",
+        "compare-showcase": f"/compare?id={certificates['published']}"
+        f"&id={certificates['corrected']}",
         "compare-unranked": f"/compare?first={clicks}&second={zeroed}",
         "datasets": "/datasets",
         "dataset": "/datasets/clicks",
@@ -123,7 +129,11 @@ def main() -> None:
         )
         with served(settings_in(home, template)) as site:
             company = settle(site)
+            for label in ("published", "corrected"):
+                plan = yaml.safe_load(Path(f"examples/e2e-dp-muon-{label}.yaml").read_text())
+                company.certify(label, **plan)
             pages = pages_of(company)
+            pages = {name: pages[name] for name in sys.argv[1:] or pages}
             heights = photograph(browser, site.url, site.token("ines", *PEOPLE), pages)
         browser.close()
     (FOLDER / "index.html").write_text(index(pages, heights))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from affidavit.certificate.assessment import Confidence
 from affidavit.certificate.certification import certify
 from affidavit.certificate.plan_comparison import (
-    MAX_CHANGES,
-    change_trials,
     compare_plans,
     comparison_of,
 )
@@ -255,19 +254,40 @@ def test_a_change_that_cannot_stand_alone_says_why(plan_of: PlanOf) -> None:
     assert result["/allocation"].reasons[0].remedy
 
 
-def test_more_changes_than_are_tried_are_listed_with_the_reason(plan_of: PlanOf) -> None:
-    def with_noise(sigma: float) -> Plan:
-        blocks = [
-            {"name": f"b{i}", "clip_norm": 1, "noise_multiplier": sigma}
-            for i in range(MAX_CHANGES + 2)
-        ]
-        return plan_of(releases=blocks)
+def test_a_field_of_several_blocks_is_one_change(plan_of: PlanOf) -> None:
+    """Blocks are solved for together or not at all: one without noise is no plan."""
 
-    result = change_trials(with_noise(100), with_noise(200))
-    assert len(result) == MAX_CHANGES + 2
-    assert [item.reasons[0].code for item in result if item.plan is None] == [
-        "too_many_changes"
-    ] * 2
+    def with_noise(*sigmas: float | None) -> Plan:
+        blocks = [{"name": f"b{i}", "clip_norm": 1} for i in range(len(sigmas))]
+        noise = [{} if s is None else {"noise_multiplier": s} for s in sigmas]
+        return plan_of(releases=[{**a, **b} for a, b in zip(blocks, noise, strict=True)])
+
+    (noise,) = compare_plans(with_noise(9, 9, 9), with_noise(None, None, None)).alone
+    assert (noise.change.pointer, noise.moved) == ("/releases/*/noise_multiplier", "raised")
+    assert (noise.change.before, noise.change.after) == (9.0, ABSENT)
+    (change,) = changes(with_noise(9, 9, 9), with_noise(9, 10, 12))
+    assert (change.before, change.after) == (9.0, {"b1": 10.0, "b2": 12.0})
+    assert changed(with_noise(9, 9, 9), change) == with_noise(9, 10, 12)
+
+
+@given(documents, documents)
+@settings(max_examples=15)
+def test_contributions_sum_to_the_difference_of_the_bounds(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    first, second = plan_from({**DOCUMENT, **one}), plan_from({**DOCUMENT, **other})
+    result = compare_plans(first, second)
+    effective = [item.change for item in result.alone if not item.change.is_words]
+    if result.obstacles or not effective:
+        assert result.contributions == ()
+        return
+    total = sum(item.difference for item in result.contributions)
+    ends = [Decimal(each.epsilon_text or "") for each in (result.first, result.second)]
+    assert total == ends[1] - ends[0]
+    assert result.contributions[0].before is result.first
+    assert result.contributions[-1].after is result.second
+    made = [change for item in result.contributions for change in item.changes]
+    assert sorted(made, key=str) == sorted(effective, key=str)
 
 
 def test_changes_that_act_together_say_so(plan_of: PlanOf) -> None:

@@ -365,10 +365,17 @@ def test_incomparable_certificates_are_not_ranked(
         for changes in ({"steps": 20}, {"adjacency": "zero_out"})
     ]
     result = yard.ask("GET", f"/compare.json?first={first}&second={ids[0]}", "audit").json()
-    assert (result["ranking"], result["furthest"]) == ("first", "/steps")
-    result = yard.ask("GET", f"/compare.json?first={first}&second={ids[1]}", "audit").json()
-    assert result["ranking"] is None
-    assert [item["code"] for item in result["obstacles"]] == ["different_adjacency"]
+    (pair,) = result["pairs"]
+    (steps,) = pair["lines"]
+    assert (pair["ranking"], steps["pointer"]) == ("first", "/steps")
+    assert float(pair["start"]) + float(steps["adds"]) == pytest.approx(float(pair["end"]))
+    result = yard.ask("GET", f"/compare.json?id={first}&id={ids[1]}&id={ids[0]}", "audit").json()
+    unranked, ranked = result["pairs"]
+    assert (unranked["ranking"], unranked["difference"]) == (None, None)
+    assert (ranked["sentence"], ranked["difference"]) == (pair["sentence"], pair["difference"])
+    assert [item["code"] for item in unranked["obstacles"]] == ["different_adjacency"]
+    profile = yard.ask("GET", f"/compare/profile.svg?id={first}&id={ids[0]}", "audit")
+    assert profile.headers["content-type"] == "image/svg+xml"
     missing = f"/compare?first={first}&second=sha256:{'0' * 64}"
     assert "does not exist" in _main(_get(yard, missing, status=404))
     texts = _post(yard, "/compare", "audit", first="version: 1", second=f"<b>{BIDI}")
