@@ -23,7 +23,7 @@ Guarantees
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -245,7 +245,7 @@ class PrivateRun:
         """
         return self._stream
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Generator[Batch]:
         steps = self._run.config.execution.steps
         while self.step < steps and not self._stopped:
             self._due = self._run.charged(
@@ -284,15 +284,18 @@ class PrivateRun:
             self._sums[name] = self._sums[name].add_(item) if name in self._sums else item
         self._private.forget_sums()
 
-    def _step(self, closure: Any = None) -> None:
-        if closure is not None or self._microbatch is None:
-            raise LoopError(
-                "loop", "step once after every batch of the run, in its loop and without a closure."
-            )
+    def _step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._microbatch is None:
+            raise LoopError("loop", "step once after every batch of the run, in its loop.")
         self._close_microbatch()
         if self._ready:
             self._ready = False
             self._release()
+        return loss
 
     def _release(self) -> None:
         due = self._due
@@ -316,6 +319,21 @@ class PrivateRun:
     def stop(self) -> None:
         """End the run after the step at hand: a rule that looks at released values only."""
         self._stopped = True
+
+    def pause(self) -> None:
+        """Write a checkpoint after the step at hand and close: ``private`` goes on from it.
+
+        After the last step the run ends. Raises ``LoopError`` in the middle of a lot.
+        """
+        if self.step == self._run.config.execution.steps:
+            self.end()
+            return
+        if self._over is None and self._due is not None:
+            raise LoopError("loop", "pause right after optimizer.step() has taken a step.")
+        self._say()
+        self._run.charged(self._training, self.step, self._secrets, lambda: True)
+        self._stream.close()
+        self.close()
 
     def end(self) -> Outcome:
         """Write the weights and the record's last line; the model gets its own layers back."""

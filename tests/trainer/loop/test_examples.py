@@ -32,6 +32,7 @@ def short(path: Path, folder: Path, **changes: Any) -> tuple[Path, Plan, bytes]:
     "name",
     [
         "plain_loop",
+        "lightning_module",
         pytest.param("hf_trainer_lora", marks=pytest.mark.soak),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,35 @@ def test_a_stopped_loop_goes_on_with_its_scheduler(tmp_path: Path) -> None:
     assert rates[0] == 0.1
     assert all(after < before for before, after in pairwise(rates))
     require_conformant(tmp_path, content)
+
+
+def backward(run: PrivateRun, batch: Any) -> Tensor:
+    """What frameworks hand to an optimiser's step."""
+    loss = run.loss(batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss
+
+
+def test_a_paused_loop_loses_no_step(tmp_path: Path) -> None:
+    content, _ = bundle()
+    model = Small().module
+    for last in (4, STEPS):
+        run = begun(tmp_path, batch_size=60, model=model)
+        for batch in run:
+            run.optimizer.step(partial(backward, run, batch))
+            if run.step >= last:
+                run.pause()
+    assert run.outcome is not None
+    assert (run.outcome.charged, run.outcome.released) == (STEPS, STEPS)
+    require_conformant(tmp_path, content)
+
+
+def test_a_lot_cannot_be_left_by_a_pause(tmp_path: Path) -> None:
+    run = begun(tmp_path, batch_size=60)
+    next(iter(run))
+    with pytest.raises(LoopError, match="pause"):
+        run.pause()
+    run.close()
 
 
 def test_epochs_are_one_stream(tmp_path: Path) -> None:

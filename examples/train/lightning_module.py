@@ -1,0 +1,59 @@
+"""Train scikit-learn's digits with DP-SGD in PyTorch Lightning.
+
+affidavit certify examples/train/digits-dp-sgd.yaml --out bundle.json
+python examples/train/lightning_module.py bundle.json run
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from affidavit.trainer import PrivateRun, private
+
+PLAN = Path(__file__).with_name("digits-dp-sgd.yaml")
+
+
+def losses(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """One loss for each record of ``batch``."""
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+
+class Digits(lightning.LightningModule):
+    """Trains by the batches, losses and optimiser of a private run."""
+
+    def __init__(self, model: nn.Module, run: PrivateRun) -> None:
+        super().__init__()
+        self.model, self.run = model, run
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """That of the run."""
+        return self.run.optimizer
+
+    def training_step(self, dataloader_iter: Iterator[Any]) -> torch.Tensor:
+        """The argument's name has Lightning fetch no batch before the step before it."""
+        return self.run.loss(next(dataloader_iter)[0])
+
+
+def main(certificate: Path, out: Path) -> PrivateRun:
+    """Train until every certified step is taken."""
+    x, y = (torch.tensor(of)[torch.arange(1797) % 5 < 4] for of in load_digits(return_X_y=True))
+    loader = DataLoader(TensorDataset(x.float() / 16, y), batch_size=64)
+    torch.manual_seed(1)  # public: first weights come from no data
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    how = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
+    run = private(model, how, loader, losses=losses, certificate=certificate, plan=PLAN, out=out)
+    trainer = lightning.Trainer(max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer.fit(Digits(model, run), iter(run))
+    return run
+
+
+if __name__ == "__main__":
+    sys.stdout.write(main(Path(sys.argv[1]), Path(sys.argv[2])).guarantee + "\n")
