@@ -56,6 +56,7 @@ def framed(text: str, line: int, column: int, code: str) -> list[str]:
     """``text``, which is ``line`` of its file, with carets from ``column`` on."""
     text = "".join(char if char.isprintable() else " " for char in text).rstrip()
     start = min(column - 1, len(text))
+    start += len(text[start:]) - len(text[start:].lstrip())
     name = _NAME.match(text, start) if code in NAMES else None
     end = len(_END.sub("", text)) if name is None else name.end()
     first = 0 if end <= WIDEST else max(0, start - WIDEST // 4)

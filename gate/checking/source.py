@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,19 @@ from affidavit.plan import (
     plan_from,
     syntax_of,
 )
+
+STAND_INS: dict[str, Any] = {
+    "/adjacency": "zero_out",
+    "/target": {"epsilon": 1.0, "delta": 1e-9},
+    "/target/delta": 1e-9,
+    "/dataset": {"size": 10**6},
+    "/dataset/size": 10**6,
+    "/sampling": {"scheme": "poisson", "lot_size": 1},
+    "/sampling/scheme": "poisson",
+    "/sampling/lot_size": 1,
+    "/steps": 1,
+}
+"""Values that let the rest of an imported document be checked; no answer comes of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +82,34 @@ class Source:
             plan = plan_from(self.data)
             attach(plan, Path() if self.file == "-" else Path(self.file).parent)
         except MalformedPlan as error:
-            reasons = self.locate(error.reasons)
+            reasons = error.reasons
             if self.imported is not None:
-                reasons = tuple(self._with_hint(reason) for reason in reasons)
-            raise MalformedPlan(*reasons) from None
+                hints = (self._with_hint(reason) for reason in self._all_lacking(reasons))
+                reasons = tuple(hints)
+            raise MalformedPlan(*self.locate(reasons)) from None
         return plan
+
+    def _all_lacking(self, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
+        """The reasons, and the missing fields that show once the first ones are given."""
+        data, seen = deepcopy(self.data), list(reasons)
+        for _ in STAND_INS:
+            lacking = [item.pointer for item in reasons if item.code == "missing_field"]
+            if not lacking or len(lacking) < len(reasons):
+                break
+            for pointer in lacking:
+                _fill(data, pointer)
+            try:
+                plan_from(data)
+            except MalformedPlan as error:
+                known = {item.pointer for item in seen}
+                reasons = tuple(item for item in error.reasons if item.pointer not in known)
+                seen += [item for item in reasons if item.code == "missing_field"]
+            else:
+                break
+        asks_steps = any(item.pointer == "/steps" for item in seen)
+        return tuple(
+            item for item in seen if not (asks_steps and item.pointer == "/target/epsilon")
+        )
 
     def _with_hint(self, reason: Reason) -> Reason:
         """A missing field of an imported document, with where to give it."""
@@ -86,7 +123,8 @@ class Source:
                 for pointer, text in self.unread
                 if pointer.startswith(reason.pointer) or reason.pointer.startswith(pointer)
             )
-            if (key := key_of(reason.pointer)) is not None:
+            key = "scheme=... lot_size" if reason.pointer == "/sampling" else key_of(reason.pointer)
+            if key is not None:
                 remedy = (
                     f'Add the line "# affidavit: {key}=...", or set it in '
                     + remedy.partition("Set it in ")[2]
@@ -186,6 +224,16 @@ def _complete(name: str, partial: Partial) -> Source:
         broken=partial.broken,
         unread=partial.unread,
     )
+
+
+def _fill(data: dict[str, Any], pointer: str) -> None:
+    """Set the field at ``pointer`` to its stand-in, if it has one."""
+    if pointer not in STAND_INS:
+        return
+    *path, name = pointer.split("/")[1:]
+    for part in path:
+        data = data.setdefault(part, {})
+    data[name] = STAND_INS[pointer]
 
 
 def _no_plan(message: str) -> MalformedPlan:

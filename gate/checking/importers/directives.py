@@ -32,8 +32,8 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "steps": ("steps",),
     "noise_multiplier": ("releases", "noise_multiplier"),
     "clip_norm": ("releases", "clip_norm"),
-    "target_epsilon": ("target", "epsilon"),
     "target_delta": ("target", "delta"),
+    "target_epsilon": ("target", "epsilon"),
     "poisson_sampling": ("poisson_sampling",),
     "drop_last": ("drop_last",),
 }

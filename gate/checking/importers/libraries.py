@@ -10,6 +10,7 @@ no claim may rest on it. Facts are those of the libraries' own sources: TensorFl
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from affidavit.gate.checking.importers.base import Broken
@@ -39,13 +40,37 @@ OPACUS = Library(
         quantities=_CLIPPED | _TARGET,
     ),
     beside=(
-        Call(names=("get_epsilon",), positional=("delta",),
+        Call(names=("get_epsilon", "get_privacy_spent"), positional=("delta",),
              quantities={"target_delta": "delta"}, accounts=True),
     ),
     poisson=("poisson_sampling", True),
     notes=("all trainable parameters are taken as one release.",),
 )  # fmt: skip
 
+OPACUS_BEFORE_1 = Library(
+    name="Opacus before 1.0",
+    modules=("opacus",),
+    private=Call(
+        names=("PrivacyEngine",),
+        positional=("module", "batch_size", "sample_size", "alphas", "noise_multiplier",
+                    "max_grad_norm"),
+        quantities=_CLIPPED | _TARGET | {"lot_size": "batch_size", "dataset_size": "sample_size"},
+    ),
+    beside=(
+        Call(names=("get_privacy_spent",), positional=("target_delta",),
+             quantities={"target_delta": "target_delta"}, accounts=True),
+    ),
+    broken=(
+        Broken(
+            code="private_divisor",
+            adjacencies=("add_remove",),
+            message="Opacus before 1.0 divides by the number of records in each lot, which is "
+            "another number when a record is added or removed.",
+            remedy="Claim adjacency zero_out, or use Opacus 1.6 with guard.opacus(...).",
+        ),
+    ),
+    notes=("the library draws no lots: they are those of the script's own loader.",),
+)  # fmt: skip
 OPACUS_OPTIMIZER = Library(
     name="Opacus' optimisers",
     modules=("opacus",),
@@ -150,6 +175,31 @@ TENSORFLOW = Library(
     ),
     notes=("lots are those of Keras' fit(), which shuffles: no amplification is claimed.",),
 )
+TENSORFLOW_QUERY = replace(
+    TENSORFLOW,
+    private=Call(
+        names=("DPGradientDescentOptimizer", "DPAdamOptimizer", "DPAdagradOptimizer"),
+        positional=("dp_sum_query", "num_microbatches"),
+    ),
+    notes=("lots are those of the script's own input.",),
+)
+"""Optimisers that take their noise from a query."""
+TENSORFLOW_MADE = replace(
+    TENSORFLOW,
+    private=Call(
+        names=(
+            "make_optimizer_class",
+            "make_gaussian_optimizer_class",
+            "make_keras_optimizer_class",
+            "make_keras_generic_optimizer_class",
+            "make_vectorized_optimizer_class",
+        ),
+        quantities=TENSORFLOW.private.quantities,
+    ),
+    makes_classes=True,
+    notes=TENSORFLOW_QUERY.notes,
+)
+"""Optimisers of classes that the script makes of its own."""
 TENSORFLOW_ACCOUNTING = Library(
     name="TensorFlow Privacy accounting",
     modules=("tensorflow_privacy", "privacy"),
@@ -212,6 +262,13 @@ JAX_KERAS = Library(
     ),
     poisson=("poisson_sampling_in_fit", False),
     scheme="shuffled",
+)
+JAX_CORE = Library(
+    name="jax-privacy's privatizers",
+    modules=("jax_privacy",),
+    private=Call(names=("gaussian_privatizer", "matrix_factorization_privatizer")),
+    rules=(Rule(argument="noising_matrix", holds=_absent_or(None), broken=_BANDS.broken),),
+    notes=("stddev is noise_multiplier times the sensitivity of the clipped gradients.",),
 )
 
 
@@ -372,8 +429,8 @@ DP_ACCOUNTING = Library(
 )  # fmt: skip
 
 TRAINING = (
-    OPACUS, OPACUS_OPTIMIZER, TENSORFLOW, JAX_PLAN, JAX_KERAS, PRIVATE_TRANSFORMERS, FAST_DP,
-    DP_TRANSFORMERS, FLOWER, PFL,
+    OPACUS, OPACUS_BEFORE_1, OPACUS_OPTIMIZER, TENSORFLOW, TENSORFLOW_QUERY, TENSORFLOW_MADE,
+    JAX_PLAN, JAX_KERAS, JAX_CORE, PRIVATE_TRANSFORMERS, FAST_DP, DP_TRANSFORMERS, FLOWER, PFL,
 )  # fmt: skip
 ACCOUNTING = (TENSORFLOW_ACCOUNTING, DP_ACCOUNTING)
 """Libraries that train nothing: read only where no training library is called."""

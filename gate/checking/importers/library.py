@@ -48,7 +48,8 @@ class Library:
 
     ``poisson`` is the argument that decides whether lots are Poisson, with its default. ``scheme``
     is what the library's own loader draws otherwise; None if the script's loader decides. ``runs``
-    is the method of what the private call returns that trains once.
+    is the method of what the private call returns that trains once. If ``makes_classes``, the names
+    of ``private`` are functions that return classes, and a call of such a class is private.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Library:
     poisson: tuple[str, bool] | None = None
     scheme: str | None = None
     runs: str | None = None
+    makes_classes: bool = False
     rules: tuple[Rule, ...] = ()
     broken: tuple[Broken, ...] = ()
     notes: tuple[str, ...] = ()

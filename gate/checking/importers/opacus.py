@@ -45,6 +45,12 @@ UNCLIPPED = Broken(
     "not known to be called on it alone.",
     remedy="Form the loss with the criterion that make_private returns.",
 )
+SKIPPED = Broken(
+    code="private_call_skipped",
+    message="the private call stands in a try whose handler goes on: where the call fails, the "
+    "script trains without privacy.",
+    remedy="Let its error stop the script.",
+)
 
 
 class OpacusReading(Reading):
@@ -67,6 +73,8 @@ class OpacusReading(Reading):
             self.broken.append(NEW_ACCOUNTANT)
         if self._is_ghost() and not self._uses_its_criterion():
             self.broken.append(UNCLIPPED)
+        if self._may_be_skipped():
+            self.broken.append(SKIPPED)
         return super().partial()
 
     def judge(self, lot: Any) -> None:
@@ -135,7 +143,7 @@ class OpacusReading(Reading):
 
     def note(self) -> None:
         """Add the notes that depend on what was read."""
-        if self.calibrates:
+        if self.calibrates and "noise_multiplier" not in self.stated:
             self.notes.append(
                 "Opacus: the noise is what make_private_with_epsilon's own calibration gives."
             )
@@ -151,21 +159,41 @@ class OpacusReading(Reading):
 
     def _loader(self) -> ast.Call | None:
         """The call that makes the data loader, if the text shows it."""
-        node = self.arguments.get("data_loader")
-        if isinstance(node, ast.Name):
-            _, bindings = self.script.resolve(node.id, self.script.scope_of(node))
-            own = [item for item in bindings if not self._is_rebinding(item)]
-            node = own[0].value if len(own) == 1 else None
+        node = self._made(self.arguments.get("data_loader"))
         if isinstance(node, ast.Call) and last_name(node.func) == "DataLoader":
             plain = all(item.arg is not None for item in node.keywords)
             return node if plain else None
         self.unread.setdefault("/sampling/lot_size", "the text does not show the data_loader.")
         return None
 
+    def _made(self, node: ast.expr | None, depth: int = 0) -> ast.expr | None:
+        """What a name is bound to alone, here or by the only call of this function."""
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+            stores = self.script.stored_attributes.get(node.attr, [])
+            before = [item for item in stores if not self._is_rebound(item)]
+            own = self.script.parents[before[0]] if len(before) == 1 else None
+            return own.value if isinstance(own, ast.Assign) else None
+        if not isinstance(node, ast.Name):
+            return node
+        _, bindings = self.script.resolve(node.id, self.script.scope_of(node))
+        own_bindings = [item for item in bindings if not self._is_rebinding(item)]
+        if len(own_bindings) != 1:
+            return None
+        binding = own_bindings[0]
+        if not isinstance(binding.node, ast.arg) or depth > 20:
+            return binding.value
+        try:
+            passed = self.values.arguments_of(node, binding.node)
+        except Unreadable:
+            return None
+        return self._made(passed[0], depth + 1) if len(passed) == 1 else None
+
     def _is_rebinding(self, binding: Binding) -> bool:
-        return self.values.ignored is not None and (
-            self.values.ignored in self.script.above(binding.node)
-        )
+        return self._is_rebound(binding.node)
+
+    def _is_rebound(self, node: ast.AST) -> bool:
+        """Whether the private call's own statement sets it."""
+        return self.values.ignored is not None and self.values.ignored in self.script.above(node)
 
     def _shuffles(self) -> bool:
         loader = self._loader()
@@ -187,6 +215,22 @@ class OpacusReading(Reading):
                     ):
                         return True
         return False
+
+    def _may_be_skipped(self) -> bool:
+        """Whether an error of the private call is caught, and the script goes on."""
+        inner: ast.AST = self.call
+        for outer in self.script.above(self.call):
+            if isinstance(outer, ast.Try) and inner in outer.body:
+                last = [handler.body[-1] for handler in outer.handlers]
+                if not all(self._ends(statement) for statement in last):
+                    return True
+            inner = outer
+        return False
+
+    def _ends(self, statement: ast.stmt) -> bool:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        leaves = isinstance(call, ast.Call) and last_name(call.func) in ("exit", "_exit", "quit")
+        return leaves or isinstance(statement, ast.Raise)
 
     def _is_ghost(self) -> bool:
         """Whether gradients are clipped by a second backward pass, or may be."""
@@ -307,13 +351,22 @@ class OpacusReading(Reading):
         """The noise of ``make_private_with_epsilon``, by Opacus' own function."""
         target = plan.get("target", {})
         epochs = self.read(self.arguments.get("epochs"), "/epochs", "epochs")
-        if lots is None or epochs is None or not {"epsilon", "delta"} <= target.keys():
+        stated = {
+            "dataset_size": plan.get("dataset", {}).get("size"),
+            "lot_size": plan.get("sampling", {}).get("lot_size"),
+            "target_epsilon": target.get("epsilon"),
+            "target_delta": target.get("delta"),
+        }
+        lacking = [key for key, value in stated.items() if value is None]
+        if lots is None or epochs is None or lacking:
+            unknown = [*lacking, *(["the argument epochs"] if epochs is None else [])]
+            remedy = f'"# affidavit: {" ".join(f"{key}=..." for key in lacking)}", or '
             raise not_imported(
                 self.kind,
-                "the noise of make_private_with_epsilon depends on the batch size, the data set's "
-                "size, the epochs and the target, and they are not all known.",
-                'Add "# affidavit: dataset_size=... lot_size=...", or state the noise_multiplier '
-                "that optimizer.noise_multiplier printed.",
+                "the noise that make_private_with_epsilon calibrates is not settled by the text"
+                + (f": {', '.join(unknown)} cannot be read." if unknown else "."),
+                f"Add {remedy if lacking and epochs is not None else ''}"
+                '"# affidavit: noise_multiplier=..." with the value of optimizer.noise_multiplier.',
                 self.call.lineno,
             )
         try:

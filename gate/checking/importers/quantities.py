@@ -75,7 +75,7 @@ class Quantities:
                 continue
             nodes = [self.call] if call is self.library.private else list(self._calls(call))
             if call.trains and (why := self._not_one_training(call, nodes)) is not None:
-                raise Unreadable(nodes[0], why)
+                raise Unreadable(nodes[0] if nodes else self.call, why)
             yield from ((call, node) for node in nodes)
 
     def _not_one_training(self, call: Call, nodes: list[ast.Call]) -> str | None:

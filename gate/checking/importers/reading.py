@@ -15,7 +15,7 @@ from affidavit.gate.checking.importers.directives import FIELDS
 from affidavit.gate.checking.importers.library import NOT_SHUFFLED, Library
 from affidavit.gate.checking.importers.quantities import POINTERS, Quantities
 from affidavit.gate.checking.importers.script import Script, last_name
-from affidavit.gate.checking.importers.script_values import Unreadable
+from affidavit.gate.checking.importers.script_values import Unreadable, text_of
 from affidavit.gate.checking.importers.training_loop import passes_of
 from affidavit.plan import MalformedPlan, Reason
 
@@ -108,11 +108,10 @@ class Reading(Quantities):
             if value is None:
                 return None
             return "poisson" if value else self.library.scheme
+        own = "shuffled" if self._loaders_shuffle() else None
         if any(call.trains for call in self.library.beside):
-            return self.library.scheme if any(self.trainings()) else None
-        if self.library.scheme is None and self._loaders_shuffle():
-            return "shuffled"
-        return self.library.scheme
+            return self.library.scheme if any(self.trainings()) else own
+        return own if self.library.scheme is None else self.library.scheme
 
     def lot_size(self) -> Any:
         """The size of a lot, if the text settles it."""
@@ -163,6 +162,13 @@ class Reading(Quantities):
     def note(self) -> None:
         """Add the notes that depend on what was read."""
         name = self.library.name
+        inner: ast.AST = self.call
+        for outer in self.script.above(self.call):
+            test = text_of(outer.test) if isinstance(outer, ast.If) else ""
+            if isinstance(outer, ast.If) and "__name__" not in test:
+                holds = "holds" if inner in outer.body else "does not hold"
+                self.notes.append(f"{name}: it trains with privacy where {test} {holds}.")
+            inner = outer
         if self.values.defaults:
             names = [n for n, node in self.arguments.items() if isinstance(node, ast.Attribute)]
             read = ", ".join(names or sorted(self.values.defaults))
@@ -176,15 +182,17 @@ class Reading(Quantities):
         return plan
 
     def _loaders_shuffle(self) -> bool:
-        """Whether a ``DataLoader`` of this file shuffles, and no Poisson sampler is named."""
+        """Whether an input of this file is shuffled, and no Poisson sampler is named."""
         shuffles = False
         for node in self.script.nodes:
             if last_name(node) in SAMPLERS or getattr(node, "arg", None) == "batch_sampler":
                 return False
-            if isinstance(node, ast.keyword) and node.arg == "shuffle":
-                loader = self.script.parents[node]
-                named = isinstance(loader, ast.Call) and last_name(loader.func) == "DataLoader"
-                shuffles = shuffles or (named and self.values.known(node.value) is True)
+            match node:
+                case ast.keyword(arg="shuffle", value=value):
+                    shuffles = shuffles or self.values.known(value) is True
+                case ast.Call(func=ast.Attribute(attr="shuffle", value=value), args=[_, *_]):
+                    # A tf.data.Dataset, not random.shuffle(list).
+                    shuffles = shuffles or last_name(value) not in ("random", "rng", "np")
         return shuffles
 
     def pick(self, key: str, own: Any) -> Any:

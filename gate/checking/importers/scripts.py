@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 from affidavit.gate.checking.importers.base import Partial, not_imported
 from affidavit.gate.checking.importers.directives import stated_in
 from affidavit.gate.checking.importers.libraries import (
     ACCOUNTING,
+    JAX_CORE,
+    JAX_KERAS,
+    JAX_PLAN,
     OPACUS,
+    OPACUS_BEFORE_1,
     OPACUS_OPTIMIZER,
     TRAINING,
 )
@@ -19,13 +25,19 @@ from affidavit.gate.checking.importers.opacus import OpacusReading
 from affidavit.gate.checking.importers.quantities import uses_of
 from affidavit.gate.checking.importers.reading import Reading
 from affidavit.gate.checking.importers.script import Script, imports_of, last_name, package_of
-from affidavit.gate.checking.importers.script_values import text_of
+from affidavit.gate.checking.importers.script_values import branch, text_of
 
 NOISE_SCHEDULERS = frozenset({"ExponentialNoise", "LambdaNoise", "StepNoise"})
 LEARNING_RATES = ("learning_rate", "lr")
 REPLACED = ("detach", "replace", "_replace", "evolve", "copy", "deepcopy", "update")
 """Methods and functions that undo a private call, or make another object of it."""
 ENTRIES = (*TRAINING, *ACCOUNTING)
+BESIDE = (
+    (OPACUS_BEFORE_1, (OPACUS,)),
+    (OPACUS_OPTIMIZER, (OPACUS, OPACUS_BEFORE_1)),
+    (JAX_CORE, (JAX_PLAN, JAX_KERAS)),
+)
+"""Entries whose names also stand beside the private calls of others, as types or in tests."""
 MENTIONED = tuple({name.encode() for entry in ENTRIES for name in entry.private.names})
 MODULES = tuple({module.encode() for entry in TRAINING for module in entry.modules})
 
@@ -57,9 +69,14 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
         message = f"{name} is called, and no library that is read is imported."
         raise not_imported("script", message, "Write a plan.")
     if not entries:
+        if explicit:
+            _require_nothing_private(script)
         return None
-    if OPACUS in entries and OPACUS_OPTIMIZER in entries:
-        entries.remove(OPACUS_OPTIMIZER)  # named beside make_private, as a type or in a test
+    if OPACUS_BEFORE_1 in entries and not _is_attached(script):
+        entries.remove(OPACUS_BEFORE_1)  # the class alone, whose method make_private is private
+    for entry, others in BESIDE:
+        if entry in entries and any(other in entries for other in others):
+            entries.remove(entry)
     if len(entries) > 1:
         names = " and ".join(entry.name for entry in entries)
         raise not_imported(
@@ -73,13 +90,58 @@ def read(raw: bytes, folder: Path | None = None, *, explicit: bool = True) -> Pa
         if isinstance(outer := script.parents[node], ast.Call) and outer.func is node
     ]
     kind = f"{library.name} script"
-    if len(named) > 1 or not calls:
-        lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
+    lines = ", ".join(str(getattr(node, "lineno", "?")) for node in named)
+    if len(named) > len(calls) or not _exclude_each_other(script, calls):
         problem = "has several private calls" if calls else "names a private call and makes none"
         raise not_imported(kind, f"it {problem} (lines {lines}).", "Write a plan for each.")
-    _require_unambiguous(script, library, calls[0])
     reading = OpacusReading if library is OPACUS else Reading
-    return reading(library, script, calls[0], stated_in(source)).partial()
+    partials = []
+    for call in calls:
+        _require_unambiguous(script, library, call)
+        partials.append(reading(library, script, call, stated_in(source)).partial())
+    if any(other.data != partials[0].data for other in partials):
+        raise not_imported(
+            kind,
+            f"one of several private calls runs (lines {lines}), and they do not say the same.",
+            'Add "# affidavit: noise_multiplier=..." with the noise that runs, or write a plan.',
+            calls[0].lineno,
+        )
+    broken = dict.fromkeys(fault for other in partials for fault in other.broken)
+    return replace(partials[0], broken=tuple(broken))
+
+
+def _require_nothing_private(script: Script) -> None:
+    """Refuse a script that imports a training library, and calls nothing of it that is read."""
+    for entry in TRAINING:
+        if imports_of(script, entry.modules):
+            names = " or ".join(
+                name for other in TRAINING if other.modules == entry.modules
+                for name in other.private.names[:2]
+            )  # fmt: skip
+            raise not_imported(
+                "script",
+                f"it imports {entry.modules[0]}, and makes no call of it that is read, as {names}.",
+                "Check the file that makes it, or write a plan.",
+            )
+
+
+def _exclude_each_other(script: Script, calls: list[ast.Call]) -> bool:
+    """Whether one condition lets one of the calls run, and no other."""
+    for first, second in combinations(calls, 2):
+        around = list(script.above(first))
+        shared = next(outer for outer in script.above(second) if outer in around)
+        if not isinstance(shared, ast.If) or branch(script, shared, first) == branch(
+            script, shared, second
+        ):
+            return False
+    return bool(calls)
+
+
+def _is_attached(script: Script) -> bool:
+    """Whether an engine is attached to an optimiser, as before Opacus 1.0."""
+    return any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == "attach" for call in script.calls
+    )
 
 
 def _is_called(script: Script, library: Library) -> bool:
@@ -92,6 +154,9 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
     for node in script.nodes:
         if isinstance(node, ast.alias) and node.name in names and node.asname:
             names.add(node.asname)
+    if library.makes_classes:
+        yield from _made_classes(script, names)
+        return
     for node in script.nodes:
         match node:
             case ast.Call(func=ast.Name(id="getattr"), args=[base, name, *_]):
@@ -103,6 +168,17 @@ def _named(script: Script, library: Library) -> Iterator[ast.expr]:
                 own = library is OPACUS or _is_of(script, node, library)
                 if own and node not in script.types:
                     yield node
+
+
+def _made_classes(script: Script, makers: set[str]) -> Iterator[ast.expr]:
+    """Where a class is named that one of these functions makes."""
+    for node in script.nodes:
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
+            continue
+        _, bindings = script.resolve(node.id, script.scope_of(node))
+        values = [binding.value for binding in bindings]
+        if any(isinstance(item, ast.Call) and last_name(item.func) in makers for item in values):
+            yield node
 
 
 def _is_of(script: Script, node: ast.expr, library: Library) -> bool:
@@ -166,7 +242,27 @@ def _other_maker(script: Script, method: ast.expr) -> ast.Call | None:
         stores = script.stored_attributes.get(engine.attr, [])
         made = [getattr(script.parents[store], "value", None) for store in stores]
     calls = (node for node in made if isinstance(node, ast.Call))
-    return next((call for call in calls if not _is_of(script, call.func, OPACUS)), None)
+    return next((call for call in calls if not _makes_engine(script, call)), None)
+
+
+def _makes_engine(script: Script, call: ast.Call) -> bool:
+    """Whether a call is of Opacus' class, or of a function of this file that returns such calls."""
+    if _is_of(script, call.func, OPACUS):
+        return True
+    if not isinstance(call.func, ast.Name):
+        return False
+    _, bindings = script.resolve(call.func.id, script.scope_of(call.func))
+    function = bindings[0].node if len(bindings) == 1 else None
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        return False
+    returned = [
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return | ast.Yield | ast.YieldFrom)
+    ]
+    return bool(returned) and all(
+        isinstance(value, ast.Call) and _is_of(script, value.func, OPACUS) for value in returned
+    )
 
 
 def _change_of_noise(node: ast.AST) -> str | None:

@@ -120,7 +120,8 @@ def _documents() -> Iterator[tuple[str, str, set[str]]]:
     state = {"/adjacency", "/target", "/phases/0/sampling/scheme"}
     yield "state.json", json.dumps(STATE), state
     yield "jax.json", json.dumps(JAX), {"/target"}
-    yield "train.py", SCRIPT.replace("{more}", ""), {"/adjacency", "/target"}
+    lacking = {"/adjacency", "/target", "/steps", "/sampling/lot_size", "/dataset/size"}
+    yield "train.py", SCRIPT.replace("{more}", ""), lacking
 
 
 @pytest.mark.parametrize(("name", "text", "asked"), tuple(_documents()))

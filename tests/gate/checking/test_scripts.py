@@ -289,3 +289,91 @@ def test_a_comment_names_every_plan_and_what_blocks_it(run: Any) -> None:
     assert all(row.replace("\\|", "").count("|") == 3 for row in rows)
     assert "<b>" not in "".join(lines)
     assert any("divisor" in line for line in lines if line.startswith("- "))
+
+
+BRANCHES = """
+from opacus import PrivacyEngine
+engine = PrivacyEngine()
+if config["epsilon"] is not None:
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model, optimizer=optimizer, data_loader=loader, target_delta=1e-5,
+        target_epsilon=8.0, epochs=3, max_grad_norm=1.0)
+else:
+    model, optimizer, loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=loader,
+        noise_multiplier=config["noise"], max_grad_norm=1.0)
+for epoch in range(3):
+    for batch in loader:
+        loss(batch).backward()
+        optimizer.step()
+# affidavit: dataset_size=50000 lot_size=500 adjacency=zero_out target_delta=1e-5
+"""
+NOISE = "# affidavit: noise_multiplier=1.0 target_epsilon=8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "rule"),
+    [
+        (BRANCHES, 2, "not_imported"),
+        (BRANCHES + NOISE, 0, None),
+        (BRANCHES.replace('config["noise"]', "0.3") + NOISE, 2, "given_conflict"),
+        (BRANCHES.replace("\nelse:", "\nif True:") + NOISE, 2, "not_imported"),
+    ],
+)
+def test_of_calls_that_exclude_each_other_one_noise_is_stated(
+    checked: Any, text: str, code: int, rule: str | None
+) -> None:
+    Path("train.py").write_text(text)
+    exit_code, document = checked("train.py")
+    (plan,) = document["plans"]
+    blocking = {item["rule"] for item in plan["findings"] if item["blocks"]}
+    assert (exit_code, blocking) == (code, set() if rule is None else {rule}), plan["findings"]
+
+
+ENGINE = """
+from opacus import PrivacyEngine
+from torch.utils.data import DataLoader
+{made}
+def run(train_loader, epochs=3):
+    engine = {engine}
+    {before}model, optimizer, train_loader = engine.make_private(
+        module=model, optimizer=optimizer, data_loader=train_loader,
+        noise_multiplier=1.1, max_grad_norm=1.0)
+    {after}
+    for epoch in range(epochs):
+        for batch in train_loader:
+            loss(batch).backward()
+            optimizer.step()
+loader = DataLoader(load(), batch_size=500)
+run(loader)
+# affidavit: dataset_size=50000 adjacency=zero_out target_delta=1e-5 target_epsilon=8
+"""
+MAKER = "def make():\n    return PrivacyEngine(accountant='rdp')\n"
+OTHER = "def make():\n    return Cheap(PrivacyEngine())\n"
+GOES_ON = "except Exception as error:\n        print(error)"
+STOPS = "except ValueError as error:\n        print(error)\n        raise"
+
+
+@pytest.mark.parametrize(
+    ("form", "code", "rule"),
+    [
+        ({"engine": "PrivacyEngine()"}, 0, None),
+        ({"engine": "make()", "made": MAKER}, 0, None),
+        ({"engine": "make()", "made": OTHER}, 2, "not_imported"),
+        ({"engine": "PrivacyEngine()", "before": "try:\n        ", "after": GOES_ON}, 1,
+         "private_call_skipped"),
+        ({"engine": "PrivacyEngine()", "before": "try:\n        ", "after": STOPS}, 0, None),
+    ],
+)  # fmt: skip
+def test_engines_of_functions_and_loaders_of_callers_are_followed(
+    checked: Any, form: dict[str, str], code: int, rule: str | None
+) -> None:
+    Path("train.py").write_text(ENGINE.format(**{"made": "", "before": "", "after": ""} | form))
+    exit_code, document = checked("train.py")
+    (plan,) = document["plans"]
+    blocking = {item["rule"] for item in plan["findings"] if item["blocks"]}
+    assert (exit_code, blocking) == (code, set() if rule is None else {rule}), plan["findings"]
+    if code == 0:
+        step = PoissonSampledDpEvent(0.01, GaussianDpEvent(1.1))
+        truth = PLDAccountant().compose(step, 300).get_epsilon(1e-5)
+        assert plan["result"]["epsilon"]["upper"] == pytest.approx(truth, rel=0.01)
