@@ -2,6 +2,7 @@ from .asynchronous import AsyncClient as AsyncClient
 from .blocking import Client as Client
 from .calls import segment as segment
 from .models import DIGEST as DIGEST
+from .models import REVOCATION_CODES as REVOCATION_CODES
 from .models import Adjacency as Adjacency
 from .models import Bound as Bound
 from .models import Budget as Budget
@@ -14,10 +15,17 @@ from .models import Interval as Interval
 from .models import Ledger as Ledger
 from .models import LedgerSummary as LedgerSummary
 from .models import Page as Page
+from .models import PolicyDocument as PolicyDocument
+from .models import PolicyReference as PolicyReference
+from .models import PolicySummary as PolicySummary
+from .models import PolicyVersion as PolicyVersion
+from .models import PublishedKeyset as PublishedKeyset
 from .models import Reading as Reading
 from .models import Remaining as Remaining
 from .models import Reservation as Reservation
 from .models import ResponseModel as ResponseModel
+from .models import Revocation as Revocation
+from .models import RevocationCode as RevocationCode
 from .models import Run as Run
 from .models import RunCharge as RunCharge
 from .models import RunEvent as RunEvent

@@ -10,7 +10,16 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
-from affidavit.client.models import Ledger, Reservation, Run, RunEvent, RunProgress
+from affidavit.client.models import (
+    Ledger,
+    PolicyVersion,
+    PublishedKeyset,
+    Reservation,
+    Revocation,
+    Run,
+    RunEvent,
+    RunProgress,
+)
 from affidavit.client.responses import CertificateAnswer, EventReader, Unreachable, error_of
 
 
@@ -51,7 +60,9 @@ class AsyncClient:
         """Approve or reject a certificate."""
         return await self.send(calls.approve(certificate_id, decision))
 
-    async def revoke(self, certificate_id: str, revocation: Mapping[str, Any]) -> tuple[Any, bool]:
+    async def revoke(
+        self, certificate_id: str, revocation: Mapping[str, Any]
+    ) -> tuple[Revocation, bool]:
         """Revoke a certificate; the revocation, and whether it is new."""
         return await self.send(calls.revoke(certificate_id, revocation))
 
@@ -59,13 +70,13 @@ class AsyncClient:
         """The signed status list."""
         return await self.send(calls.status_list())
 
-    async def policy(self, name: str, version: int) -> dict[str, Any]:
+    async def policy(self, name: str, version: int) -> PolicyVersion:
         """A version of a policy."""
         return await self.send(calls.policy(name, version))
 
-    async def publish_keyset(self, envelope: Mapping[str, Any]) -> Any:
+    async def publish_keyset(self, envelope: Mapping[str, Any]) -> PublishedKeyset:
         """Publish a signed keyset."""
-        return await self.post("/v1/keysets", envelope)
+        return await self.send(calls.publish_keyset(envelope))
 
     async def ledgers(self, dataset: str, certificate: str | None = None) -> list[Ledger]:
         """The ledgers of a data set, with a forecast for ``certificate``."""

@@ -11,7 +11,16 @@ import httpx
 
 from affidavit.client import calls
 from affidavit.client.calls import Answer, Call
-from affidavit.client.models import Ledger, Reservation, Run, RunEvent, RunProgress
+from affidavit.client.models import (
+    Ledger,
+    PolicyVersion,
+    PublishedKeyset,
+    Reservation,
+    Revocation,
+    Run,
+    RunEvent,
+    RunProgress,
+)
 from affidavit.client.responses import CertificateAnswer, EventReader, Unreachable, error_of
 
 
@@ -54,7 +63,7 @@ class Client:
         """Approve or reject a certificate."""
         return self.send(calls.approve(certificate_id, decision))
 
-    def revoke(self, certificate_id: str, revocation: Mapping[str, Any]) -> tuple[Any, bool]:
+    def revoke(self, certificate_id: str, revocation: Mapping[str, Any]) -> tuple[Revocation, bool]:
         """Revoke a certificate; the revocation, and whether it is new."""
         return self.send(calls.revoke(certificate_id, revocation))
 
@@ -62,13 +71,13 @@ class Client:
         """The signed status list."""
         return self.send(calls.status_list())
 
-    def policy(self, name: str, version: int) -> dict[str, Any]:
+    def policy(self, name: str, version: int) -> PolicyVersion:
         """A version of a policy."""
         return self.send(calls.policy(name, version))
 
-    def publish_keyset(self, envelope: Mapping[str, Any]) -> Any:
+    def publish_keyset(self, envelope: Mapping[str, Any]) -> PublishedKeyset:
         """Publish a signed keyset."""
-        return self.post("/v1/keysets", envelope)
+        return self.send(calls.publish_keyset(envelope))
 
     def ledgers(self, dataset: str, certificate: str | None = None) -> list[Ledger]:
         """The ledgers of a data set, with a forecast for ``certificate``."""

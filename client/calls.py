@@ -15,13 +15,20 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from affidavit.client.models import Ledger, Page, Reservation, Run
+from affidavit.client.models import (
+    Ledger,
+    Page,
+    PolicyVersion,
+    PublishedKeyset,
+    Reservation,
+    Revocation,
+    Run,
+)
 from affidavit.client.responses import (
     CertificateAnswer,
     Model,
     certificate_of,
     document_of,
-    policy_of,
     reader_of,
 )
 
@@ -130,15 +137,13 @@ def approve(certificate_id: str, decision: Mapping[str, Any]) -> Call[Certificat
     return replace(post(path, decision), read=certificate_of)
 
 
-def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Any, bool]]:
+def revoke(certificate_id: str, revocation: Mapping[str, Any]) -> Call[tuple[Revocation, bool]]:
     """Revoke a certificate; the revocation, and whether it is new."""
+    read = reader_of(Revocation)
     return Call(
         method="POST",
         path=f"/v1/certificates/{segment(certificate_id)}/revocation",
-        read=lambda response: (
-            document_of(response),
-            response.status_code == httpx.codes.CREATED,
-        ),
+        read=lambda response: (read(response), response.status_code == httpx.codes.CREATED),
         document=revocation,
     )
 
@@ -148,10 +153,14 @@ def status_list() -> Call[bytes]:
     return content("/v1/status")
 
 
-def policy(name: str, version: int) -> Call[dict[str, Any]]:
+def policy(name: str, version: int) -> Call[PolicyVersion]:
     """Read a version of a policy."""
-    path = f"/v1/policies/{segment(name)}/{version}"
-    return replace(get(path), read=policy_of)
+    return _read(f"/v1/policies/{segment(name)}/{version}", PolicyVersion)
+
+
+def publish_keyset(envelope: Mapping[str, Any]) -> Call[PublishedKeyset]:
+    """Publish a signed keyset."""
+    return _change("/v1/keysets", PublishedKeyset, envelope)
 
 
 def ledgers(dataset: str, certificate_id: str | None) -> Call[Page[Ledger]]:

@@ -19,6 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
+    RootModel,
     WithJsonSchema,
 )
 
@@ -85,6 +86,85 @@ class Interval(ResponseModel):
 
     lower: float
     upper: float | None
+
+
+# ---- policies, decisions and keysets ------------------------------------------------
+
+
+class PolicyReference(ResponseModel):
+    """Which version of which policy."""
+
+    name: str
+    version: int = Field(ge=1)
+    digest: Identifier
+
+
+class PolicySummary(PolicyReference):
+    """A version of a policy in a list; nobody created the built-in one."""
+
+    datasets: Literal["default"] | list[str]
+    active: bool = Field(description="Whether plans can come under it now.")
+    created_by: str | None
+    created_at: datetime | None
+
+
+class PolicyDocument(RootModel[dict[str, Any]]):
+    """A policy, whose schema is that of the certificate room."""
+
+
+class PolicyVersion(PolicySummary):
+    """A version of a policy with its document and its signed statement."""
+
+    policy: PolicyDocument
+    envelope: dict[str, Any] | None = Field(
+        description="The signed statement (DSSE); null for the built-in policy."
+    )
+
+
+REVOCATION_CODES = {
+    "plan_error": "the plan does not describe the run",
+    "accounting_error": "the guarantee is wrong",
+    "run_error": "the run did not do what was certified",
+    "data_withdrawn": "the data may no longer be used",
+    "policy_violation": "the organisation's policies do not allow it",
+    "key_compromise": "somebody else may have used the signing key",
+    "other": "see the reason",
+}
+"""Codes of a revocation; they never change their meaning."""
+
+RevocationCode = Annotated[
+    Literal[
+        "plan_error",
+        "accounting_error",
+        "run_error",
+        "data_withdrawn",
+        "policy_violation",
+        "key_compromise",
+        "other",
+    ],
+    Field(
+        description="; ".join(f"`{code}`: {text}" for code, text in REVOCATION_CODES.items()),
+    ),
+]
+
+
+class Revocation(ResponseModel):
+    """A revocation of an issue and of every issue before it."""
+
+    certificate_id: Identifier
+    issue: int
+    envelope_digest: Identifier
+    code: RevocationCode
+    reason: str
+    revoked_by: str
+    at: datetime
+
+
+class PublishedKeyset(ResponseModel):
+    """A version of the keyset, as published."""
+
+    version: int = Field(ge=1)
+    digest: str
 
 
 # ---- ledgers ------------------------------------------------------------------------

@@ -120,14 +120,6 @@ def certificate_of(response: httpx.Response) -> CertificateAnswer:
     return CertificateAnswer(document)
 
 
-def policy_of(response: httpx.Response) -> dict[str, Any]:
-    """The version of a policy of a response; raises ``Unreachable`` where it has none."""
-    document = document_of(response)
-    if not isinstance(document, dict) or not isinstance(document.get("policy"), dict):
-        raise Unreachable(f"{response.url} did not return a policy")
-    return document
-
-
 def error_of(response: httpx.Response) -> Exception:
     """The error of an unsuccessful response."""
     document = document_of(response)

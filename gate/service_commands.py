@@ -149,12 +149,12 @@ def revoke(
     with connect(server) as client:
         revocation, new = client.revoke(certificate, {"code": reason, "reason": text, **envelope})
     if as_json:
-        print_json(revocation)
+        print_json(revocation.model_dump(mode="json"))
         return
     state = "is revoked" if new else "was already revoked"
     say(
-        f"{revocation['certificate_id']} {state} (issue {revocation['issue']}, "
-        f"{revocation['code']}, by {revocation['revoked_by']} at {revocation['at']})"
+        f"{revocation.certificate_id} {state} (issue {revocation.issue}, "
+        f"{revocation.code}, by {revocation.revoked_by} at {revocation.at.isoformat()})"
     )
 
 

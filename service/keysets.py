@@ -217,10 +217,3 @@ class SignedKeysetEnvelope(ResponseModel):
     payload: str = Field(json_schema_extra={"format": "byte"})
     payload_type: str = Field(alias="payloadType", json_schema_extra={"const": PAYLOAD_TYPE})
     signatures: list[EnvelopeSignature]
-
-
-class PublishedKeyset(ResponseModel):
-    """A version of the keyset, as published."""
-
-    version: int = Field(ge=1)
-    digest: str

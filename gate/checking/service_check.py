@@ -55,8 +55,8 @@ class ServiceCheck:
         policy = answer.get("policy")
         if policy is None:
             return
-        document = self._client.policy(policy["name"], policy["version"])
-        on_outage = document["policy"].get("on_outage")
+        version = self._client.policy(policy["name"], policy["version"])
+        on_outage = version.policy.root.get("on_outage")
         if on_outage in ON_OUTAGE:
             self._stored.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self._stored, json.dumps({"on_outage": on_outage}).encode())

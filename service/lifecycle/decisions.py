@@ -28,6 +28,7 @@ from sqlalchemy.exc import IntegrityError
 from starlette.concurrency import run_in_threadpool
 
 from affidavit.certificate import TIME_FORMAT, Approval, Approvals, KeyFailure
+from affidavit.client import Revocation
 from affidavit.plan import as_document, canonical_json
 from affidavit.service.database import writer
 from affidavit.service.errors import DomainError
@@ -40,7 +41,6 @@ from affidavit.service.lifecycle.models import (
     DecisionRequest,
     Issue,
     IssueApprovals,
-    Revocation,
     RevocationRequest,
 )
 from affidavit.service.lifecycle.status import DECIDED, Status

@@ -13,38 +13,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from affidavit.client import ResponseModel
+from affidavit.client import ResponseModel, Revocation, RevocationCode
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.models import Comment, Digest, RequestModel
 
 GUIDE = "docs/how-to/approvals-and-revocation.md"
 STATUS_LIST_TYPE = "application/vnd.affidavit.status-list.v1+json"
 
-REVOCATION_CODES = {
-    "plan_error": "the plan does not describe the run",
-    "accounting_error": "the guarantee is wrong",
-    "run_error": "the run did not do what was certified",
-    "data_withdrawn": "the data may no longer be used",
-    "policy_violation": "the organisation's policies do not allow it",
-    "key_compromise": "somebody else may have used the signing key",
-    "other": "see the reason",
-}
-"""Codes of a revocation; they never change their meaning."""
-
-RevocationCode = Annotated[
-    Literal[
-        "plan_error",
-        "accounting_error",
-        "run_error",
-        "data_withdrawn",
-        "policy_violation",
-        "key_compromise",
-        "other",
-    ],
-    Field(
-        description="; ".join(f"`{code}`: {text}" for code, text in REVOCATION_CODES.items()),
-    ),
-]
 Verb = Literal["approve", "reject"]
 
 
@@ -92,18 +67,6 @@ class IssueApprovals(ResponseModel):
 
     required: int
     decisions: list[Decision]
-
-
-class Revocation(ResponseModel):
-    """A revocation of an issue and of every issue before it."""
-
-    certificate_id: Digest
-    issue: int
-    envelope_digest: Digest
-    code: RevocationCode
-    reason: str
-    revoked_by: str
-    at: datetime
 
 
 class Issue(ResponseModel):

@@ -11,7 +11,7 @@ import json
 from datetime import datetime
 from typing import Any, Literal, Self
 
-from pydantic import Field, RootModel, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from affidavit.certificate import parse_instant
@@ -22,7 +22,14 @@ from affidavit.certificate.policy import (
     Policy,
     WaivableRule,
 )
-from affidavit.client import Page, ResponseModel
+from affidavit.client import (
+    Page,
+    PolicyDocument,
+    PolicyReference,
+    PolicySummary,
+    PolicyVersion,
+    ResponseModel,
+)
 from affidavit.plan import Name
 from affidavit.service.models import Digest, ProblemReason, RequestModel
 from affidavit.service.policies.policy_set import PolicySet
@@ -32,61 +39,28 @@ Verdict = Literal["certified", "under_noised", "unproved", "refused", "undecided
 WaiverStatus = Literal["in_force", "expired", "revoked"]
 
 
-class PolicyReference(ResponseModel):
-    """Which version of which policy."""
-
-    name: str
-    version: int = Field(ge=1)
-    digest: Digest
+def summary_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> PolicySummary:
+    """``policy`` as it is ``stored``; the built-in one is not."""
+    return PolicySummary(**_fields_of(policy, stored, policies))
 
 
-class PolicySummary(PolicyReference):
-    """A version of a policy in a list; nobody created the built-in one."""
-
-    datasets: Literal["default"] | list[str]
-    active: bool = Field(description="Whether plans can come under it now.")
-    created_by: str | None
-    created_at: datetime | None
-
-    @classmethod
-    def of(cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> Self:
-        """``policy`` as it is ``stored``; the built-in one is not."""
-        return cls.model_validate(cls._fields_of(policy, stored, policies))
-
-    @classmethod
-    def _fields_of(
-        cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet
-    ) -> dict[str, Any]:
-        return {
-            **policy.reference(),
-            "datasets": policy.as_document()["datasets"],
-            "active": policies.is_active(policy),
-            "created_by": None if stored is None else stored.created_by,
-            "created_at": None if stored is None else stored.created_at,
-        }
-
-
-class PolicyDocument(RootModel[dict[str, Any]]):
-    """A policy, whose schema is that of the certificate room."""
-
-
-class PolicyVersion(PolicySummary):
-    """A version of a policy with its document and its signed statement."""
-
-    policy: PolicyDocument
-    envelope: dict[str, Any] | None = Field(
-        description="The signed statement (DSSE); null for the built-in policy."
+def version_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> PolicyVersion:
+    """``policy`` as it is ``stored``, with its document and statement."""
+    return PolicyVersion(
+        **_fields_of(policy, stored, policies),
+        policy=PolicyDocument(policy.as_document()),
+        envelope=None if stored is None else json.loads(stored.envelope),
     )
 
-    @classmethod
-    def _fields_of(
-        cls, policy: Policy, stored: StoredPolicy | None, policies: PolicySet
-    ) -> dict[str, Any]:
-        return {
-            **super()._fields_of(policy, stored, policies),
-            "policy": policy.as_document(),
-            "envelope": None if stored is None else json.loads(stored.envelope),
-        }
+
+def _fields_of(policy: Policy, stored: StoredPolicy | None, policies: PolicySet) -> dict[str, Any]:
+    return {
+        **policy.reference(),
+        "datasets": policy.as_document()["datasets"],
+        "active": policies.is_active(policy),
+        "created_by": None if stored is None else stored.created_by,
+        "created_at": None if stored is None else stored.created_at,
+    }
 
 
 class WaiverRequest(RequestModel):

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Response
 
-from affidavit.client import Page
+from affidavit.client import Page, Revocation
 from affidavit.service.certificate_models import Result
 from affidavit.service.identity.access import Reader, needs
 from affidavit.service.identity.actor import Actor, Scope
@@ -16,7 +16,6 @@ from affidavit.service.lifecycle.issuance import result_document
 from affidavit.service.lifecycle.models import (
     DecisionRequest,
     Issue,
-    Revocation,
     RevocationRequest,
 )
 from affidavit.service.openapi import JSON, problems

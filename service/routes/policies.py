@@ -9,18 +9,17 @@ from fastapi import APIRouter, Depends, Path, Query, Response
 from pydantic import Field
 
 from affidavit.certificate.policy import BUILT_IN, MalformedPolicy, Policy, parse_policy
-from affidavit.client import Page
+from affidavit.client import Page, PolicyReference, PolicySummary, PolicyVersion
 from affidavit.plan import Syntax
 from affidavit.service.identity.access import needs
 from affidavit.service.identity.actor import Actor, Scope
 from affidavit.service.models import QueryModel
 from affidavit.service.openapi import body, problems
 from affidavit.service.policies.models import (
-    PolicyReference,
-    PolicySummary,
-    PolicyVersion,
     SimulationResult,
     VerdictChange,
+    summary_of,
+    version_of,
 )
 from affidavit.service.policies.service import SimulatedChange, activate, simulate
 from affidavit.service.problems import Problem, not_well_formed
@@ -60,10 +59,8 @@ class PageQuery(QueryModel):
 def policies(_: PolicyReader, services: TheServices) -> Page[PolicySummary]:
     """Every version, newest first; the built-in policy is last."""
     policies = services.policies.policy_set()
-    items = [
-        PolicySummary.of(stored.policy, stored, policies) for stored in services.policies.versions()
-    ]
-    return Page[PolicySummary](items=[*items, PolicySummary.of(BUILT_IN, None, policies)])
+    items = [summary_of(stored.policy, stored, policies) for stored in services.policies.versions()]
+    return Page[PolicySummary](items=[*items, summary_of(BUILT_IN, None, policies)])
 
 
 @router.get(
@@ -77,7 +74,7 @@ def policy(
     """The document as it was signed."""
     policies = services.policies.policy_set()
     if (name, version) == (BUILT_IN.name, BUILT_IN.version):
-        return PolicyVersion.of(BUILT_IN, None, policies)
+        return version_of(BUILT_IN, None, policies)
     stored = services.policies.version(name, version)
     if stored is None:
         raise Problem(
@@ -85,7 +82,7 @@ def policy(
             "not_found",
             f"Policy {name} version {version} not found; GET /v1/policies lists all versions.",
         )
-    return PolicyVersion.of(stored.policy, stored, policies)
+    return version_of(stored.policy, stored, policies)
 
 
 @router.post(
@@ -112,7 +109,7 @@ def activate_policy(
     stored, new = activate(services.policies, policy, key, actor=actor.name, at=now)
     response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/policies/{policy.name}/{policy.version}"
-    return PolicyVersion.of(stored.policy, stored, services.policies.policy_set())
+    return version_of(stored.policy, stored, services.policies.policy_set())
 
 
 @router.post(

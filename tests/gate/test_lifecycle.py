@@ -112,6 +112,7 @@ def test_a_revocation_says_why(service: Service, run: Any, answer: Any) -> None:
     stored = {
         "certificate_id": ID,
         "issue": 1,
+        "envelope_digest": DIGEST,
         "code": "plan_error",
         "reason": "wrong data",
         "revoked_by": "token:bea",

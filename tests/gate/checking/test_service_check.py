@@ -41,6 +41,19 @@ def service(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
     return prepare
 
 
+POLICY = {
+    "name": "p",
+    "version": 1,
+    "digest": DIGEST,
+    "datasets": "default",
+    "active": True,
+    "created_by": None,
+    "created_at": None,
+    "policy": {"on_outage": "warn"},
+    "envelope": None,
+}
+
+
 def answer(plan_digest: str, **more: Any) -> dict[str, Any]:
     reason = {"code": "c", "pointer": "/steps", "message": "m", "remedy": "r"}
     return {
@@ -81,7 +94,7 @@ def test_no_answer_makes_a_command_fail_or_a_weak_plan_pass(
     digest = json.loads(run("certify", plans["good"], "--json").stdout)["plan_digest"]
     for _ in range(60):
         kind = drawn.choice(list(plans))
-        forms = [answer(digest), {"policy": {"on_outage": "warn"}}]
+        forms = [answer(digest), POLICY]
         which = drawn.randrange(2)
         spot = drawn.choice(places(forms[which]))
         forms[which] = replaced(forms[which], spot, drawn.choice(HOSTILE))

@@ -11,8 +11,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from affidavit.client import REVOCATION_CODES
 from affidavit.gate import app
-from affidavit.service.lifecycle.models import REVOCATION_CODES, RevocationRequest
+from affidavit.service.lifecycle.models import RevocationRequest
 from affidavit.service.lifecycle.status import Status
 from affidavit.service.settings import Settings
 

@@ -1,0 +1,128 @@
+"""A sweep over two nodes of a Ray cluster beside the same sweep on this machine's processors.
+
+    AFFIDAVIT_RAY=.venv-ray/bin/ray .venv-ray/bin/python -m bench.sweeps [PLANS]
+
+Both certify the same plans in one run. Processor seconds are those of all processes of a batch; of
+Ray, those of all processes of its nodes between the first line and the last, which the start of
+the cluster is not part of. Halfway through a second batch over Ray one node is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.ray_cluster import RayCluster, program, ray_cluster
+
+ROOT = Path(__file__).resolve().parents[1]
+TICKS = os.sysconf("SC_CLK_TCK")
+COMMAND = "from affidavit.gate.entry import main; main()"
+PLAN = {
+    "version": 1,
+    "dataset": {"size": 60_000},
+    "adjacency": "add_remove",
+    "sampling": {"scheme": "poisson", "lot_size": 600},
+    "releases": [{"name": "all", "clip_norm": 1}],
+    "target": {"delta": 1e-5},
+}
+
+
+def plans(count: int) -> Iterable[str]:
+    """Plans of a hundred noise multipliers, each for many numbers of steps."""
+    for index in range(count):
+        noise = 0.8 + 0.01 * (index % 100)
+        release = PLAN["releases"][0] | {"noise_multiplier": noise}  # type: ignore[index,operator]
+        yield json.dumps(PLAN | {"releases": [release], "steps": 100 + index // 100})
+
+
+class Processor:
+    """Processor seconds of all processes in some sessions, as last seen of each."""
+
+    def __init__(self, leaders: Iterable[int]) -> None:
+        self.leaders = set(leaders)
+        self.ticks: dict[int, int] = {}
+        self.start = self.look()
+
+    def look(self) -> float:
+        """The seconds until now; those of processes that ended are as they were last seen."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and (fields := _stat(entry)) and int(fields[3]) in self.leaders:
+                self.ticks[int(entry.name)] = int(fields[11]) + int(fields[12])
+        return sum(self.ticks.values()) / TICKS
+
+    def used(self) -> float:
+        """The seconds since the start."""
+        return self.look() - self.start
+
+
+def _stat(process: Path) -> list[str]:
+    try:
+        return (process / "stat").read_text().rpartition(") ")[2].split()
+    except OSError:
+        return []
+
+
+def run(
+    source: Path, output: Path, *options: str, cluster: RayCluster | None = None, kill_at: int = 0
+) -> tuple[float, float]:
+    """Processor and wall seconds of one batch; the last node is killed at line ``kill_at``."""
+    nodes = [] if cluster is None else [node.pid for node in cluster.nodes]
+    used, began = Processor(nodes), time.monotonic()
+    command = [sys.executable, "-c", COMMAND, "batch", str(source), "--output", str(output)]
+    process = subprocess.Popen([*command, *options], start_new_session=True)
+    used.leaders.add(process.pid)
+    while process.poll() is None:
+        used.look()
+        if cluster is not None and kill_at and _lines(output) >= kill_at:
+            cluster.kill(cluster.nodes[-1])
+            kill_at = 0
+        time.sleep(0.1)
+    if process.returncode not in (0, 1):
+        raise SystemExit(f"batch ended with {process.returncode}")
+    return used.used(), time.monotonic() - began
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def main() -> None:
+    """Print a table of both, and whether the lines of the killed sweep are those of the other."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
+    ray = program()
+    if ray is None:
+        raise SystemExit("Ray is not here: make install-ray")
+    with tempfile.TemporaryDirectory() as folder:
+        source, alone = Path(folder, "plans.jsonl"), Path(folder, "alone.jsonl")
+        over, killed = Path(folder, "over.jsonl"), Path(folder, "killed.jsonl")
+        source.write_text("".join(f"{plan}\n" for plan in plans(count)))
+        jobs = str(os.cpu_count() or 1)
+        used, took = run(source, alone, "--jobs", jobs)
+        with ray_cluster(ray, 2, PYTHONPATH=str(ROOT / "src")) as cluster:
+            address = ("--ray", cluster.address)
+            used_over, took_over = run(source, over, *address, cluster=cluster)
+            run(source, killed, *address, cluster=cluster, kill_at=count // 2)
+        same = alone.read_bytes() == over.read_bytes() == killed.read_bytes()
+        rows = [
+            (f"{count:,} plans, batch of {jobs}", used, took),
+            ("the same over two Ray nodes", used_over, took_over),
+        ]
+        table = "".join(
+            f"| {name} | {seconds:.0f} | {wall:.0f} | {count / wall:.0f} | {seconds / used:.2f} |\n"
+            for name, seconds, wall in rows
+        )
+        sys.stdout.write(
+            "| sweep | processor s | wall s | plans a second | against batch |\n"
+            f"|---|---|---|---|---|\n{table}\n"
+            f"Lines are the same, with a node killed halfway: {same}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
