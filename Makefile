@@ -10,7 +10,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 COMPILED := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' .venv/lib || true
 export AFFIDAVIT_HOME ?= $(CURDIR)/.affidavit
 
-.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image sbom licences audit soak mutation clean
+.PHONY: install install-trainer install-browser gallery install-ray demo demo-train demo-run demo-model test check serve lock docs site bench bench-accounting bench-diagnosis bench-gate bench-monte-carlo bench-pages bench-service bench-strategies bench-trainer bench-gpu gpu-bundle crosscheck test-wheel try-image try-peers sbom licences audit soak mutation clean
 
 install: $(STAMP)
 
@@ -81,6 +81,17 @@ $(RAY): $(STAMP)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv-ray/affidavit.pth
 	cp .venv-ray/affidavit.pth "$$(.venv-ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	touch $@
+
+# Test models of timm and torchvision, and the client of Flower, in an environment of their own,
+# which sees the packages of the other.
+PEERS := timm==1.0.31 torchvision==0.28.0 flwr==1.42.0 grpcio==1.85.1 grpcio-health-checking==1.78.2 \
+	tomli-w==1.2.0 iterators==0.2.0 tomlkit==0.15.2 pathspec==1.1.1 pycryptodome==4.4.0
+try-peers: install-trainer
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python $(PIP) --no-compile --no-deps $(PEERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$(.venv-peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/affidavit.pth"
+	.venv-peers/bin/python -m pytest -q tests/trainer/clipping/vision.py tests/trainer/loop/flower.py
 
 # Sign a trained model with its evidence, delete all else, verify it, and alter each part.
 demo-model: install-trainer
