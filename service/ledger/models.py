@@ -13,7 +13,9 @@ affidavit.service.errors.MalformedRequest: invalid_value at /steps_run: ...
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -197,16 +199,21 @@ def forecast_of(
 ) -> Forecast:
     """The forecast of runs of ``cost``; ``certain`` as in ``LedgerState.rule_for``."""
     state = ledger.state
-    runs = state.within(ledger.filter).forecast(state.spent, cost)
+    budget = state.within(ledger.filter)
+    runs = budget.forecast(state.spent, cost)
+    beyond = [decimal_up(budget.spent(state.spent + cost.times(runs + n)), 6) for n in (0, 1)]
+    sums = f": after them ε ≤ {beyond[0]} of {state.budget.epsilon}; one more needs {beyond[1]}"
     if runs == 0 and state.rule_for(ledger.filter, cost, certain=certain) is not None:
-        runs = 1
+        runs, sums = 1, ", by its own certificate"
     at_least = runs == MOST_FORECAST
     count = f"{'at least ' if at_least else ''}{runs} more {'run' if runs == 1 else 'runs'}"
     return Forecast(
         certificate=certificate_id,
         runs=runs,
         at_least=at_least,
-        message=f"{count} of this size fit." if runs else "no run of this size fits.",
+        message=f"{count} of this size fit{'' if at_least else sums}."
+        if runs
+        else f"no run of this size fits: it needs {beyond[1]} of {state.budget.epsilon}.",
         cost=charge_of(cost),
     )
 
@@ -261,6 +268,28 @@ def position_of(
 def _up(value: float) -> float:
     """``value`` rounded up to the digits that a certificate shows."""
     return float(decimal_up(value))
+
+
+def amounts_of(ledger: StoredLedger, open_: Mapping[str, Cost]) -> dict[str, Decimal] | None:
+    """The budget's ε as four amounts that sum to it: spent, committed, reserved and free.
+
+    ``open_`` are the costs of reservations by state. Each amount is what its runs add to the
+    filter's reading of those before it, rounded up. None if the reading is not bounded.
+    """
+    state, budget = ledger.state, Decimal(ledger.state.budget.epsilon)
+    total = state.spent - open_["reserved"] - open_["committed"]
+    result, before = {}, Decimal(0)
+    for name in ("spent", "committed", "reserved"):
+        total = total if name == "spent" else total + open_[name]
+        something = total != Cost.nothing(len(total.renyi))
+        read = replace(ledger, state=replace(state, spent=total)).spent_epsilon()
+        if not math.isfinite(read):
+            return None
+        after = Decimal(decimal_up(read, 6)) if something else before
+        # Rounding up does not exhaust a budget that holds.
+        after = min(after, budget) if read <= float(budget) else after
+        result[name], before = after - before, after
+    return {**result, "free": max(Decimal(0), budget - before)}
 
 
 def _left(budget: float, spent: float) -> float:

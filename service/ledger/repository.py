@@ -12,7 +12,7 @@ the primary key would let in the first of them alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -186,13 +186,6 @@ def find_reservation(connection: Connection, reservation_id: str) -> StoredReser
     return next(iter(_reservations_of(result)), None)
 
 
-def run_of(connection: Connection, reservation_id: str) -> str | None:
-    """The id of the run that a reservation is of, if it is of one."""
-    query = select(runs.c.id).where(runs.c.reservation_id == reservation_id)
-    run_id: str | None = connection.execute(query).scalar()
-    return run_id
-
-
 def reservations_of(connection: Connection, ledger_id: int) -> list[StoredReservation]:
     """All reservations of a ledger, latest first."""
     return _reservations_of(
@@ -218,6 +211,38 @@ def reservations_before(
     stored = _reservations_of(connection.execute(_RESERVATIONS.where(theirs)))
     by_id = {reservation.id: reservation for reservation in stored}
     return [(row.seq, by_id[row.reservation_id]) for row in rows]
+
+
+def open_costs(connection: Connection, ledger_id: int, orders: int) -> dict[str, Cost]:
+    """The sums of what reservations that have not ended reserved, by their state."""
+    events = ledger_events.c
+    latest = (
+        select(events.reservation_id, func.max(events.step).label("step"))
+        .where(events.ledger_id == ledger_id)
+        .group_by(events.reservation_id)
+        .subquery()
+    )
+    query = (
+        select(reservations.c.cost, events.kind)
+        .join(latest, latest.c.reservation_id == reservations.c.id)
+        .join(
+            ledger_events,
+            (events.reservation_id == reservations.c.id) & (events.step == latest.c.step),
+        )
+        .where(events.kind.in_(("reserve", "commit")))
+    )
+    result = {name: Cost.nothing(orders) for name in ("reserved", "committed")}
+    for row in connection.execute(query):
+        result[STATES[row.kind]] += Cost.read(json.loads(row.cost))
+    return result
+
+
+def runs_of(connection: Connection, reservation_ids: Sequence[str]) -> dict[str, str]:
+    """The runs that reservations are of, by the reservations' ids."""
+    query = select(runs.c.reservation_id, runs.c.id).where(
+        runs.c.reservation_id.in_(reservation_ids)
+    )
+    return {row.reservation_id: row.id for row in connection.execute(query)}
 
 
 def states_of(

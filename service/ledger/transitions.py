@@ -460,7 +460,7 @@ def apply(
     Raises ``UnknownReservation``, ``HeldByRun``, and what ``transition`` does.
     """
     ledger, reservation = hold_reservation(connection, reservation_id)
-    run_id = repository.run_of(connection, reservation_id)
+    run_id = repository.runs_of(connection, [reservation_id]).get(reservation_id)
     if run_id is not None:
         raise HeldByRun(
             f"reservation {reservation_id} belongs to run {run_id}, which commits, settles and "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from itertools import chain, pairwise
 from typing import Annotated, Any
 
@@ -23,14 +24,14 @@ from affidavit.certificate.policy import Policy
 from affidavit.client import Composition
 from affidavit.service.ledger import repository
 from affidavit.service.ledger.ledger_tables import reservations
-from affidavit.service.ledger.models import DatasetName, charge_of, forecast_of
+from affidavit.service.ledger.models import DatasetName, amounts_of, charge_of, forecast_of
 from affidavit.service.ledger.state import StoredLedger, StoredReservation
 from affidavit.service.openapi import ID_PATTERN
 from affidavit.service.pages.access import Anyone
 from affidavit.service.pages.datasets import LedgerLine, ledger_line
 from affidavit.service.pages.renderers import DATA, Rows, view_of
 from affidavit.service.pages.response import export, page, respond
-from affidavit.service.pages.text import down, moment, up
+from affidavit.service.pages.text import down, moment, plain, up
 from affidavit.service.policies.policy_set import PolicySet
 from affidavit.service.problems import Problem
 from affidavit.service.runs.run_tables import run_events, runs
@@ -47,6 +48,13 @@ FAILED_LOOKED_AT = 2000
 """Failed runs, the latest, that are searched for records that do not conform."""
 NAMED = 5
 ONE = "/datasets/{name}"
+AMOUNTS = {
+    "spent": "runs that ended",
+    "committed": "runs that began",
+    "reserved": "runs that wait",
+    "free": "left for more",
+}
+"""The parts of a budget, in the order in which they fill it."""
 TIME_UNITS = (("days", 86_400), ("hours", 3600), ("minutes", 60), ("seconds", 1))
 """Units of the chart's time, each with its seconds."""
 LedgerName = Annotated[str | None, Query(pattern=r"^[a-z_]{1,16}/[a-z_]{1,32}$")]
@@ -57,6 +65,7 @@ class EntryLine:
     """A reservation in one line, with what it reserved and what it counts for now."""
 
     id: str
+    run: str | None
     name: str | None
     certificate: str
     issue: int
@@ -70,6 +79,17 @@ class EntryLine:
     by: str
     at: Any
     changed_at: Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AmountLine:
+    """A part of the budget's ε; ``start`` and ``share`` are percentages of the whole."""
+
+    name: str
+    epsilon: str
+    meaning: str
+    start: float
+    share: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +118,8 @@ class Dataset:
     policy_names_it: bool
     lines: tuple[LedgerLine, ...] = ()
     shown: LedgerLine | None = None
+    amounts: tuple[AmountLine, ...] = ()
+    budget_sum: str = ""
     entries: tuple[EntryLine, ...] = ()
     next: str | None = None
     forecast: str | None = None
@@ -174,11 +196,15 @@ def dataset_view(
     numbered = repository.reservations_before(connection, chosen.id, before, LISTED + 1)
     entries = [reservation for _, reservation in numbered[:LISTED]]
     latest = entries[0] if entries and before is None else None
+    amounts = _amounts(connection, chosen)
+    theirs = repository.runs_of(connection, [entry.id for entry in entries])
     return replace(
         view,
+        amounts=amounts,
+        budget_sum=plain(float(sum((Decimal(each.epsilon) for each in amounts), Decimal(0)))),
         lines=tuple(ledger_line(ledger, rules) for ledger in ledgers),
         shown=ledger_line(chosen, rules),
-        entries=tuple(_entry(reservation) for reservation in entries),
+        entries=tuple(_entry(entry, theirs.get(entry.id)) for entry in entries),
         next=str(numbered[LISTED - 1][0]) if len(numbered) > LISTED else None,
         forecast=None if latest is None else _forecast(chosen, latest),
         forecast_of=None if latest is None else latest.certificate_id,
@@ -207,18 +233,18 @@ def spent_chart(connection: Connection, ledger: StoredLedger) -> str:
     spent = [(then, replace(ledger, state=state).spent_epsilon()) for then, state in after]
     plain = [(then, state.spent.epsilon.value(UNIT)) for then, state in after]
     chart = Chart(
-        title=f"ε spent of {ledger.scope.dataset}",
+        title=f"ε taken of {ledger.scope.dataset}",
         description=f"After {ledger.state.seq} changes {up(spent[-1][1])} of "
-        f"{ledger.state.budget.epsilon} is spent, by the filter that decides.",
+        f"{ledger.state.budget.epsilon} is taken, by the filter that decides.",
         x=Axis(label=f"{unit} since {moment(began)}"),
         y=Axis(label="ε (nats)", low=0.0),
         marks=(
-            Line(name="spent, by the filter (decides)", points=_steps(spent)),
-            Line(name="plain sum of ε (information only)", points=_steps(plain)),
+            Line(name="taken, by the filter (decides)", points=_steps(spent)),
+            Line(name="plain sum of ε", points=_steps(plain)),
             ReferenceLine(name="budget", at=float(ledger.state.budget.epsilon), axis="y"),
         ),
     )
-    return draw(chart, width=640, height=300)
+    return draw(chart, width=460, height=280)
 
 
 def _steps(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
@@ -283,11 +309,29 @@ def _policy(policy: Policy, name: str) -> PolicyLine:
     )
 
 
-def _entry(reservation: StoredReservation) -> EntryLine:
+def _amounts(connection: Connection, ledger: StoredLedger) -> tuple[AmountLine, ...]:
+    open_ = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    amounts = amounts_of(ledger, open_)
+    if amounts is None:
+        return ()
+    whole = max(float(sum(amounts.values())), 1e-300)
+    lines, start = [], 0.0
+    for name, meaning in AMOUNTS.items():
+        share = 100 * float(amounts[name]) / whole
+        epsilon = f"{amounts[name].normalize():f}"
+        lines.append(
+            AmountLine(name=name, epsilon=epsilon, meaning=meaning, start=start, share=share)
+        )
+        start += share
+    return tuple(lines)
+
+
+def _entry(reservation: StoredReservation, run: str | None) -> EntryLine:
     reserved = charge_of(reservation.cost)
     return view_of(
         EntryLine,
         reservation,
+        run=run,
         certificate=reservation.certificate_id,
         steps_certified=reservation.certified_steps,
         reserved=up(reserved.epsilon),

@@ -34,7 +34,8 @@ LISTED = 50
 NEARLY = 0.8
 """The share of a budget from which on it is at risk."""
 FIELDS = ("dataset", "unit", "adjacency", "epsilon", "delta", "reason")
-BLANK = dict.fromkeys(FIELDS, "")
+LONGEST = 64
+"""Characters of a field that a link fills in."""
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 ScopeName = Annotated[
     str | None, Query(pattern=r"^[A-Za-z0-9._-]{1,64}/[a-z_]{1,16}/[a-z_]{1,32}$")
@@ -78,8 +79,12 @@ class DatasetsPage:
 def datasets(
     request: Request, _: Anyone, services: TheServices, after: ScopeName = None
 ) -> Response:
-    """One line for each data set, privacy unit and adjacency that has a budget."""
-    return _respond(request, services, after)
+    """One line for each data set, privacy unit and adjacency that has a budget.
+
+    The form of a budget has the values of the query's fields.
+    """
+    values = {name: request.query_params.get(name, "")[:LONGEST] for name in FIELDS}
+    return _respond(request, services, after, values)
 
 
 @action(router, "/datasets")
@@ -170,7 +175,7 @@ def _respond(
     request: Request,
     services: Services,
     after: str | None,
-    values: Mapping[str, str] = BLANK,
+    values: Mapping[str, str],
     wrong: str | None = None,
 ) -> Response:
     with services.engine.connect() as connection:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -242,6 +243,10 @@ def test_a_data_set_shows_three_totals_and_a_forecast(yard: Yard) -> None:
     assert float(view["composed"]) >= api["spent"]["composed"]["epsilon"]["upper"]
     assert float(view["composed"]) < float(view["shown"]["sum"])
     assert view["asked"] == api["forecast"]["message"]
+    amounts = {item["name"]: Decimal(item["epsilon"]) for item in view["amounts"]}
+    assert amounts["spent"] == amounts["committed"] == 0  # Three runs wait for a worker.
+    assert amounts["reserved"] == Decimal(view["shown"]["spent"])
+    assert sum(amounts.values()) == Decimal(view["shown"]["epsilon"])
     assert view["forecast"] == api["forecast"]["message"]
     page = _get(yard, "/datasets/toy")
     assert page.count("information only") >= 2

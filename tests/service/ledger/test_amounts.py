@@ -1,0 +1,72 @@
+"""A budget's ε as spent, committed, reserved and free: each run is in one of them, by its state."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from affidavit.accountants import decimal_up
+from affidavit.service.ledger import repository
+from affidavit.service.ledger.models import amounts_of
+from tests.service.ledger.conftest import TOY, Bench, call
+
+
+def amounts(bench: Bench) -> dict[str, Decimal]:
+    """The four, which always sum to the budget and to what the filter reads."""
+    ledger = bench.ledger.find(TOY)
+    assert ledger is not None
+    with bench.engine.connect() as connection:
+        costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    result = amounts_of(ledger, costs)
+    assert result is not None
+    assert sum(result.values()) == Decimal(ledger.state.budget.epsilon)
+    taken = Decimal(ledger.state.budget.epsilon) - result["free"]
+    assert abs(float(taken) - ledger.spent_epsilon()) <= 1e-5 * float(taken)
+    assert min(result.values()) >= 0
+    return result
+
+
+def taken(bench: Bench) -> list[str]:
+    """Which of the four are not zero."""
+    return [name for name, epsilon in amounts(bench).items() if epsilon]
+
+
+def test_each_run_is_in_the_amount_of_its_state(bench: Bench) -> None:
+    bench.budget()
+    assert taken(bench) == ["free"]
+    claim = bench.claim()
+    first, _ = bench.ledger.reserve(claim, call())
+    assert taken(bench) == ["reserved", "free"]
+    bench.ledger.commit(first.id, call())
+    assert taken(bench) == ["committed", "free"]
+    second, _ = bench.ledger.reserve(claim, call())
+    assert taken(bench) == ["committed", "reserved", "free"]
+    both = amounts(bench)
+    bench.ledger.settle(first.id, 10, None, call())
+    settled = amounts(bench)
+    assert (settled["spent"], settled["committed"]) == (both["committed"], 0)
+    assert settled["free"] == both["free"]
+    bench.ledger.release(second.id, "", call())
+    assert taken(bench) == ["spent", "free"]
+
+
+def test_a_run_that_is_admitted_alone_is_reserved_whole(bench: Bench) -> None:
+    claim = bench.claim()
+    epsilon = claim.cost.as_document()["epsilon"]
+    # As small as it can be on the page's six digits.
+    bench.budget(decimal_up(float(epsilon), 6), "0.00001")
+    assert bench.ledger.reserve(claim, call())[0].rule == "alone"
+    assert taken(bench) == ["reserved"]
+
+
+def test_a_budget_below_what_was_taken_has_nothing_free(bench: Bench) -> None:
+    bench.budget()
+    bench.ledger.reserve(bench.claim(), call())
+    bench.budget("0.01")
+    ledger = bench.ledger.find(TOY)
+    assert ledger is not None
+    with bench.engine.connect() as connection:
+        costs = repository.open_costs(connection, ledger.id, len(ledger.filter.orders))
+    result = amounts_of(ledger, costs)
+    assert result is not None
+    assert result["free"] == 0
+    assert result["reserved"] > Decimal("0.01")
