@@ -42,9 +42,9 @@ from .evidence.manifest import printable as printable
 from .evidence.openssf import SIGNATURE_FILE as SIGNATURE_FILE
 from .evidence.openssf import read_ec_key as read_ec_key
 from .evidence.signing import sign_model as sign_model
-from .evidence.verification import ModelFinding as ModelFinding
+from .evidence.training import ModelFinding as ModelFinding
+from .evidence.training import NotTrained as NotTrained
 from .evidence.verification import ModelReport as ModelReport
-from .evidence.verification import NotTrained as NotTrained
 from .evidence.verification import verify_model as verify_model
 from .execution import STEP_OBLIGATIONS as STEP_OBLIGATIONS
 from .execution import Execution as Execution

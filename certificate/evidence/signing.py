@@ -25,7 +25,8 @@ from affidavit.certificate.evidence.claim import (
 )
 from affidavit.certificate.evidence.manifest import BadModel, manifest_of, require_portable
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, sign_openssf
-from affidavit.certificate.evidence.verification import IGNORED_FILES, training_of
+from affidavit.certificate.evidence.training import training_of
+from affidavit.certificate.evidence.verification import IGNORED_FILES
 from affidavit.certificate.keys import PublicKey, SigningPort, format_instant
 from affidavit.certificate.verification_options import VerificationOptions
 from affidavit.plan import canonical_json
