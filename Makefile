@@ -33,11 +33,13 @@ MODELS := transformers==5.23.0 huggingface_hub==2.4.0 tokenizers==0.23.3 tqdm==4
 # OpenSSF's model signing, which has to verify what sign-model writes; other packages bring the rest.
 SIGNING := model-signing==1.1.1 in-toto-attestation==0.9.3 blake3==1.0.11 sigstore==4.5.1 sigstore-models==0.0.6 \
 	sigstore-rekor-types==0.0.18 id==1.6.1 tuf==7.0.1 pyopenssl==26.4.0
+# What CycloneDX and SPDX read bills of materials with.
+MATERIALS := cyclonedx-python-lib==11.12.0 spdx-python-model==0.0.6
 install-trainer: $(TRAINER)
 
 $(TRAINER): $(STAMP)
 	$(BIN)/python $(PIP) --no-compile torch==2.13.0 'safetensors>=0.5' 'scikit-learn>=1.5' $(TEXT)
-	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR) $(SIGNING)
+	$(BIN)/python $(PIP) --no-compile --no-deps opacus==1.6.0 opt-einsum==3.4.0 $(MODELS) $(GENERATOR) $(SIGNING) $(MATERIALS)
 	$(COMPILED)
 	touch $@
 

@@ -41,6 +41,7 @@ from .evidence.manifest import manifest_of as manifest_of
 from .evidence.manifest import printable as printable
 from .evidence.openssf import SIGNATURE_FILE as SIGNATURE_FILE
 from .evidence.openssf import read_ec_key as read_ec_key
+from .evidence.signing import EXPORTS as EXPORTS
 from .evidence.signing import sign_model as sign_model
 from .evidence.training import ModelFinding as ModelFinding
 from .evidence.training import NotTrained as NotTrained

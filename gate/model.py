@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from rich.markup import escape
 from affidavit.certificate import (
     CHECKED,
     DECLARED,
+    EXPORTS,
     KEYSET_FILE,
     STATEMENT_FILE,
     BadModel,
@@ -42,6 +44,7 @@ from affidavit.gate.exit_codes import Exit
 from affidavit.gate.options import JsonOption, KeysetOption, KeysOption, RootOption
 from affidavit.gate.verify_options import RequireStatusOption, StatusOption
 
+Export = StrEnum("Export", EXPORTS)  # type: ignore[misc]  # its values are a table's keys
 FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", help="The model's folder.")]
 
 
@@ -63,6 +66,10 @@ def sign_model(
         typer.Option(
             "--openssf-key", help="ECDSA key (PEM): also sign model.sig, for model-signing."
         ),
+    ] = None,
+    export: Annotated[
+        list[Export] | None,
+        typer.Option(help="Also write the claim in this form; repeat the option for several."),
     ] = None,
 ) -> None:
     """Put certificate, run record and a signed claim into the folder of a trained model.
@@ -88,6 +95,7 @@ def sign_model(
             trusted=TrustRoot(keys or [], keyset or [], root).public_keys(),
             now=datetime.now(UTC).replace(microsecond=0),
             openssf_key=None if openssf_key is None else read_ec_key(openssf_key),
+            exports=export or [],
         )
     except (NotTrained, VerificationError) as failure:
         fail(str(failure))

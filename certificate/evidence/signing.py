@@ -7,6 +7,7 @@ has either no claim or one that does not fit.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -20,16 +21,32 @@ from affidavit.certificate.evidence.claim import (
     FOLDER,
     STATEMENT_FILE,
     Evidence,
+    Training,
     claim_of,
     statement_of,
 )
-from affidavit.certificate.evidence.manifest import BadModel, manifest_of, require_portable
+from affidavit.certificate.evidence.exports import FORMS, Claimed, exported
+from affidavit.certificate.evidence.manifest import (
+    BadModel,
+    Manifest,
+    ModelFile,
+    manifest_of,
+    printable,
+    read_model_file,
+    require_portable,
+)
+from affidavit.certificate.evidence.model_card import CARD_FILE, has_section, with_claim
 from affidavit.certificate.evidence.openssf import SIGNATURE_FILE, sign_openssf
 from affidavit.certificate.evidence.training import training_of
 from affidavit.certificate.evidence.verification import IGNORED_FILES
 from affidavit.certificate.keys import PublicKey, SigningPort, format_instant
 from affidavit.certificate.verification_options import VerificationOptions
 from affidavit.plan import canonical_json
+
+CARD = "model-card"
+EXPORTS = (CARD, *FORMS)
+"""Forms of the claim for other ecosystems, as ``sign_model`` takes them."""
+MOST_CARD = 16 * 1024 * 1024
 
 
 def sign_model(
@@ -40,10 +57,12 @@ def sign_model(
     trusted: Iterable[PublicKey],
     now: datetime,
     openssf_key: EllipticCurvePrivateKey | None = None,
+    exports: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Write ``evidence`` and the signed claim into ``folder``; returns the claim.
 
-    ``trusted`` are the keys under which the certificate must verify. Raises ``BadModel``,
+    ``trusted`` are the keys under which the certificate must verify. ``exports`` are of
+    ``EXPORTS``; those that the folder has already are written anew. Raises ``BadModel``,
     ``NotTrained`` where the evidence does not support a claim, ``KeyFailure`` and ``OSError``.
     """
     before = manifest_of(folder, IGNORED_FILES)
@@ -62,9 +81,13 @@ def sign_model(
         now=now,
         options=VerificationOptions(),
     )
+    of = _claimed(folder, before, training, evidence, format_instant(now))
+    exported_files = _exported(folder, set(exports), of)
     (folder / STATEMENT_FILE).unlink(missing_ok=True)
     (folder / FOLDER).mkdir(exist_ok=True)
     for name, content in evidence.files().items():
+        write_atomically(folder / name, content)
+    for name, content in exported_files.items():
         write_atomically(folder / name, content)
     if openssf_key is not None:
         listed = manifest_of(folder, (*IGNORED_FILES, SIGNATURE_FILE))
@@ -77,3 +100,32 @@ def sign_model(
     envelope = sign_envelope(canonical_json(statement), key)
     write_atomically(folder / STATEMENT_FILE, canonical_json(envelope.as_document()))
     return claim
+
+
+def _claimed(
+    folder: Path, before: Manifest, training: Training, evidence: Evidence, at: str
+) -> Claimed:
+    """What exports are made of; ``evidence`` need not be in the folder yet."""
+    own = {CARD_FILE, SIGNATURE_FILE, *(name for name, _ in FORMS.values())}
+    digests = {name: digest for name, digest in before.digests().items() if name not in own}
+    for name, content in evidence.files().items():
+        digests[name] = hashlib.sha256(content).hexdigest()
+    files = tuple(ModelFile(name=name, sha256=digests[name]) for name in sorted(digests))
+    return Claimed(
+        model=printable(folder.resolve().name) or "model",
+        claim=claim_of(training, Manifest(files=files)),
+        dataset=training.certificate["plan"].get("dataset") or {},
+        files=files,
+        at=at,
+    )
+
+
+def _exported(folder: Path, chosen: set[str], of: Claimed) -> dict[str, bytes]:
+    """The content of each export by its file; raises ``BadModel``, ``OSError``."""
+    forms = {form for form, (name, _) in FORMS.items() if (folder / name).is_file()}
+    result = {FORMS[form][0]: exported(form, of) for form in sorted((chosen | forms) - {CARD})}
+    card = folder / CARD_FILE
+    content = read_model_file(card, MOST_CARD) if card.is_file() else b""
+    if CARD in chosen or has_section(content):
+        result[CARD_FILE] = with_claim(content, of)
+    return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,13 +40,22 @@ class Run:
         return folder
 
     def sign(
-        self, folder: Path, openssf_key: ec.EllipticCurvePrivateKey | None = None
+        self,
+        folder: Path,
+        openssf_key: ec.EllipticCurvePrivateKey | None = None,
+        exports: Iterable[str] = (),
     ) -> dict[str, Any]:
         """Sign a folder as it is."""
         now = datetime.now(UTC).replace(microsecond=0)
         trusted = [self.key.public]
         return sign_model(
-            folder, self.evidence, self.key, trusted=trusted, now=now, openssf_key=openssf_key
+            folder,
+            self.evidence,
+            self.key,
+            trusted=trusted,
+            now=now,
+            openssf_key=openssf_key,
+            exports=exports,
         )
 
 
